@@ -1,0 +1,23 @@
+"""How the tests run: offline, on the CPU, and with nbval noticing what IPython only prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+# The kernels that nbval starts inherit these; they are set before anything imports torch or huggingface_hub.
+os.environ.update(HF_HUB_OFFLINE="1", OPENMED_TORCH_DEVICE="cpu", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.pop("OPENMED_DEVICE", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a notebook's cell that misused a magic: IPython prints a UsageError and nbval would let it pass."""
+    result = yield
+    for output in getattr(item, "test_outputs", None) or ():
+        if output.get("output_type") == "stream" and "UsageError" in str(output.get("text", "")):
+            pytest.fail(f"The cell misuses a magic: {output['text']}")
+    return result

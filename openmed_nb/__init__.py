@@ -1,0 +1,72 @@
+"""Medical NLP models in notebooks, on the best device of this computer, and the reason for that device.
+
+In a notebook::
+
+    %load_ext openmed_nb
+    %openmed_device            # which device, and why
+    %openmed_device cpu        # change it
+
+    %%openmed_ner
+    Patient with type 2 diabetes mellitus and hypertension.
+
+In Python::
+
+    import openmed_nb as nb
+    pipe = nb.load_pipeline()  # the bundled, offline disease model
+    pipe("Patient with type 2 diabetes mellitus.")
+
+Importing this package imports neither torch nor transformers nor ipywidgets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DeviceChoice": "device.choice",
+    "EnvPlan": "device.environment",
+    "ModelLoader": "interface.api",
+    "OpenMedConfig": "models.config",
+    "OpenMedError": "errors",
+    "apply_mps_tuning": "interface.api",
+    "device": "interface.api",
+    "errors": "",
+    "load_model": "interface.api",
+    "load_pipeline": "interface.api",
+    "reset": "interface.api",
+    "resolve_torch_device": "interface.api",
+    "use": "interface.api",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604  (the names are the keys of one table)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(f".{_HOMES[name] or name}", __name__)
+    return getattr(home, name) if _HOMES[name] else home
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics; IPython calls this for ``%load_ext openmed_nb``."""
+    from .interface.extension import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Remove everything that :func:`load_ipython_extension` added; IPython calls this for ``%unload_ext``."""
+    from .interface.extension import unload
+
+    unload(shell)

@@ -1,0 +1,1 @@
+"""Which device, and why. Nothing here imports torch at module level."""

@@ -1,0 +1,202 @@
+"""The seam to torch: the only file that asks ``torch.mps``, ``torch.cuda`` or ``torch.backends``.
+
+What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
+what it says itself once it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import TorchUnusable, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+MINIMUM_TORCH = (2, 6)
+"""The oldest torch that transformers 5 runs on (its own ``torch>=2.6``)."""
+
+TENSOR_LOCK = threading.RLock()
+"""Held around all tensor work of this package: two threads on MPS can crash the process (pytorch#197805)."""
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """What is known of the installed torch; ``None`` means not known yet.
+
+    Attributes:
+        version: Such as ``"2.13.0+cpu"``; ``None`` where torch is not installed.
+        loaded: Whether torch is imported and spoke for itself.
+        gpu_build: What the build computes on beside the CPU, such as ``"CUDA 13.0"``; empty for a CPU build.
+        mps_built: Whether the build has the MPS backend.
+        mps_available: Whether torch finds a Metal device.
+        cuda_names: One name for each GPU that torch finds.
+        probes: Pairs of a device and why a tiny computation on it failed, empty where it did not.
+    """
+
+    version: str | None
+    loaded: bool = False
+    gpu_build: str | None = None
+    mps_built: bool | None = None
+    mps_available: bool | None = None
+    cuda_names: tuple[str, ...] | None = None
+    probes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The version as numbers: ``(2, 13, 0)``."""
+        match = re.match(r"\d+(\.\d+)*", self.version or "0")
+        return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+
+    def failure(self, device: str) -> str | None:
+        """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
+        return dict(self.probes).get(device)
+
+    def with_probe(self, device: str, failure: str) -> TorchFacts:
+        """Return these facts with the outcome of one more probe."""
+        return replace(self, probes=(*self.probes, (device, failure)))
+
+
+class TorchSeam(Protocol):
+    """What a session asks of torch; this module answers, and so can a stand-in for a computer that is not here."""
+
+    def torch_is_loaded(self) -> bool:
+        """Tell whether someone imported torch already."""
+
+    def installed_torch(self) -> TorchFacts:
+        """Return what is known without importing torch."""
+
+    def loaded_torch(self) -> TorchFacts:
+        """Import torch and return what it says of itself."""
+
+    def probe(self, device: str) -> str:
+        """Return why a tiny computation on the device fails, empty where it works."""
+
+    def mps_allocator_started(self) -> bool | None:
+        """Tell whether the MPS allocator has read its watermarks, ``None`` if unknown."""
+
+
+def torch_is_loaded() -> bool:
+    """Tell whether someone imported torch already; this looks and does not import."""
+    return "torch" in sys.modules
+
+
+def installed_torch() -> TorchFacts:
+    """Return what the files of the installed torch say, without importing it.
+
+    Example:
+        >>> installed_torch().loaded
+        False
+    """
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return TorchFacts(None)
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return TorchFacts(version)
+    file = Path(spec.origin).with_name("version.py")
+    return TorchFacts(version, gpu_build=parse_gpu_build(file.read_text("utf-8")) if file.is_file() else None)
+
+
+def parse_gpu_build(version_file: str) -> str:
+    """Return what a torch build computes on beside the CPU, from the text of its ``version.py``.
+
+    Example:
+        >>> parse_gpu_build("cuda: Optional[str] = '13.0'"), parse_gpu_build("cuda: Optional[str] = None")
+        ('CUDA 13.0', '')
+    """
+    found = dict(re.findall(r"^(cuda|hip)\b[^=\n]*=\s*'([^']+)'", version_file, flags=re.MULTILINE))
+    return gpu_build(found.get("cuda"), found.get("hip"))
+
+
+def gpu_build(cuda: str | None, hip: str | None) -> str:
+    """Return the name of a build from its CUDA and ROCm versions; empty where it has neither.
+
+    Example:
+        >>> gpu_build("13.0", None), gpu_build(None, None)
+        ('CUDA 13.0', '')
+    """
+    return f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else ""
+
+
+def import_torch() -> Any:
+    """Import torch.
+
+    Raises:
+        TorchUnusable: Where it is not installed or its libraries do not load.
+    """
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError) as error:
+        raise TorchUnusable(
+            f"torch does not import: {error}.", "Reinstall it: python -m pip install --force-reinstall torch."
+        ) from error
+
+
+def loaded_torch() -> TorchFacts:
+    """Import torch and return what it says of itself; this does not touch the MPS allocator.
+
+    ``torch.backends.mps.is_available`` reads no watermark; memory queries would (torch's ``MPSAllocator.mm``).
+    """
+    torch = import_torch()
+    return TorchFacts(
+        version=torch.__version__,
+        loaded=True,
+        gpu_build=gpu_build(torch.version.cuda, getattr(torch.version, "hip", None)),
+        mps_built=torch.backends.mps.is_built(),
+        mps_available=torch.backends.mps.is_available(),
+        cuda_names=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+    )
+
+
+def probe(device: str) -> str:
+    """Compute a little on the device and compare with the CPU; return why that failed, empty where it worked.
+
+    "Available" is not "usable": virtual Macs report MPS and then fail every allocation
+    (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU, because a seed gives
+    other numbers on MPS than on the CPU.
+
+    Example:
+        >>> probe("cpu")
+        ''
+    """
+    torch = import_torch()
+    left = torch.linspace(-1, 1, 64).reshape(8, 8)
+    expected = torch.softmax(left @ left.T, dim=-1)
+    try:
+        moved = left.to(device)
+        computed = torch.softmax(moved @ moved.T, dim=-1).cpu()
+    except (RuntimeError, TypeError, AssertionError) as error:
+        return one_line(str(error)).removesuffix(".") or type(error).__name__
+    return "" if torch.allclose(computed, expected, atol=1e-4) else "it gave other numbers than the CPU"
+
+
+def mps_allocator_started() -> bool | None:
+    """Tell whether the MPS allocator has read its watermarks: ``True`` where an MPS tensor lives, ``None`` if unknown.
+
+    Asking torch would start the allocator, so living objects are looked at instead; a tensor that is gone leaves no
+    trace, hence ``None``.
+    """
+    if not torch_is_loaded():
+        return False
+    import gc
+
+    tensor: type[torch.Tensor] = sys.modules["torch"].Tensor
+    return True if any(issubclass(type(thing), tensor) and thing.is_mps for thing in gc.get_objects()) else None
+
+
+def empty_cache(device: str) -> None:
+    """Hand cached blocks of the device back to the system; nothing to do on the CPU."""
+    torch = import_torch()
+    kind = device.partition(":")[0]
+    emptiers = {"mps": torch.mps.empty_cache, "cuda": torch.cuda.empty_cache}
+    emptiers.get(kind, lambda: None)()

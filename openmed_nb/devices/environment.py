@@ -1,0 +1,267 @@
+"""The three MPS environment defaults: planned as a value, applied in time, undone without a trace.
+
+When torch reads them decides everything (read out of torch 2.13's macOS binary):
+
+- ``PYTORCH_ENABLE_MPS_FALLBACK`` while torch's library loads, so only before ``import torch`` (``MPSFallback.mm:101``).
+- the two watermark ratios once, at the first touch of the MPS allocator, which the first MPS tensor or any question
+  about MPS memory is; a bad pair then fails every MPS call of the process (``MPSAllocator.mm:86`` and ``:100``).
+
+A value that a person set is never overwritten; ours adapts to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..interface.display import Report, Shown, Table
+
+FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+VARIABLES = (FALLBACK, HIGH, LOW)
+
+DEFAULT_FALLBACK = "1"
+DEFAULT_HIGH = 1.0
+DEFAULT_LOW = 0.9
+
+TORCH_HIGH = 1.7
+TORCH_LOW = 1.4
+LARGEST_RATIO = 2.0
+
+IN_TIME = "in time"
+IN_FORCE = "in force"
+TOO_LATE = "too late"
+UNSURE = "unsure"
+CONFLICT = "conflict"
+IDLE = "not used"
+
+RESTART = "Restart the kernel and run %load_ext openmed_nb before anything imports torch."
+UNSET_BOTH = f"Unset {HIGH} and {LOW}, then restart the kernel."
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What torch has done by now.
+
+    Attributes:
+        torch_loaded: Whether torch is imported.
+        allocator_started: Whether the MPS allocator has read its watermarks; ``None`` where nobody can tell.
+        read: The values that stood in the environment when torch was loaded.
+    """
+
+    torch_loaded: bool = False
+    allocator_started: bool | None = False
+    read: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnvSetting:
+    """One variable of the plan.
+
+    Attributes:
+        name: The variable.
+        value: Its value once the plan is applied; ``None`` where it stays unset.
+        origin: ``"set"`` by us, ``"kept"`` from the person, or ``"unset"``.
+        effect: ``"in time"`` (torch will read it), ``"in force"``, ``"too late"``, ``"unsure"``, ``"conflict"`` or
+            ``"not used"`` (the device is not mps).
+        note: What to know about the value.
+        remedy: One thing to do, empty where nothing is wrong.
+    """
+
+    name: str
+    value: str | None
+    origin: str
+    effect: str
+    note: str = ""
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the setting as a mapping of strings."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class EnvPlan(Shown):
+    """What becomes of the MPS variables, and whether torch will see it."""
+
+    settings: tuple[EnvSetting, ...]
+
+    @property
+    def additions(self) -> dict[str, str]:
+        """The variables to set."""
+        return {one.name: one.value for one in self.settings if one.origin == "set" and one.value is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain mappings, lists and strings, ready for JSON."""
+        return {"settings": [setting.to_dict() for setting in self.settings]}
+
+    def table(self) -> Table:
+        """Return the plan as a table."""
+        rows = tuple(
+            (one.name, one.value if one.value is not None else "(not set)", one.origin, one.effect, _advice(one))
+            for one in self.settings
+        )
+        return Table("Environment", ("variable", "value", "who", "effect", "note"), rows)
+
+    def report(self) -> Report:
+        """Return what there is to show: one table."""
+        return Report("MPS environment", tables=(self.table(),))
+
+
+def plan(environ: Mapping[str, str], device: str = "mps", moment: Moment | None = None) -> EnvPlan:
+    """Plan the MPS variables for a device; nothing is changed.
+
+    Args:
+        environ: The environment variables.
+        device: The device in force; only for ``"mps"`` is anything set.
+        moment: What torch has done by now.
+
+    Returns:
+        The plan, one setting for each variable.
+
+    Example:
+        >>> for one in plan({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.7"}).settings:
+        ...     print(one.name, one.value, one.origin, one.effect)
+        PYTORCH_ENABLE_MPS_FALLBACK 1 set in time
+        PYTORCH_MPS_HIGH_WATERMARK_RATIO 0.7 kept in time
+        PYTORCH_MPS_LOW_WATERMARK_RATIO 0.63 set in time
+    """
+    moment = moment or Moment()
+    if device != "mps":
+        origin = {name: "kept" if name in environ else "unset" for name in VARIABLES}
+        return EnvPlan(tuple(EnvSetting(name, environ.get(name), origin[name], IDLE) for name in VARIABLES))
+    high, low = watermark_defaults(environ.get(HIGH), environ.get(LOW))
+    wanted = {FALLBACK: DEFAULT_FALLBACK, HIGH: high, LOW: low}
+    conflict = watermark_conflict(environ.get(HIGH, high), environ.get(LOW, low))
+    return EnvPlan(tuple(_setting(name, environ, wanted[name], conflict, moment) for name in VARIABLES))
+
+
+def apply(planned: EnvPlan, environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Set what the plan adds, and return it."""
+    environ.update(planned.additions)
+    return planned.additions
+
+
+def undo(applied: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
+    """Remove what was set, but only where it still has the value that was set."""
+    for name, value in applied.items():
+        if environ.get(name) == value:
+            del environ[name]
+
+
+def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
+    """Return the pair of watermark ratios to set beside what a person set; ``None`` where nothing is to be set.
+
+    Args:
+        high: The person's high ratio as written, ``None`` where unset.
+        low: The person's low ratio as written, ``None`` where unset.
+
+    Example:
+        >>> watermark_defaults(None, None), watermark_defaults("0.7", None), watermark_defaults(None, "1.2")
+        (('1.0', '0.9'), (None, '0.63'), ('1.2', None))
+        >>> watermark_defaults("many", None), watermark_defaults("1.5", "0.5")
+        ((None, None), (None, None))
+    """
+    if high is None and low is None:
+        return str(DEFAULT_HIGH), str(DEFAULT_LOW)
+    if low is None and high is not None and is_ratio(high):
+        return None, _low_below(parse_ratio(high))
+    if high is None and low is not None and is_ratio(low):
+        return str(max(DEFAULT_HIGH, parse_ratio(low))), None
+    return None, None
+
+
+def watermark_conflict(high: str | None, low: str | None) -> str:
+    """Return the message with which torch will refuse a pair of ratios, empty where it takes them.
+
+    Example:
+        >>> watermark_conflict("0.7", None), watermark_conflict("0.0", "1.4"), watermark_conflict("2.5", None)
+        ('invalid low watermark ratio 1.4', '', 'invalid high watermark ratio 2.5')
+    """
+    high_ratio = TORCH_HIGH if high is None else parse_ratio(high)
+    low_ratio = TORCH_LOW if low is None else parse_ratio(low)
+    if not 0 <= high_ratio <= LARGEST_RATIO:
+        return f"invalid high watermark ratio {high_ratio:g}"
+    if not 0 <= low_ratio <= (high_ratio or LARGEST_RATIO):
+        return f"invalid low watermark ratio {low_ratio:g}"
+    return ""
+
+
+NUMBER = r"\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"
+
+
+def parse_ratio(text: str) -> float:
+    """Return a ratio the way torch reads it, with C's ``strtod``: the longest number in front, 0 where there is none.
+
+    Example:
+        >>> parse_ratio("0.7"), parse_ratio("0,9"), parse_ratio("abc")
+        (0.7, 0.0, 0.0)
+    """
+    match = re.match(NUMBER, text, flags=re.ASCII | re.IGNORECASE)
+    return float(match.group()) if match else 0.0
+
+
+def is_number(text: str) -> bool:
+    """Tell whether the whole text is one number; torch silently reads any other as far as it can.
+
+    Example:
+        >>> is_number("0.7"), is_number("0,7"), is_number("")
+        (True, False, False)
+    """
+    return re.fullmatch(NUMBER + r"\s*", text, flags=re.ASCII | re.IGNORECASE) is not None
+
+
+def is_ratio(text: str) -> bool:
+    """Tell whether the text is a number that torch takes as a high ratio: 0 to 2.
+
+    Example:
+        >>> is_ratio("2.0"), is_ratio("2.1"), is_ratio("nan")
+        (True, False, False)
+    """
+    return is_number(text) and 0 <= parse_ratio(text) <= LARGEST_RATIO
+
+
+def _low_below(high: float) -> str:
+    return str(DEFAULT_LOW) if high == 0 or high >= DEFAULT_LOW else f"{DEFAULT_LOW * high:.6g}"
+
+
+def _setting(name: str, environ: Mapping[str, str], wanted: str | None, conflict: str, moment: Moment) -> EnvSetting:
+    value = environ.get(name, wanted)
+    origin = "kept" if name in environ else "unset" if wanted is None else "set"
+    if name != FALLBACK and conflict:
+        return EnvSetting(name, value, origin, CONFLICT, f"torch will say: {conflict}", UNSET_BOTH)
+    effect, remedy = _effect(name, value, origin, moment)
+    note, correction = _value_advice(name, value)
+    return EnvSetting(name, value, origin, effect, note, correction or remedy)
+
+
+def _effect(name: str, value: str | None, origin: str, moment: Moment) -> tuple[str, str]:
+    """Return whether torch sees a value, and what to do where it may not."""
+    if not moment.torch_loaded:
+        return IN_TIME, ""
+    if value is not None and moment.read.get(name) == value:
+        return IN_FORCE, ""
+    if name == FALLBACK:
+        return (UNSURE if origin == "kept" and name not in moment.read else TOO_LATE), RESTART
+    if moment.allocator_started is False:
+        return IN_TIME, ""
+    return (TOO_LATE if moment.allocator_started and origin != "kept" else UNSURE), RESTART
+
+
+def _value_advice(name: str, value: str | None) -> tuple[str, str]:
+    """Return what to know of a value that torch reads otherwise than it looks, and what to write instead."""
+    if value is None:
+        return "", ""
+    if name == FALLBACK:
+        odd = value not in ("0", "1")
+        return (f"torch reads {value!r} as on", "Set it to 0 or 1.") if odd else ("", "")
+    if not is_number(value):
+        return f"{value!r} is no number, and torch reads it as {parse_ratio(value):g}", "Set it to a number, 0 to 2."
+    return ("no limit", "") if name == HIGH and parse_ratio(value) == 0 else ("", "")
+
+
+def _advice(setting: EnvSetting) -> str:
+    return ". ".join(part for part in (setting.note, setting.remedy) if part)

@@ -1,0 +1,124 @@
+"""Who asks for which device: spellings, and the order in which the wishes count."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import UnknownDevice, shorten
+
+TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
+DEVICE_VARIABLE = "OPENMED_DEVICE"
+VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
+
+SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
+NOBODY = "nobody"
+
+SAME_AS = {"": "auto", "default": "auto", "mps:0": "mps"}
+
+
+@dataclass(frozen=True)
+class DeviceRequest:
+    """A wish for a device, and who has it.
+
+    Attributes:
+        value: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
+        source: Who asks: ``"argument"``, ``"OpenMedConfig"``, ``"%openmed_device"``, a variable's name, ``"nobody"``.
+    """
+
+    value: str
+    source: str
+
+    @classmethod
+    def parse(cls, spelling: str, source: str) -> DeviceRequest:
+        """Return the wish that a spelling stands for.
+
+        Args:
+            spelling: One of ``SPELLINGS``, in any case, with any space around it.
+            source: Who wrote it.
+
+        Raises:
+            UnknownDevice: For any other spelling; it names the source and the nearest spelling.
+
+        Example:
+            >>> DeviceRequest.parse(" MPS:0 ", "argument").value
+            'mps'
+            >>> DeviceRequest.parse("cdua:1", "OPENMED_DEVICE")
+            Traceback (most recent call last):
+            ...
+            openmed_nb.errors.UnknownDevice: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
+are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
+        """
+        value = str(spelling).strip().lower()
+        value = SAME_AS.get(value, value)
+        if match := re.fullmatch(r"cuda:(\d{1,4})", value, flags=re.ASCII):
+            return cls(f"cuda:{int(match[1])}", source)
+        if value not in SPELLINGS or value == "cuda:n":
+            raise _unknown(str(spelling), value, source)
+        return cls(value, source)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a device is asked for; ``auto`` leaves it to the next in line."""
+        return self.value != "auto"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One link of the precedence chain, as it was spelled; ``None`` where nothing was said."""
+
+    source: str
+    spelling: str | None
+    final: bool = False
+    """Whether ``auto`` ends the search here instead of leaving it to the next in line."""
+
+
+def precedence(
+    environ: Mapping[str, str], argument: Wish | None = None, override: DeviceRequest | None = None
+) -> tuple[Wish, ...]:
+    """Return the chain of wishes, the strongest first.
+
+    An argument beats the session's override, which beats the two variables. ``auto`` as an argument or in a variable
+    is no wish, so the next in line is heard; ``auto`` chosen for the session by hand is one: it silences the variables.
+
+    Args:
+        environ: The environment variables.
+        argument: What an argument or a configuration says.
+        override: What was chosen for the session by magic, panel or ``use``.
+
+    Example:
+        >>> [wish.source for wish in precedence({"OPENMED_DEVICE": "cpu"})]
+        ['argument', 'session', 'OPENMED_TORCH_DEVICE', 'OPENMED_DEVICE']
+    """
+    session = Wish(override.source, override.value, final=True) if override else Wish("session", None)
+    return (argument or Wish("argument", None), session, *(Wish(name, environ.get(name)) for name in VARIABLES))
+
+
+def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
+    """Return the first wish of the chain that asks for a device, or ``auto`` by nobody.
+
+    Raises:
+        UnknownDevice: For a bad spelling that nothing stronger hides.
+
+    Example:
+        >>> decide(precedence({"OPENMED_DEVICE": "CUDA:1"}))
+        DeviceRequest(value='cuda:1', source='OPENMED_DEVICE')
+    """
+    for wish in chain:
+        if wish.spelling is not None:
+            request = DeviceRequest.parse(wish.spelling, wish.source)
+            if request.asks or wish.final:
+                return request
+    return DeviceRequest("auto", NOBODY)
+
+
+def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:
+    kind, colon, index = value.partition(":")
+    nearest = difflib.get_close_matches(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default"), n=1, cutoff=0.4)
+    index = index if colon and index.isdecimal() and index.isascii() and nearest == ["cuda"] else ""
+    suggestion = f"{nearest[0]}:{index}" if nearest and index else nearest[0] if nearest else "auto"
+    shown = shorten(spelling)
+    accepted = ", ".join(SPELLINGS)
+    return UnknownDevice(f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {accepted}.")

@@ -1,0 +1,40 @@
+"""The environment variables that may be shown: an allow list, with everything secret masked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..interface.display import Table
+
+SHOWN = (
+    "OPENMED_TORCH_DEVICE",
+    "OPENMED_DEVICE",
+    "ACCELERATE_USE_CPU",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
+
+SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"(?P<scheme>\w+://)[^/@\s]+@|\b(hf|sk|ghp|gho|pat)_\w+|(key|token|secret|passw\w*|pwd)=\S+")
+MASK = "***"
+
+
+def masked(name: str, value: str) -> str:
+    """Return the value of a variable without what is secret in it.
+
+    Example:
+        >>> masked("MY_TOKEN", "abc"), masked("HF_ENDPOINT", "https://me:pass@hub.example/x")
+        ('***', 'https://***@hub.example/x')
+    """
+    if SECRET_NAME.search(name):
+        return MASK
+    return SECRET_VALUE.sub(lambda match: f"{match['scheme']}{MASK}@" if match["scheme"] else MASK, value)
+
+
+def variables_table(environ: Mapping[str, str]) -> Table:
+    """Return the allowed variables that are set, as a table."""
+    rows = tuple((name, masked(name, environ[name])) for name in SHOWN if name in environ)
+    return Table("Other variables", ("variable", "value"), rows)

@@ -1,0 +1,121 @@
+"""Every error that openmed_nb raises on purpose.
+
+OpenMedError
+├── ConfigurationError      a setting that openmed_nb does not have or cannot use
+├── DeviceError
+│   ├── UnknownDevice       a spelling that names no device
+│   ├── DeviceUnavailable   a device that this computer cannot use now
+│   └── TorchUnusable       torch is missing or does not import
+├── ModelError
+│   ├── UnknownModel        no alias, hub id or folder of that name
+│   ├── ModelUnreachable    the model hub cannot be reached or does not let us in
+│   ├── ModelRefused        loading it would run code that was not allowed by name
+│   └── ModelUnusable       a folder or a file that holds no usable model
+└── MagicError              a magic line that cannot be understood
+
+Each says what happened, with the value, and then one thing to do. In a notebook it is one clean line, and still a
+real error: it stops "Run All", and nbval and nbclient see it.
+"""
+
+from __future__ import annotations
+
+
+class OpenMedError(Exception):
+    """Base of all errors here: what happened, and one thing to do about it.
+
+    Args:
+        what: What happened, as a sentence that shows the value at fault; never text of a note.
+        remedy: One thing to do, as a sentence.
+
+    Example:
+        >>> error = OpenMedError("'mpss' names no device.", "Use 'mps'.")
+        >>> str(error)
+        "'mpss' names no device. Use 'mps'."
+        >>> error.to_dict()
+        {'error': 'OpenMedError', 'what': "'mpss' names no device.", 'remedy': "Use 'mps'."}
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = one_line(what)
+        self.remedy = one_line(remedy)
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.remedy}"
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the error as a mapping of strings, ready for JSON."""
+        return {"error": type(self).__name__, "what": self.what, "remedy": self.remedy}
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the one line that IPython prints instead of a traceback.
+
+        IPython asks for this method in ``InteractiveShell.showtraceback``; a ``UsageError`` would be as short, but
+        nbval lets it pass unseen (https://github.com/ipython/ipython/issues/14024).
+        """
+        return [f"{type(self).__name__}: {self}"]
+
+
+class ConfigurationError(OpenMedError, ValueError):
+    """A setting that openmed_nb does not have, or cannot use."""
+
+
+class DeviceError(OpenMedError):
+    """Something about the device."""
+
+
+class UnknownDevice(DeviceError, ValueError):
+    """A spelling that names no device."""
+
+
+class DeviceUnavailable(DeviceError, RuntimeError):
+    """A device that this computer cannot use now."""
+
+
+class TorchUnusable(DeviceError, ImportError):
+    """Torch is missing, too old, or does not import."""
+
+
+class ModelError(OpenMedError):
+    """Something about a model."""
+
+
+class UnknownModel(ModelError, LookupError):
+    """No alias, hub id or folder has that name."""
+
+
+class ModelUnreachable(ModelError, OSError):
+    """The model hub cannot be reached, or does not let us in."""
+
+
+class ModelRefused(ModelError, PermissionError):
+    """Loading the model would run code that was not allowed by name."""
+
+
+class ModelUnusable(ModelError, RuntimeError):
+    """A folder or a file that holds no usable model."""
+
+
+class MagicError(OpenMedError, ValueError):
+    """A magic line that cannot be understood."""
+
+
+def one_line(text: str) -> str:
+    r"""Return the text with every run of white space, line ends included, as one space.
+
+    Example:
+        >>> one_line("two\n  lines")
+        'two lines'
+    """
+    return " ".join(text.split())
+
+
+def shorten(text: str, length: int = 60) -> str:
+    """Return a text in one line of at most so many characters.
+
+    Example:
+        >>> shorten("a" * 70) == "a" * 60 + "…"
+        True
+    """
+    line = one_line(text)
+    return line if len(line) <= length else line[:length] + "…"

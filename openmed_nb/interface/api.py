@@ -1,0 +1,200 @@
+"""The Python face: the functions behind ``openmed_nb.…``; each calls one verb of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..devices.choice import DeviceChoice
+from ..devices.environment import VARIABLES
+from ..models.config import OpenMedConfig
+from ..session import SESSION
+
+
+def device() -> DeviceChoice:
+    """Return the device in force, and why.
+
+    Returns:
+        The choice. A GPU is confirmed by a tiny computation, which loads torch; a CPU is planned until torch is loaded.
+
+    Raises:
+        UnknownDevice: For a bad value in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
+        DeviceUnavailable: For a device that was asked for and cannot be used.
+
+    Example:
+        >>> device().device in ("mps", "cuda", "cpu")
+        True
+    """
+    return SESSION.device()
+
+
+def use(device: str) -> DeviceChoice:
+    """Override the device for this session, and move the models that follow it.
+
+    Args:
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
+
+    Returns:
+        The choice; its ``moved`` names the models that moved.
+
+    Raises:
+        UnknownDevice: For any other spelling.
+        DeviceUnavailable: For a device that cannot be used; the session then keeps its former one.
+
+    Example:
+        >>> use("cpu").reason
+        "'cpu' was asked for by use()."
+        >>> reset().requested_by == "use()"
+        False
+    """
+    return SESSION.use(str(device))
+
+
+def reset() -> DeviceChoice:
+    """Drop the session's override, so that the environment variables and the machine decide again.
+
+    Returns:
+        The choice that is in force without the override.
+
+    Raises:
+        UnknownDevice, DeviceUnavailable: As for :func:`device`; the override then stays.
+    """
+    return SESSION.reset()
+
+
+def resolve_torch_device(prefer: str | None = "auto") -> str:
+    """Return the name of the device, for code that takes the string of OpenMed's function of this name.
+
+    Args:
+        prefer: A device, or ``"auto"`` or ``None`` for the one in force.
+
+    Returns:
+        ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for comes back normalised, whether or
+        not it is there; loading a model checks that. ``"gpu"`` is the GPU of this computer, where OpenMed says
+        ``"cuda"`` even on a Mac.
+
+    Raises:
+        UnknownDevice: For a spelling that names no device.
+
+    Example:
+        >>> resolve_torch_device(" CUDA:1 ")
+        'cuda:1'
+    """
+    request = SESSION.request(prefer)
+    return request.value if request.asks and request.value != "gpu" else SESSION.device(prefer).device
+
+
+@dataclass(frozen=True)
+class MpsTuning:
+    """The MPS variables in the environment, and the recommended type, under OpenMed's names."""
+
+    env: Mapping[str, str]
+    recommended_dtype: str = "float32"
+
+
+def apply_mps_tuning() -> MpsTuning:
+    """Set the MPS variables that nobody has set, as a pair that torch accepts, whatever the device is.
+
+    Returns:
+        The variables as they now stand, and the recommended type. ``%openmed_device --explain`` tells which of them
+        torch will read or has read; :func:`openmed_nb.device` applies them by itself where the device is mps.
+
+    Example:
+        >>> from openmed_nb.session import SESSION
+        >>> apply_mps_tuning().recommended_dtype
+        'float32'
+        >>> SESSION.stop()
+    """
+    variables = SESSION.apply_mps_variables()
+    return MpsTuning({name: variables[name] for name in VARIABLES if name in variables})
+
+
+class ModelLoader:
+    """Loads models and builds pipelines on the device of its configuration, or of the session.
+
+    Args:
+        config: The settings; ``None`` is ``OpenMedConfig()``.
+
+    Example:
+        >>> loader = ModelLoader(OpenMedConfig(device="cpu"))
+        >>> pipe = loader.create_pipeline("bundled_small")
+        >>> [entity["word"] for entity in pipe("He has type 2 diabetes mellitus.")]
+        ['type 2 diabetes mellitus']
+    """
+
+    def __init__(self, config: OpenMedConfig | None = None) -> None:
+        self.config = config or OpenMedConfig()
+
+    def load_model(self, model_name: str | None = None, **arguments: Any) -> dict[str, Any]:
+        """Return ``{"model", "tokenizer", "config"}`` of a model, the model on its device and in evaluation mode.
+
+        Args:
+            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            arguments: ``device``, ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or
+                ``trust_remote_code`` instead of the configuration's.
+
+        Raises:
+            ModelError: Where the model cannot be found or loaded; its remedy says what to do.
+            DeviceError: Where the device cannot be used.
+        """
+        return SESSION.load_model(model_name, self.config, **arguments).to_dict()
+
+    def create_pipeline(
+        self,
+        model_name: str | None = None,
+        task: str = "token-classification",
+        aggregation_strategy: str | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Return transformers' token-classification pipeline over a model.
+
+        Args:
+            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            task: ``"token-classification"`` or ``"ner"``.
+            aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
+                words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
+            arguments: Those of :meth:`load_model`, and those of transformers' pipeline such as ``stride``.
+
+        Raises:
+            ModelError: Where the model cannot be found or loaded.
+            DeviceError: Where the device cannot be used; nothing is loaded then.
+            ConfigurationError: For a task, strategy or option that does not exist.
+        """
+        return SESSION.create_pipeline(model_name, self.config, task, aggregation_strategy, **arguments)
+
+    def unload(self, model_name: str | None = None) -> tuple[str, ...]:
+        """Forget a model, or all, and hand the memory back; return the names of those that were loaded."""
+        return SESSION.unload(model_name)
+
+
+def load_pipeline(model: str | None = None, device: str | None = None, **arguments: Any) -> Any:
+    """Return a token-classification pipeline on the best device of this computer.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled, offline disease model.
+        device: A device to stay on; ``None`` follows the session's.
+        arguments: Those of :meth:`ModelLoader.create_pipeline`.
+
+    Raises:
+        ModelError, DeviceError, ConfigurationError: As for :meth:`ModelLoader.create_pipeline`.
+
+    Example:
+        >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
+        'asthma'
+    """
+    return ModelLoader(OpenMedConfig(device=device)).create_pipeline(model, **arguments)
+
+
+def load_model(model: str | None = None, device: str | None = None, **arguments: Any) -> dict[str, Any]:
+    """Return ``{"model", "tokenizer", "config"}`` of a model on the best device of this computer.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+        device: A device to stay on; ``None`` follows the session's.
+        arguments: Those of :meth:`ModelLoader.load_model`.
+
+    Raises:
+        ModelError, DeviceError: As for :meth:`ModelLoader.load_model`.
+    """
+    return ModelLoader(OpenMedConfig(device=device)).load_model(model, **arguments)

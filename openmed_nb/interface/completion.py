@@ -1,0 +1,52 @@
+"""Completion of the magics' values and flags, also behind an assignment such as ``choice = %openmed_device ``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+
+from ..devices.request import SPELLINGS
+from ..models.registry import ALIASES, BUNDLED
+from ..models.store import STRATEGIES
+from .magics import DEVICE_FLAGS, NER_FLAGS
+
+LINE = re.compile(r"^\s*(?:[\w.,\s]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner)\s(?P<before>.*?)(?P<word>\S*)$")
+
+DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
+
+VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
+    "--model": lambda: (*BUNDLED, *ALIASES),
+    "--strategy": lambda: STRATEGIES,
+    "--device": lambda: DEVICES,
+}
+
+
+def candidates(line: str) -> tuple[str, ...] | None:
+    """Return what could stand at the end of a line, ``None`` where the line is no magic of ours.
+
+    Example:
+        >>> candidates("choice = %openmed_device m"), candidates("%macro m")
+        (('mps',), None)
+    """
+    match = LINE.match(line)
+    if match is None:
+        return None
+    words = match["before"].split()
+    previous = words[-1] if words else ""
+    if match["magic"] == "openmed_device":
+        offered = (*DEVICE_FLAGS, *(() if words else DEVICES))
+    else:
+        offered = VALUES[previous]() if previous in VALUES else NER_FLAGS
+    wanted = offered if match["word"] else tuple(one for one in offered if not one.startswith("--")) or offered
+    return tuple(one for one in wanted if one.startswith(match["word"]) and one not in words)
+
+
+@context_matcher(identifier="openmed_nb.magics")
+def openmed_matcher(context: CompletionContext) -> dict[str, Any]:
+    """Offer the values and flags of our magics to IPython's completer, and nothing beside them."""
+    found = candidates(context.line_with_cursor[: context.cursor_position])
+    completions = [SimpleCompletion(text=text, type="param") for text in found or ()]
+    return {"completions": completions, "suppress": found is not None, "do_not_suppress": set()}

@@ -1,0 +1,96 @@
+"""The magics: parse the line, call one verb of the session, return a value that shows itself.
+
+``%openmed_device``            which device, and why
+``%openmed_device cpu``        override it for this session; ``auto``, ``mps``, ``cuda``, ``cuda:1``, ``gpu``
+``%openmed_device --reset``    back to what the shell and the machine say
+``%openmed_device --list``     every device, with why or why not
+``%openmed_device --explain``  who asked, what was ruled out, what became of the environment
+``%openmed_device --json``     the answer as JSON
+``%%openmed_ner``              find entities in the text of the cell
+
+Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
+from IPython.core.magic_arguments import argument, magic_arguments
+from traitlets import Bool, Enum, Unicode
+
+from ..errors import MagicError
+from ..models.store import DEFAULT_STRATEGY, STRATEGIES
+from ..session import SESSION
+from .arguments import parse
+from .display import Json
+
+DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--help")
+NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
+
+
+@magics_class
+class OpenMedMagics(Magics):
+    """The magics of openmed_nb; ``%config OpenMedMagics`` lists these settings."""
+
+    default_model = Unicode("bundled", help="The model of %%openmed_ner where --model does not name one.").tag(
+        config=True
+    )
+    aggregation_strategy = Enum(
+        STRATEGIES, DEFAULT_STRATEGY, help="How tokens become entities where --strategy does not say."
+    ).tag(config=True)
+    show_text = Bool(True, help="Whether results show the note's text; outputs are saved in the notebook.").tag(
+        config=True
+    )
+
+    @magic_arguments()
+    @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; nothing shows the device in force")
+    @argument("--reset", action="store_true", help="drop the override; the shell and the machine decide again")
+    @argument("--list", action="store_true", help="list every device, with why it can or cannot be used")
+    @argument("--explain", action="store_true", help="show who asked, what was ruled out, and the environment")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_device(self, line: str) -> Any:
+        """Show the device of this session and why, or change it."""
+        arguments = parse(self.openmed_device, line)
+        if arguments.help:
+            return print(self.openmed_device.__doc__)
+        answer = self._device_verb(arguments)
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    @magic_arguments()
+    @argument("--model", help="an alias, a hub id or a folder; the bundled disease model where it is left out")
+    @argument("--strategy", help="how tokens become entities: none, simple, first, average or max")
+    @argument("--device", help="a device for this cell only")
+    @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @line_cell_magic
+    def openmed_ner(self, line: str, cell: str | None = None) -> Any:
+        """Find entities in the text of the cell and show them in it."""
+        arguments = parse(self.openmed_ner, line)
+        if arguments.help:
+            return print(self.openmed_ner.__doc__)
+        if cell is None:
+            raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
+        if arguments.out is not None and not arguments.out.isidentifier():
+            raise MagicError(f"{arguments.out!r} is no name of a variable.", "Use letters, digits and underscores.")
+        model = arguments.model or self.default_model
+        strategy = arguments.strategy or self.aggregation_strategy
+        result = SESSION.annotate(cell, model, arguments.device, strategy, self.show_text)
+        if arguments.out is None:
+            return result
+        self.shell.push({arguments.out: result})
+        return None
+
+    def _device_verb(self, arguments: Any) -> Any:
+        """Call the one verb that the arguments ask for."""
+        verbs = {"--reset": SESSION.reset, "--list": SESSION.devices, "--explain": SESSION.explain}
+        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-"))]
+        if len(asked) + (arguments.device is not None) > 1:
+            said = " and ".join([*asked, *([arguments.device] if arguments.device else [])])
+            raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")
+        if arguments.device is not None:
+            return SESSION.use(arguments.device, "%openmed_device")
+        return verbs[asked[0]]() if asked else SESSION.device()

@@ -1,0 +1,1 @@
+"""What runs: a name, the files behind it, and the model on the chosen device."""

@@ -1,0 +1,89 @@
+"""The settings of a loader, checked when they are written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import ConfigurationError
+
+BACKEND = "hf"
+
+BACKENDS_ELSEWHERE = {
+    "mlx": "python -m pip install 'openmed[mlx]'",
+    "onnx": "python -m pip install 'openmed[onnx]'",
+    "remote": "python -m pip install openmed",
+}
+"""Backends of the openmed package that are not part of this one, and how to get them."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class OpenMedConfig:
+    """How models are found and loaded.
+
+    Args:
+        backend: ``"hf"``: Hugging Face models on PyTorch, the only one here.
+        device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session.
+        dtype: ``"float32"`` (also the default), ``"float16"`` or ``"bfloat16"``.
+        revision: The branch, tag or commit of hub models.
+        cache_dir: Where hub models are stored; ``None`` is huggingface_hub's own place.
+        hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.
+        local_only: Whether the network is left alone.
+        default_org: The organisation of bare model names.
+        remote_code_allowed: The models, by hub id or folder, that may run Python code of their own.
+        allow_pickle: Whether weights in pickle files, which can run any code, may be loaded.
+
+    Raises:
+        ConfigurationError: For a backend or a type that is not here.
+
+    Example:
+        >>> OpenMedConfig(device="cpu").dtype
+        'float32'
+        >>> OpenMedConfig(backend="mlx")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: The backend 'mlx' is not part of openmed_nb, which runs PyTorch models. \
+Use it through the openmed package: python -m pip install 'openmed[mlx]'.
+    """
+
+    backend: str | None = BACKEND
+    device: str | None = None
+    dtype: str = "float32"
+    revision: str | None = None
+    cache_dir: str | None = None
+    hf_token: str | None = field(default=None, repr=False)
+    local_only: bool = False
+    default_org: str = "OpenMed"
+    remote_code_allowed: tuple[str, ...] = ()
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backend not in (BACKEND, None):
+            raise _unknown_backend(self.backend)
+        check_dtype(self.dtype)
+
+
+def check_dtype(dtype: object) -> str:
+    """Return a floating-point type that models can be loaded in.
+
+    Raises:
+        ConfigurationError: For any other; float64 does not exist on MPS.
+
+    Example:
+        >>> check_dtype("bfloat16")
+        'bfloat16'
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ConfigurationError(f"{name!r} is no type that models are loaded in.", f"Use one of {', '.join(DTYPES)}.")
+    return name
+
+
+def _unknown_backend(backend: str) -> ConfigurationError:
+    if backend in BACKENDS_ELSEWHERE:
+        return ConfigurationError(
+            f"The backend {backend!r} is not part of openmed_nb, which runs PyTorch models.",
+            f"Use it through the openmed package: {BACKENDS_ELSEWHERE[backend]}.",
+        )
+    return ConfigurationError(f"There is no backend {backend!r}.", f"Use {BACKEND!r}.")

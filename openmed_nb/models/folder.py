@@ -1,0 +1,115 @@
+"""What a model folder must hold, checked before anything of it is loaded or run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelRefused, ModelUnusable
+
+HEAD = "ForTokenClassification"
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+ANOTHER = "Use the name or the folder of a token-classification model in safetensors."
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """Return the model's ``config.json`` after checking that it is for token classification.
+
+    Args:
+        folder: The folder with the model's files.
+        name: What the person calls the model.
+
+    Raises:
+        ModelUnusable: Where there is no such file, it is no JSON object, or the model is for another task.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelUnusable(f"The folder of {name!r} holds no model: it has no config.json.", ANOTHER)
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelUnusable(f"The config.json of {name!r} is no JSON: {error}.", "Download the model again.") from error
+    if not isinstance(config, dict):
+        raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
+    check_task(config, name)
+    return config
+
+
+def check_task(config: dict[str, Any], name: str) -> None:
+    """Check that a model has a token-classification head.
+
+    Raises:
+        ModelUnusable: Where its ``architectures`` name another head; it would be filled with random numbers.
+
+    Example:
+        >>> check_task({"architectures": ["BertForMaskedLM"]}, "mine")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ModelUnusable: The model 'mine' is a BertForMaskedLM, which is no token classifier. \
+Use the name or the folder of a token-classification model in safetensors.
+    """
+    architectures = [str(one) for one in config.get("architectures") or []]
+    if architectures and not any(one.endswith(HEAD) for one in architectures):
+        what = f"The model {name!r} is a {architectures[0]}, which is no token classifier."
+        raise ModelUnusable(what, ANOTHER)
+
+
+def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
+    """Check that a folder has weights that may be loaded; return whether they are in safetensors.
+
+    Raises:
+        ModelRefused: Where the only weights are pickles, which can run any code, and these were not allowed.
+        ModelUnusable: Where there are no weights.
+    """
+    if _has(folder, SAFETENSORS):
+        return True
+    if allow_pickle and _has(folder, PICKLES):
+        return False
+    if _has(folder, PICKLES):
+        raise ModelRefused(
+            f"The weights of {name!r} are a pickle file, which can run any code when it is loaded.",
+            "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them.",
+        )
+    raise ModelUnusable(
+        f"The model {name!r} has no weights in safetensors.",
+        "Use a model with a model.safetensors, or pass allow_pickle=True if it has a pickle file that you trust.",
+    )
+
+
+def check_remote_code(config: dict[str, Any], name: str, location: str, allowed: tuple[str, ...], asked: bool) -> bool:
+    """Decide whether a model's own Python code is run.
+
+    Args:
+        config: The model's ``config.json``.
+        name: What the person calls the model.
+        location: Its hub id or folder.
+        allowed: The names and hub ids that may run code of their own.
+        asked: Whether the person passed ``trust_remote_code=True``.
+
+    Returns:
+        ``True`` only for a model that is allowed by name and brings code; a model that transformers knows needs none.
+
+    Raises:
+        ModelRefused: Where code is asked for or needed, and the model is not allowed by name.
+    """
+    permitted = {name.casefold(), location.casefold()} & {one.casefold() for one in allowed}
+    needed = "auto_map" in config and not _transformers_knows(config)
+    if (asked or needed) and not permitted:
+        raise ModelRefused(
+            f"The model {name!r} would run Python code of its own.",
+            f"If you trust it, allow it by name: OpenMedConfig(remote_code_allowed=({name!r},)).",
+        )
+    return bool(permitted) and (asked or needed)
+
+
+def _transformers_knows(config: dict[str, Any]) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return config.get("model_type") in CONFIG_MAPPING_NAMES
+
+
+def _has(folder: Path, names: tuple[str, ...]) -> bool:
+    return any((folder / name).is_file() for name in names)

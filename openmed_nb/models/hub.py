@@ -1,0 +1,120 @@
+"""From a hub id to a folder with the model's files: one look at the network first, then one download.
+
+huggingface_hub retries an unreachable hub for 24 to 48 seconds, so a plain connection is tried before; and with the
+files in a folder, loading needs no network at all.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from ..errors import ModelError, ModelUnreachable, UnknownModel, one_line
+from .config import OpenMedConfig
+from .registry import unknown_model
+
+CONNECT_SECONDS = 1.5
+
+MODEL_FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
+PICKLE_FILES = ("pytorch_model*.bin",)
+CODE_FILES = ("*.py",)
+
+OFFLINE_REMEDY = "Connect and try again, or use 'bundled', which works offline."
+
+
+def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path:
+    """Return the folder with the files of a hub model, downloaded or from the cache.
+
+    Args:
+        repo_id: The id on the hub, ``org/name``.
+        config: Revision, cache, token, and whether the network may be used.
+        code: Whether the model's Python files are wanted as well.
+
+    Returns:
+        A folder in huggingface_hub's cache.
+
+    Raises:
+        UnknownModel: Where the hub has no such model or revision.
+        ModelUnreachable: Where the hub does not answer or lets us not in, and the cache does not have the model; it
+            takes three seconds at most where there is no network.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    offline = config.local_only or constants.is_offline_mode() or not answers(constants.ENDPOINT)
+    patterns = MODEL_FILES + (PICKLE_FILES if config.allow_pickle else ()) + (CODE_FILES if code else ())
+    try:
+        folder = snapshot_download(
+            repo_id,
+            revision=config.revision,
+            cache_dir=config.cache_dir,
+            token=config.hf_token,
+            local_files_only=offline,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],
+        )
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise explain(error, repo_id, config.revision, offline) from error
+    return Path(folder)
+
+
+def explain(error: Exception, repo_id: str, revision: str | None, offline: bool) -> ModelError:
+    """Return the error of ours for what huggingface_hub raised."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return ModelUnreachable(
+            f"The model {repo_id!r} is gated.", "Ask for access at its page on the hub, then run: hf auth login."
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UnknownModel(f"The model {repo_id!r} has no revision {revision!r}.", "Use a branch, tag or commit.")
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
+        return unknown_model(repo_id)
+    if offline:
+        return ModelUnreachable(
+            f"The model {repo_id!r} is not on this computer, and the model hub cannot be reached.", OFFLINE_REMEDY
+        )
+    return ModelUnreachable(f"The model {repo_id!r} could not be downloaded: {_cause(error)}.", OFFLINE_REMEDY)
+
+
+def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
+    """Tell whether a server, or the proxy in front of it, accepts a connection.
+
+    Args:
+        endpoint: The address, such as ``"https://huggingface.co"``.
+        seconds: How long to wait, in seconds; looking the name up counts.
+
+    Example:
+        >>> answers("http://127.0.0.1:1", seconds=0.5)
+        False
+    """
+    connected = threading.Event()
+    address = _address(endpoint)
+    threading.Thread(target=_connect, args=(address, seconds, connected), daemon=True).start()
+    return connected.wait(seconds)
+
+
+def _connect(address: tuple[str, int], seconds: float, connected: threading.Event) -> None:
+    try:
+        socket.create_connection(address, timeout=seconds).close()
+    except OSError:
+        return
+    connected.set()
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    url = urlsplit(endpoint)
+    proxy = None if proxy_bypass(url.netloc) else getproxies().get(url.scheme)
+    if proxy:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return url.hostname or "localhost", url.port or (443 if url.scheme == "https" else 80)
+
+
+def _cause(error: Exception) -> str:
+    """Return the first cause of an error in one short line."""
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return one_line(str(error))[:200].rstrip(".") or type(error).__name__

@@ -1,0 +1,129 @@
+"""Names of models: which files a name stands for. Only names here; nothing is downloaded or loaded."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UnknownModel, shorten
+
+BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+
+BUNDLED = {"bundled": BUNDLED_FOLDER / "disease", "bundled_small": BUNDLED_FOLDER / "disease_small"}
+"""The models inside this package; they work offline."""
+
+ALIASES = {
+    "anatomy_detection_electramed": "OpenMed/OpenMed-NER-AnatomyDetect-ElectraMed-109M",
+    "blood_cancer_detection": "OpenMed/OpenMed-NER-BloodCancerDetect-SuperClinical-434M",
+    "chemical_detection_pubmed": "OpenMed/OpenMed-NER-ChemicalDetect-PubMed-335M",
+    "disease_detection_superclinical": "OpenMed/OpenMed-NER-DiseaseDetect-SuperClinical-434M",
+    "disease_detection_tiny": "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M",
+    "dna_detection_supermedical": "OpenMed/OpenMed-NER-DNADetect-SuperMedical-125M",
+    "genome_detection_bioclinical": "OpenMed/OpenMed-NER-GenomeDetect-BioClinical-108M",
+    "oncology_detection_superclinical": "OpenMed/OpenMed-NER-OncologyDetect-SuperClinical-434M",
+    "oncology_detection_tiny": "OpenMed/OpenMed-NER-OncologyDetect-TinyMed-65M",
+    "pathology_detection_modern": "OpenMed/OpenMed-NER-PathologyDetect-ModernClinical-395M",
+    "pharma_detection_superclinical": "OpenMed/OpenMed-NER-PharmaDetect-SuperClinical-434M",
+    "pii_detection": "OpenMed/OpenMed-PII-SuperClinical-Small-44M-v1",
+    "privacy_filter": "openai/privacy-filter",
+    "protein_detection_pubmed": "OpenMed/OpenMed-NER-ProteinDetect-PubMed-109M",
+    "species_detection_bioclinical": "OpenMed/OpenMed-NER-SpeciesDetect-BioClinical-108M",
+}
+"""The aliases that work where the openmed package, with its far longer registry, is not installed."""
+
+ALIAS_SHAPE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+HUB_ID_SHAPE = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+BARE_NAME_SHAPE = re.compile(r"[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """Where a model is.
+
+    Attributes:
+        name: What a person calls it.
+        location: The folder, or the id on the hub.
+        kind: ``"bundled"``, ``"folder"`` or ``"hub"``.
+    """
+
+    name: str
+    location: str
+    kind: str
+
+
+def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:
+    """Return where the model of a name is.
+
+    Args:
+        name: ``None`` or ``"bundled"`` for the bundled model, a folder, a hub id (``org/name``), an alias of the
+            openmed package (``disease_detection_tiny``), or a bare name of the default organisation.
+        default_org: The organisation of bare names.
+
+    Raises:
+        UnknownModel: For an alias that does not exist; it names the nearest ones.
+
+    Example:
+        >>> find_model(None).kind, find_model("disease_detection_tiny").location
+        ('bundled', 'OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M')
+        >>> find_model("OpenMed-NER-DiseaseDetect-TinyMed-135M").location
+        'OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M'
+    """
+    text = "bundled" if name is None else os.fspath(name)
+    if text in BUNDLED:
+        return ModelReference(text, str(BUNDLED[text]), "bundled")
+    if os.path.isdir(os.path.expanduser(text)):
+        return ModelReference(text, os.path.abspath(os.path.expanduser(text)), "folder")
+    if location := _hub_id(text, default_org):
+        return ModelReference(text, location, "hub")
+    raise unknown_model(text)
+
+
+def unknown_model(name: str) -> UnknownModel:
+    """Return the error for a name that stands for no model, with the nearest names that do.
+
+    Example:
+        >>> unknown_model("disease_detection_tinny").remedy.startswith("Use 'disease_detection_tiny'")
+        True
+    """
+    known = {**dict.fromkeys(BUNDLED), **ALIASES, **openmed_aliases()}
+    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
+    offered = ", ".join(repr(alias) for alias in nearest)
+    shown = shorten(name)
+    return UnknownModel(
+        f"There is no model named {shown!r}: no folder, alias or hub id.",
+        f"Use {offered}, or 'bundled', which works offline." if offered else "Use 'bundled', which works offline.",
+    )
+
+
+def openmed_aliases() -> dict[str, str]:
+    """Return the aliases of the installed openmed package for plain PyTorch token classification.
+
+    Importing its registry takes about a second and loads neither torch nor transformers; the result is empty where the
+    package is not installed.
+    """
+    if importlib.util.find_spec("openmed") is None:
+        return {}
+    from openmed.core.model_registry import OPENMED_MODELS
+
+    return {alias: info.model_id for alias, info in OPENMED_MODELS.items() if _is_plain_pytorch(info)}
+
+
+def _is_plain_pytorch(info: object) -> bool:
+    formats = getattr(info, "formats", None) or []
+    model_id = str(getattr(info, "model_id", "")).lower()
+    converted = any(mark in model_id for mark in ("mlx", "onnx"))
+    return getattr(info, "task", None) == "token-classification" and "pytorch" in formats and not converted
+
+
+def _hub_id(text: str, default_org: str) -> str | None:
+    if HUB_ID_SHAPE.fullmatch(text):
+        return None if text.startswith(("./", "../", ".")) else text
+    if text in ALIASES:
+        return ALIASES[text]
+    if ALIAS_SHAPE.fullmatch(text):
+        return openmed_aliases().get(text)
+    return f"{default_org}/{text}" if BARE_NAME_SHAPE.fullmatch(text) and not text.startswith(".") else None

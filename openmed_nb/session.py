@@ -1,0 +1,280 @@
+"""The one mutable object: which device is in force, what was done to the environment, which models are loaded.
+
+Every face (functions, magics, panel) calls these verbs. A verb that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+from .devices import backend
+from .devices.availability import Rejection, Surroundings, rejection
+from .devices.backend import TENSOR_LOCK, TorchFacts, TorchSeam
+from .devices.changes import EnvironmentChanges
+from .devices.choice import DeviceChoice, needs_probe, resolve
+from .devices.environment import EnvPlan, Moment
+from .devices.explanation import DeviceList, Explanation
+from .devices.machine import Machine, read_machine
+from .devices.request import DeviceRequest, Wish, decide, precedence
+from .errors import ConfigurationError, OpenMedError
+from .models.annotated import AnnotatedText
+from .models.config import OpenMedConfig
+from .models.loading import LoadedModel, LoadSpec
+from .models.store import ModelStore, check_strategy, check_task, with_arguments
+
+
+class Session:
+    """The state of one kernel.
+
+    Args:
+        environ: The environment variables, read and written.
+        machine: Reads the facts of this computer; called once, when first needed.
+        seam: What answers for torch: the module ``devices.backend``, or a stand-in for a computer that is not here.
+    """
+
+    def __init__(
+        self,
+        environ: MutableMapping[str, str] = os.environ,
+        machine: Callable[[], Machine] = read_machine,
+        seam: TorchSeam = backend,
+    ) -> None:
+        self._seam = seam
+        self.models = ModelStore()
+        self.changes = EnvironmentChanges(environ)
+        self._read_machine = machine
+        self._machine: Machine | None = None
+        self._torch: TorchFacts | None = None
+        self._override: DeviceRequest | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def machine(self) -> Machine:
+        """The facts of this computer."""
+        if self._machine is None:
+            self._machine = self._read_machine()
+        return self._machine
+
+    @property
+    def torch(self) -> TorchFacts:
+        """What is known of torch; importing it is left to others, but once it is loaded it is asked."""
+        if self._torch is None or (self._seam.torch_is_loaded() and not self._torch.loaded):
+            self._torch = self._seam.loaded_torch() if self._seam.torch_is_loaded() else self._seam.installed_torch()
+        return self._torch
+
+    def device(self, argument: str | None = None, source: str = "argument") -> DeviceChoice:
+        """Return the device in force, or the one that an argument asks for.
+
+        A GPU is confirmed by computing on it, which loads torch; a planned CPU is left planned until torch is loaded.
+
+        Raises:
+            UnknownDevice: For a bad spelling, in the argument or in a variable.
+            DeviceUnavailable: For a device that was asked for and cannot be used.
+        """
+        with self._unchanged_on_error():
+            request = self.request(argument, source)
+            choice = self._settle(request)
+            if request.source != source:
+                self._enter(choice)
+            return choice
+
+    def use(self, device: str, source: str = "use()") -> DeviceChoice:
+        """Override the device for the session, and move the models that follow it.
+
+        Args:
+            device: Any accepted spelling; ``"auto"`` takes the best device, whatever the variables say.
+            source: Who asks.
+
+        Raises:
+            UnknownDevice, DeviceUnavailable: As for :meth:`device`; the session then keeps its former device.
+        """
+        with self._unchanged_on_error():
+            request = DeviceRequest.parse(device, source)
+            choice = self._settle(request)
+            moved = self.models.follow(choice.device)
+            self._override = request
+            self._enter(choice)
+            return replace(choice, moved=moved)
+
+    def reset(self) -> DeviceChoice:
+        """Drop the override, so that the variables and the machine decide again, and give the shell's value back."""
+        with self._unchanged_on_error():
+            choice = self._settle(decide(precedence(self.changes.shell)))
+            moved = self.models.follow(choice.device)
+            self._override = None
+            self.changes.unpublish()
+            self._enter(choice)
+            return replace(choice, moved=moved)
+
+    def request(self, argument: str | None = None, source: str = "argument") -> DeviceRequest:
+        """Return the wish that counts, without asking whether it can be fulfilled.
+
+        Raises:
+            UnknownDevice: For a bad spelling, in the argument or in a variable.
+        """
+        return decide(self._chain(argument, source))
+
+    def apply_mps_variables(self) -> dict[str, str]:
+        """Set the MPS variables that nobody has set, whatever the device is, and return the environment."""
+        with self._lock:
+            self.changes.enter_mps(self._moment())
+            return self.changes.environ
+
+    def unload(self, name: str | None = None) -> tuple[str, ...]:
+        """Forget the models of a name, or all, and hand their memory back; return the names."""
+        with self._lock:
+            return self.models.unload(name)
+
+    def devices(self) -> DeviceList:
+        """Return every device with whether it can be used, and why not."""
+        with self._lock:
+            choice, torch = self._choice_or_none(), self.torch
+            names = ["mps", *(f"cuda:{index}" for index in range(len(torch.cuda_names or ()))), "cpu"]
+            names[1:1] = [] if torch.cuda_names else ["cuda"]
+            return DeviceList(tuple((name, self._rejection(name, torch)) for name in names), choice)
+
+    def explain(self) -> Explanation:
+        """Return the chain of wishes, the choice, what was ruled out, and the environment."""
+        with self._lock:
+            choice = self.device()
+            return Explanation(self._chain(), choice, self.environment(choice.device), self.changes.shell)
+
+    def environment(self, device: str) -> EnvPlan:
+        """Return what became of the MPS variables for a device."""
+        return self.changes.plan(device, self._moment())
+
+    def start(self) -> None:
+        """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
+        if not self.machine.native_apple_silicon:
+            return
+        with self._lock:
+            try:
+                choice = resolve(decide(self._chain()), self.machine, self.torch, self.changes.shell)
+            except OpenMedError:
+                return  # Loading the extension says nothing; the same wish is reported when the device is asked for.
+            self._prepare(choice)
+
+    def stop(self) -> None:
+        """Drop the override and undo what was done to the environment, where it still has our values."""
+        with self._lock:
+            self._override = None
+            self.changes.unpublish()
+            self.changes.leave_mps(self._moment())
+
+    def load_model(self, name: str | None, config: OpenMedConfig, **arguments: Any) -> LoadedModel:
+        """Return a model on the device that the configuration or the session says."""
+        with self._lock:
+            spec, choice, follows, options = self._load_plan(name, config, arguments)
+            if options:
+                unknown = ", ".join(sorted(options))
+                raise ConfigurationError(f"Loading a model takes no {unknown}.", "Leave it out, or see OpenMedConfig.")
+            return self.models.model(spec, choice.device, follows)
+
+    def create_pipeline(
+        self,
+        name: str | None,
+        config: OpenMedConfig,
+        task: str = "token-classification",
+        aggregation_strategy: str | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Return a token-classification pipeline on the device that the configuration or the session says."""
+        check_task(task)
+        strategy = check_strategy(aggregation_strategy)
+        with self._lock:
+            spec, choice, follows, options = self._load_plan(name, config, arguments)
+            return self.models.pipeline(spec, choice.device, follows, strategy, options)
+
+    def annotate(
+        self,
+        text: str,
+        name: str | None = None,
+        device: str | None = None,
+        strategy: str | None = None,
+        show_text: bool = True,
+    ) -> AnnotatedText:
+        """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
+        pipe = self.create_pipeline(name, OpenMedConfig(device=device), aggregation_strategy=strategy)
+        with TENSOR_LOCK:
+            entities = pipe(text) if text.strip() else []
+        return AnnotatedText(text, tuple(entities), name or "bundled", str(pipe.device), show_text)
+
+    def _chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
+        return precedence(self.changes.shell, Wish(source, argument), self._override)
+
+    def _load_plan(
+        self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]
+    ) -> tuple[LoadSpec, DeviceChoice, bool, dict[str, Any]]:
+        """Return what to load, the device, whether it follows the session, and the arguments left for the pipeline."""
+        arguments = dict(arguments)
+        device = arguments.pop("device", None)
+        remote_code = bool(arguments.pop("trust_remote_code", False))
+        wish = config.device if device is None else str(device)
+        config, options = with_arguments(config, arguments)
+        follows = wish is None or not DeviceRequest.parse(wish, "argument").asks
+        choice = self.device(wish, "argument" if device is not None else "OpenMedConfig")
+        return LoadSpec.of(name, config, remote_code), choice, follows, options
+
+    def _enter(self, choice: DeviceChoice) -> None:
+        """Bring the environment in line with the device that is now in force for the session."""
+        if choice.device != "mps":
+            self.changes.leave_mps(self._moment())
+        if self._override is not None:
+            self.changes.publish(choice.device)
+
+    @contextlib.contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Hold the lock, and take back what was applied to the environment if the verb fails."""
+        with self._lock:
+            before = self.changes.applied
+            try:
+                yield
+            except OpenMedError:
+                self.changes.back_to(before)
+                raise
+
+    def _prepare(self, choice: DeviceChoice) -> None:
+        if choice.device == "mps":
+            self.changes.enter_mps(self._moment())
+
+    def _moment(self) -> Moment:
+        """Return what torch has done by now; living tensors are looked through only where MPS could be in use."""
+        loaded = self._seam.torch_is_loaded()
+        if not loaded or not self.machine.apple_silicon:
+            return Moment(loaded, allocator_started=None if loaded else False)
+        probed = self.torch.failure("mps") is not None
+        return Moment(loaded, allocator_started=probed or self._seam.mps_allocator_started())
+
+    def _settle(self, request: DeviceRequest) -> DeviceChoice:
+        """Resolve a request, letting a GPU prove itself; what does not is ruled out and the next is taken."""
+        torch = self.torch
+        while True:
+            choice = resolve(request, self.machine, torch, self.changes.shell)
+            if not needs_probe(choice, torch):
+                return choice
+            self._prepare(choice)
+            torch = self.torch if self.torch.loaded else self._load_torch()
+            choice = resolve(request, self.machine, torch, self.changes.shell)
+            if needs_probe(choice, torch):
+                torch = self._torch = torch.with_probe(choice.device, self._seam.probe(choice.device))
+
+    def _load_torch(self) -> TorchFacts:
+        self._torch = self._seam.loaded_torch()
+        return self._torch
+
+    def _rejection(self, device: str, torch: TorchFacts) -> Rejection | None:
+        return rejection(Surroundings(device, self.machine, torch, self.changes.shell))
+
+    def _choice_or_none(self) -> DeviceChoice | None:
+        try:
+            return self.device()
+        except OpenMedError:
+            return None  # The list of devices is what a person asks for to mend this very error.
+
+
+SESSION = Session()
+"""The session of this process; all state of the package is in here."""
