@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .devices import backend
 from .devices.availability import Rejection, Surroundings, rejection
@@ -21,11 +21,14 @@ from .devices.environment import EnvPlan, Moment
 from .devices.explanation import DeviceList, Explanation
 from .devices.machine import Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, precedence
+from .devices.variables import shown_variables
 from .errors import ConfigurationError, OpenMedError
-from .models.annotated import AnnotatedText
-from .models.config import OpenMedConfig
-from .models.loading import LoadedModel, LoadSpec
-from .models.store import ModelStore, check_strategy, check_task, with_arguments
+from .models.config import OpenMedConfig, check_strategy, check_task, with_arguments
+
+if TYPE_CHECKING:
+    from .models.annotated import AnnotatedText
+    from .models.loading import LoadedModel, LoadSpec
+    from .models.store import ModelStore
 
 
 class Session:
@@ -44,7 +47,7 @@ class Session:
         seam: TorchSeam = backend,
     ) -> None:
         self._seam = seam
-        self.models = ModelStore()
+        self._models: ModelStore | None = None
         self.changes = EnvironmentChanges(environ)
         self._read_machine = machine
         self._machine: Machine | None = None
@@ -58,6 +61,15 @@ class Session:
         if self._machine is None:
             self._machine = self._read_machine()
         return self._machine
+
+    @property
+    def models(self) -> ModelStore:
+        """The loaded models; their code is imported when first needed, so that loading the extension stays quick."""
+        if self._models is None:
+            from .models.store import ModelStore
+
+            self._models = ModelStore()
+        return self._models
 
     @property
     def torch(self) -> TorchFacts:
@@ -95,7 +107,7 @@ class Session:
         with self._unchanged_on_error():
             request = DeviceRequest.parse(device, source)
             choice = self._settle(request)
-            moved = self.models.follow(choice.device)
+            moved = self._models.follow(choice.device) if self._models else ()
             self._override = request
             self._enter(choice)
             return replace(choice, moved=moved)
@@ -104,7 +116,7 @@ class Session:
         """Drop the override, so that the variables and the machine decide again, and give the shell's value back."""
         with self._unchanged_on_error():
             choice = self._settle(decide(precedence(self.changes.shell)))
-            moved = self.models.follow(choice.device)
+            moved = self._models.follow(choice.device) if self._models else ()
             self._override = None
             self.changes.unpublish()
             self._enter(choice)
@@ -141,7 +153,8 @@ class Session:
         """Return the chain of wishes, the choice, what was ruled out, and the environment."""
         with self._lock:
             choice = self.device()
-            return Explanation(self._chain(), choice, self.environment(choice.device), self.changes.shell)
+            variables = shown_variables(self.changes.shell)
+            return Explanation(self._chain(), choice, self.environment(choice.device), variables)
 
     def environment(self, device: str) -> EnvPlan:
         """Return what became of the MPS variables for a device."""
@@ -198,6 +211,8 @@ class Session:
         show_text: bool = True,
     ) -> AnnotatedText:
         """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
+        from .models.annotated import AnnotatedText
+
         pipe = self.create_pipeline(name, OpenMedConfig(device=device), aggregation_strategy=strategy)
         with TENSOR_LOCK:
             entities = pipe(text) if text.strip() else []
@@ -210,6 +225,8 @@ class Session:
         self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]
     ) -> tuple[LoadSpec, DeviceChoice, bool, dict[str, Any]]:
         """Return what to load, the device, whether it follows the session, and the arguments left for the pipeline."""
+        from .models.loading import LoadSpec
+
         arguments = dict(arguments)
         device = arguments.pop("device", None)
         remote_code = bool(arguments.pop("trust_remote_code", False))

@@ -7,7 +7,6 @@ what it says itself once it is loaded.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -96,6 +95,8 @@ def installed_torch() -> TorchFacts:
         >>> installed_torch().loaded
         False
     """
+    import importlib.metadata
+
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -23,7 +23,7 @@ FLOAT32_REASONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeviceChoice(Shown):
     """The device in force, and why.
 

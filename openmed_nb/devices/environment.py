@@ -83,7 +83,7 @@ class EnvSetting:
         return dict(vars(self))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EnvPlan(Shown):
     """What becomes of the MPS variables, and whether torch will see it."""
 

@@ -11,10 +11,10 @@ from .availability import Rejection
 from .choice import DeviceChoice, rejection_table
 from .environment import EnvPlan
 from .request import DeviceRequest, Wish
-from .variables import SHOWN, masked, variables_table
+from .variables import masked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeviceList(Shown):
     """Every device of this computer, with why it cannot be used where it cannot.
 
@@ -46,7 +46,7 @@ class DeviceList(Shown):
         return name, state, _reason(found) or "nothing speaks against it", found.remedy if found else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation(Shown):
     """The way to the choice: who wished what, what was ruled out, and what became of the environment.
 
@@ -54,7 +54,7 @@ class Explanation(Shown):
         chain: The wishes, the strongest first.
         choice: The choice that came out.
         environment: The MPS variables.
-        variables: The environment as the person set it; only an allow list of it is ever shown.
+        variables: Other variables that matter, from an allow list, with secrets masked.
     """
 
     chain: tuple[Wish, ...]
@@ -68,7 +68,7 @@ class Explanation(Shown):
             "chain": [{"source": wish.source, "says": self._says(wish)} for wish in self.chain],
             "choice": self.choice.to_dict(),
             "environment": self.environment.to_dict(),
-            "variables": {name: masked(name, self.variables[name]) for name in SHOWN if name in self.variables},
+            "variables": dict(self.variables),
         }
 
     def report(self) -> Report:
@@ -77,7 +77,8 @@ class Explanation(Shown):
         automatic = ("automatic", "mps, then cuda, then cpu", "" if self._winner else "decides")
         tables = [Table("Who asks, the strongest first", ("source", "says", ""), (*chain, automatic))]
         tables += [rejection_table(self.choice.rejected)] if self.choice.rejected else []
-        tables += [self.environment.table(), variables_table(self.variables)]
+        others = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
+        tables += [self.environment.table(), others]
         return Report(self.choice.report().title, self.choice.report().sentences, tuple(tables))
 
     @property

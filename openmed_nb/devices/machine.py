@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +147,8 @@ def parse_whole_number(text: str | None) -> int | None:
 
 def run_command(command: list[str]) -> str | None:
     """Return what a command prints within two seconds, ``None`` where it cannot be run."""
+    import subprocess
+
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=2, env=environment, check=False)  # noqa: S603

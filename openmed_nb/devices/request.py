@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +114,8 @@ def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
 
 
 def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:
+    import difflib
+
     kind, colon, index = value.partition(":")
     nearest = difflib.get_close_matches(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default"), n=1, cutoff=0.4)
     index = index if colon and index.isdecimal() and index.isascii() and nearest == ["cuda"] else ""

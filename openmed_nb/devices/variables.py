@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..interface.display import Table
-
 SHOWN = (
     "OPENMED_TORCH_DEVICE",
     "OPENMED_DEVICE",
@@ -34,7 +32,11 @@ def masked(name: str, value: str) -> str:
     return SECRET_VALUE.sub(lambda match: f"{match['scheme']}{MASK}@" if match["scheme"] else MASK, value)
 
 
-def variables_table(environ: Mapping[str, str]) -> Table:
-    """Return the allowed variables that are set, as a table."""
-    rows = tuple((name, masked(name, environ[name])) for name in SHOWN if name in environ)
-    return Table("Other variables", ("variable", "value"), rows)
+def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the allowed variables that are set, masked; nothing else of the environment may be kept in a value.
+
+    Example:
+        >>> shown_variables({"OPENMED_DEVICE": "cpu", "HOME": "/home/me"})
+        {'OPENMED_DEVICE': 'cpu'}
+    """
+    return {name: masked(name, environ[name]) for name in SHOWN if name in environ}

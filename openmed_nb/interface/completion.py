@@ -9,16 +9,23 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..devices.request import SPELLINGS
-from ..models.registry import ALIASES, BUNDLED
-from ..models.store import STRATEGIES
+from ..models.config import STRATEGIES
 from .magics import DEVICE_FLAGS, NER_FLAGS
 
 LINE = re.compile(r"^\s*(?:[\w.,\s]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner)\s(?P<before>.*?)(?P<word>\S*)$")
 
 DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
 
+
+def model_names() -> tuple[str, ...]:
+    """Return the names that need no long search: the bundled models and the table of aliases."""
+    from ..models.registry import ALIASES, BUNDLED
+
+    return (*BUNDLED, *ALIASES)
+
+
 VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
-    "--model": lambda: (*BUNDLED, *ALIASES),
+    "--model": model_names,
     "--strategy": lambda: STRATEGIES,
     "--device": lambda: DEVICES,
 }

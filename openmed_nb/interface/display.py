@@ -52,7 +52,10 @@ class Report:
 
 
 class Shown:
-    """Gives a value its text and HTML forms; the value says what there is to show in ``report``."""
+    """Gives a value its text and HTML forms; the value says what there is to show in ``report``.
+
+    A dataclass that is shown has ``repr=False``: its fields may hold what must not be shown, such as a note.
+    """
 
     def report(self) -> Report:
         """Return what this value has to say."""
@@ -61,11 +64,11 @@ class Shown:
     def __str__(self) -> str:
         return to_text(self.report())
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return to_html(self.report())
-
-    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        printer.text(str(self))
 
 
 class Json(str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MethodType
+
 from IPython.core.interactiveshell import InteractiveShell
 
 from ..session import SESSION
@@ -38,5 +40,5 @@ def unregister(shell: InteractiveShell) -> None:
 
 
 def _is_ours(method: object) -> bool:
-    owner: str = type(getattr(method, "__self__", None)).__name__
-    return owner == str(OpenMedMagics.__name__)
+    # IPython's own magics stand there as proxies that load their module when an attribute is asked for.
+    return isinstance(method, MethodType) and type(method.__self__).__name__ == OpenMedMagics.__name__

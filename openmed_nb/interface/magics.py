@@ -20,7 +20,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Bool, Enum, Unicode
 
 from ..errors import MagicError
-from ..models.store import DEFAULT_STRATEGY, STRATEGIES
+from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
 from .arguments import parse
 from .display import Json

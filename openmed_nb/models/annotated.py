@@ -12,7 +12,7 @@ COLOURS = 6
 HIDDEN = "(the text is not shown: OpenMedMagics.show_text is False)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     """The entities of one text: a sequence of dictionaries as transformers' pipeline gives them.
 

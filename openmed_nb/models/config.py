@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..errors import ConfigurationError
 
@@ -16,6 +17,11 @@ BACKENDS_ELSEWHERE = {
 """Backends of the openmed package that are not part of this one, and how to get them."""
 
 DTYPES = ("float32", "float16", "bfloat16")
+
+TASKS = ("token-classification", "ner")
+STRATEGIES = ("none", "simple", "first", "average", "max")
+DEFAULT_STRATEGY = "first"
+"""``simple`` lets a prediction inside a word break it: 80.1 against 82.9 F1 on whole abstracts (the model card)."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,54 @@ def check_dtype(dtype: object) -> str:
     if name not in DTYPES:
         raise ConfigurationError(f"{name!r} is no type that models are loaded in.", f"Use one of {', '.join(DTYPES)}.")
     return name
+
+
+def check_task(task: str) -> str:
+    """Return the task under its full name.
+
+    Raises:
+        ConfigurationError: For any other than token classification.
+
+    Example:
+        >>> check_task("ner")
+        'token-classification'
+    """
+    if task not in TASKS:
+        raise ConfigurationError(f"The task {task!r} is not supported.", f"Use {TASKS[0]!r}.")
+    return TASKS[0]
+
+
+def check_strategy(strategy: str | None) -> str:
+    """Return how tokens become entities; ``None`` is the default.
+
+    Raises:
+        ConfigurationError: For a strategy that transformers does not have.
+
+    Example:
+        >>> check_strategy(None), check_strategy("simple")
+        ('first', 'simple')
+    """
+    if strategy is None:
+        return DEFAULT_STRATEGY
+    name = str(getattr(strategy, "value", strategy)).lower()
+    if name not in STRATEGIES:
+        raise ConfigurationError(
+            f"There is no aggregation strategy {strategy!r}.", f"Use one of {', '.join(STRATEGIES)}."
+        )
+    return name
+
+
+def with_arguments(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[OpenMedConfig, dict[str, Any]]:
+    """Split the arguments of a load: those that settings have a name for change the settings, the others remain.
+
+    Example:
+        >>> config, rest = with_arguments(OpenMedConfig(), {"dtype": "bfloat16", "stride": 32})
+        >>> config.dtype, rest
+        ('bfloat16', {'stride': 32})
+    """
+    names = ("dtype", "revision", "cache_dir", "local_only", "allow_pickle")
+    settings = {name: arguments[name] for name in names if name in arguments}
+    return replace(config, **settings), {name: value for name, value in arguments.items() if name not in names}
 
 
 def _unknown_backend(backend: str) -> ConfigurationError:

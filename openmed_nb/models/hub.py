@@ -10,7 +10,6 @@ import socket
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from ..errors import ModelError, ModelUnreachable, UnknownModel, one_line
 from .config import OpenMedConfig
@@ -42,7 +41,6 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
             takes three seconds at most where there is no network.
     """
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     offline = config.local_only or constants.is_offline_mode() or not answers(constants.ENDPOINT)
     patterns = MODEL_FILES + (PICKLE_FILES if config.allow_pickle else ()) + (CODE_FILES if code else ())
@@ -56,7 +54,8 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
         )
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+    except Exception as error:
+        # A broken connection is an error of the HTTP library below, which differs between releases of huggingface_hub.
         raise explain(error, repo_id, config.revision, offline) from error
     return Path(folder)
 
@@ -92,7 +91,10 @@ def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
         False
     """
     connected = threading.Event()
-    address = _address(endpoint)
+    try:
+        address = _address(endpoint)
+    except ValueError:
+        return False  # a port that is no number, say, in a proxy variable
     threading.Thread(target=_connect, args=(address, seconds, connected), daemon=True).start()
     return connected.wait(seconds)
 
@@ -106,9 +108,11 @@ def _connect(address: tuple[str, int], seconds: float, connected: threading.Even
 
 
 def _address(endpoint: str) -> tuple[str, int]:
+    from urllib.request import getproxies, proxy_bypass
+
     url = urlsplit(endpoint)
-    proxy = None if proxy_bypass(url.netloc) else getproxies().get(url.scheme)
-    if proxy:
+    proxies = {} if proxy_bypass(url.netloc) else getproxies()
+    if proxy := proxies.get(url.scheme) or proxies.get("all"):
         url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     return url.hostname or "localhost", url.port or (443 if url.scheme == "https" else 80)
 

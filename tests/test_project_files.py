@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import openmed_nb
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def requirements(name: str) -> list[Requirement]:
+    """Return the requirements in a file of the binder folder."""
+    lines = (ROOT / "binder" / name).read_text("utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith(("#", "--"))]
+
+
+def readme_command(name: str) -> str:
+    """Return a command of the README by the comment in front of it."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    found = re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", text)
+    assert found, f"README.md has no {name}"
+    return found.group(1)
+
+
+def test_every_constraint_is_one_exact_version() -> None:
+    """Each line of the constraints pins one version."""
+    for requirement in requirements("constraints.txt"):
+        assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.13"])
+def test_a_package_is_pinned_once_for_each_python(python: str) -> None:
+    """No Python version sees two pins of one package."""
+    seen = [
+        one.name
+        for one in requirements("constraints.txt")
+        if one.marker is None or one.marker.evaluate({"python_version": python})
+    ]
+
+    assert sorted(set(seen)) == sorted(seen)
+
+
+def test_every_dependency_is_pinned() -> None:
+    """The constraints cover every dependency of the project and of its test extra."""
+    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+    pinned = {one.name.lower().replace("_", "-") for one in requirements("constraints.txt")}
+
+    assert {Requirement(one).name.lower().replace("_", "-") for one in declared} <= pinned
+
+
+def test_binder_installs_the_pinned_versions() -> None:
+    """Binder's versions are those of the constraints, torch's in its CPU build."""
+    python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
+    pins = {
+        one.name: str(one.specifier)
+        for one in requirements("constraints.txt")
+        if one.marker is None or one.marker.evaluate({"python_version": python})
+    }
+
+    for one in requirements("requirements.txt"):
+        assert str(one.specifier).removesuffix("+cpu") == pins[one.name]
+    assert "torch==2.13.0+cpu" in (ROOT / "binder" / "requirements.txt").read_text()
+
+
+def test_binder_layer_is_kept_between_commits() -> None:
+    """Binder's requirements name no file of the repository, and the index of torch's CPU builds."""
+    lines = (ROOT / "binder" / "requirements.txt").read_text().splitlines()
+
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in lines
+    assert not [line for line in lines if line.startswith(("-r", "-c", "-e", ".", "file:"))]
+
+
+def test_binder_python_is_supported() -> None:
+    """Binder's Python is one that the project supports."""
+    python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
+
+    assert Version(python) in SpecifierSet(PROJECT["requires-python"])
+
+
+def test_post_build_installs_the_package_and_tries_it() -> None:
+    """The script that Binder runs last is executable, installs the package and runs the main job."""
+    script = ROOT / "binder" / "postBuild"
+
+    assert os.access(script, os.X_OK)
+    assert script.read_text().startswith("#!/bin/bash\n")
+    assert "pip install --no-deps --no-cache-dir ." in script.read_text()
+    assert "python -m openmed_nb" in script.read_text()
+
+
+@pytest.mark.parametrize("name", ["main job", "test command"])
+def test_readme_commands_install_the_pinned_versions(name: str) -> None:
+    """Both commands of the README take the CPU build of torch and the constraints."""
+    command = readme_command(name)
+
+    assert "--no-deps -r binder/torch.txt" in command
+    assert "-c binder/constraints.txt" in command
+
+
+def test_readme_main_job_ends_with_the_answer() -> None:
+    """The first command of the README ends by running the main job."""
+    assert readme_command("main job").endswith("&& python -m openmed_nb")
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    """CI takes its test command from the README instead of repeating it."""
+    script = (ROOT / ".ci" / "run").read_text()
+
+    assert "readme_command 'test command'" in script
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_test_command_runs_every_check() -> None:
+    """The test command runs ruff, mypy and pytest, and pytest runs nbval on the notebooks."""
+    script = (ROOT / "scripts" / "check.sh").read_text()
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+
+    assert readme_command("test command").endswith("sh scripts/check.sh")
+    assert [line for line in script.splitlines() if line.startswith(("ruff", "mypy", "python"))] == [
+        "ruff check .",
+        "ruff format --check .",
+        "mypy",
+        'python -m pytest "$@"',
+    ]
+    assert "--nbval" in options["addopts"]
+    assert "notebooks" in options["testpaths"]
+
+
+def test_every_file_that_the_readme_names_is_there() -> None:
+    """No link and no path of the README leads nowhere."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\(([^):]+)\)", text) + re.findall(
+        r"\b((?:scripts|benchmarks|binder|notebooks)/[\w.]+)", text
+    )
+
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_changelog_tells_of_this_version() -> None:
+    """The changelog has a section for the version of the package."""
+    assert f"## {openmed_nb.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_torch_has_one_pin() -> None:
+    """Every file that names a version of torch names the same one."""
+    pins = set()
+    for path in ("binder/torch.txt", "binder/constraints.txt", "binder/requirements.txt", "README.md"):
+        pins |= set(re.findall(r"torch==(\d+\.\d+\.\d+)", (ROOT / path).read_text()))
+
+    assert pins == {"2.13.0"}
