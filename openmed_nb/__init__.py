@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DeviceChoice": "device.choice",
-    "EnvPlan": "device.environment",
+    "DeviceChoice": "devices.choice",
+    "EnvPlan": "devices.environment",
     "ModelLoader": "interface.api",
     "OpenMedConfig": "models.config",
     "OpenMedError": "errors",

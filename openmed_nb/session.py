@@ -20,7 +20,7 @@ from .devices.choice import DeviceChoice, needs_probe, resolve
 from .devices.environment import EnvPlan, Moment
 from .devices.explanation import DeviceList, Explanation
 from .devices.machine import Machine, read_machine
-from .devices.request import DeviceRequest, Wish, decide, precedence
+from .devices.request import DeviceRequest, Wish, canonical, decide, precedence
 from .devices.variables import shown_variables
 from .errors import ConfigurationError, OpenMedError
 from .models.config import OpenMedConfig, check_strategy, check_task, with_arguments
@@ -53,6 +53,7 @@ class Session:
         self._machine: Machine | None = None
         self._torch: TorchFacts | None = None
         self._override: DeviceRequest | None = None
+        self._in_force: str | None = None
         self._lock = threading.RLock()
 
     @property
@@ -170,17 +171,18 @@ class Session:
             except OpenMedError:
                 return  # Loading the extension says nothing; the same wish is reported when the device is asked for.
             self._prepare(choice)
+            self._in_force = choice.device
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
         with self._lock:
-            self._override = None
+            self._override = self._in_force = None
             self.changes.unpublish()
-            self.changes.leave_mps(self._moment())
+            self.changes.back_to({}, self._moment())
 
     def load_model(self, name: str | None, config: OpenMedConfig, **arguments: Any) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
-        with self._lock:
+        with self._unchanged_on_error():
             spec, choice, follows, options = self._load_plan(name, config, arguments)
             if options:
                 unknown = ", ".join(sorted(options))
@@ -198,7 +200,7 @@ class Session:
         """Return a token-classification pipeline on the device that the configuration or the session says."""
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
-        with self._lock:
+        with self._unchanged_on_error():
             spec, choice, follows, options = self._load_plan(name, config, arguments)
             return self.models.pipeline(spec, choice.device, follows, strategy, options)
 
@@ -213,10 +215,10 @@ class Session:
         """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
         from .models.annotated import AnnotatedText
 
-        pipe = self.create_pipeline(name, OpenMedConfig(device=device), aggregation_strategy=strategy)
+        pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         with TENSOR_LOCK:
             entities = pipe(text) if text.strip() else []
-        return AnnotatedText(text, tuple(entities), name or "bundled", str(pipe.device), show_text)
+        return AnnotatedText(text, tuple(entities), name or "bundled", canonical(str(pipe.device)), show_text)
 
     def _chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
         return precedence(self.changes.shell, Wish(source, argument), self._override)
@@ -232,14 +234,18 @@ class Session:
         remote_code = bool(arguments.pop("trust_remote_code", False))
         wish = config.device if device is None else str(device)
         config, options = with_arguments(config, arguments)
-        follows = wish is None or not DeviceRequest.parse(wish, "argument").asks
-        choice = self.device(wish, "argument" if device is not None else "OpenMedConfig")
+        source = "argument" if device is not None else "OpenMedConfig"
+        follows = wish is None or not DeviceRequest.parse(wish, source).asks
+        choice = self.device(wish, source)
         return LoadSpec.of(name, config, remote_code), choice, follows, options
 
     def _enter(self, choice: DeviceChoice) -> None:
         """Bring the environment in line with the device that is now in force for the session."""
-        if choice.device != "mps":
-            self.changes.leave_mps(self._moment())
+        if choice.device == "mps":
+            self.changes.enter_mps(self._moment())
+        elif self._in_force == "mps":
+            self.changes.back_to({}, self._moment())
+        self._in_force = choice.device
         if self._override is not None:
             self.changes.publish(choice.device)
 
@@ -247,11 +253,12 @@ class Session:
     def _unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, and take back what was applied to the environment if the verb fails."""
         with self._lock:
-            before = self.changes.applied
+            applied, in_force = self.changes.applied, self._in_force
             try:
                 yield
-            except OpenMedError:
-                self.changes.back_to(before)
+            except BaseException:  # An interrupted import of torch too.
+                self.changes.back_to(applied, self._moment())
+                self._in_force = in_force
                 raise
 
     def _prepare(self, choice: DeviceChoice) -> None:
@@ -263,11 +270,19 @@ class Session:
         loaded = self._seam.torch_is_loaded()
         if not loaded or not self.machine.apple_silicon:
             return Moment(loaded, allocator_started=None if loaded else False)
-        probed = self.torch.failure("mps") is not None
+        probed = self._torch is not None and self._torch.failure("mps") is not None
         return Moment(loaded, allocator_started=probed or self._seam.mps_allocator_started())
 
     def _settle(self, request: DeviceRequest) -> DeviceChoice:
-        """Resolve a request, letting a GPU prove itself; what does not is ruled out and the next is taken."""
+        """Resolve a request; the environment of a GPU that was ruled out is taken back."""
+        before = self.changes.applied
+        choice = self._search(request)
+        if choice.device != "mps":
+            self.changes.back_to(before, self._moment())
+        return choice
+
+    def _search(self, request: DeviceRequest) -> DeviceChoice:
+        """Resolve a request, letting a GPU prove itself; where it does not, the next is taken."""
         torch = self.torch
         while True:
             choice = resolve(request, self.machine, torch, self.changes.shell)
@@ -278,6 +293,7 @@ class Session:
             choice = resolve(request, self.machine, torch, self.changes.shell)
             if needs_probe(choice, torch):
                 torch = self._torch = torch.with_probe(choice.device, self._seam.probe(choice.device))
+                self.changes.observe(self._moment())
 
     def _load_torch(self) -> TorchFacts:
         self._torch = self._seam.loaded_torch()

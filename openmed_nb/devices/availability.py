@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .backend import MINIMUM_TORCH, TorchFacts
+from .environment import UNSET_BOTH
 from .machine import Machine
 
-MINIMUM_MACOS = (14, 0)
+MINIMUM_MACOS = (14,)
 """The oldest macOS whose MPS torch supports (``EmptyTensor.cpp`` of torch 2.9 and later)."""
 
 FIRST_TORCH_WITH_MPS = (1, 13)
@@ -79,6 +80,11 @@ TORCH_RULES = (
         "Upgrade it: python -m pip install --upgrade torch.",
     ),
     Rule(
+        lambda h: _release(h) < MINIMUM_TORCH and h.machine.system == "Darwin" and h.machine.architecture == "x86_64",
+        "torch {torch} is older than 2.6, and no newer one is made for x86_64 Pythons on macOS",
+        "Use an arm64 Python on a Mac with Apple Silicon.",
+    ),
+    Rule(
         lambda h: _release(h) < MINIMUM_TORCH,
         "torch {torch} is older than 2.6, the first release that this package supports",
         "Upgrade it: python -m pip install --upgrade torch.",
@@ -117,6 +123,11 @@ MPS_RULES = (
         "torch finds no Metal device, as in a virtual machine or a sandbox",
         "Run on the Mac itself, outside of virtual machines and sandboxes.",
     ),
+    Rule(
+        lambda h: "watermark ratio" in (h.torch.failure("mps") or ""),
+        "torch refuses the watermark ratios that it read: {failure}",
+        UNSET_BOTH,
+    ),
 )
 
 CUDA_RULES = (
@@ -133,8 +144,8 @@ CUDA_RULES = (
     ),
     Rule(
         lambda h: h.machine.gpu_driver is False and not h.gpus,
-        "no NVIDIA driver is loaded",
-        "Install the NVIDIA driver, or use a computer with an NVIDIA GPU.",
+        "no {maker} driver is loaded",
+        "Install the {maker} driver, or use a computer with an {maker} GPU.",
     ),
     Rule(
         lambda h: h.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") and not h.gpus,
@@ -144,7 +155,7 @@ CUDA_RULES = (
     Rule(
         lambda h: h.torch.cuda_names == (),
         "torch {torch} ({build}) finds no GPU",
-        "Check with nvidia-smi that the driver is new enough for {build}.",
+        "Check with {tool} that the driver is new enough for {build}.",
     ),
     Rule(
         lambda h: h.torch.cuda_names is not None and h.index >= len(h.gpus),
@@ -181,9 +192,12 @@ def rejection(here: Surroundings) -> Rejection | None:
 
 def _words(here: Surroundings) -> dict[str, str]:
     count = len(here.gpus)
+    maker, tool = ("AMD", "rocm-smi") if (here.torch.gpu_build or "").startswith("ROCm") else ("NVIDIA", "nvidia-smi")
     return {
         "torch": here.torch.version or "",
         "build": here.torch.gpu_build or "",
+        "maker": maker,
+        "tool": tool,
         "system": here.machine.system,
         "architecture": here.machine.architecture,
         "macos": ".".join(str(part) for part in here.machine.macos or ()),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import TorchUnusable, one_line
+from .request import canonical
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ class TorchFacts:
 
     def failure(self, device: str) -> str | None:
         """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
-        return dict(self.probes).get(device)
+        return {canonical(probed): failure for probed, failure in self.probes}.get(canonical(device))
 
     def with_probe(self, device: str, failure: str) -> TorchFacts:
         """Return these facts with the outcome of one more probe."""
@@ -133,14 +134,19 @@ def import_torch() -> Any:
     """Import torch.
 
     Raises:
-        TorchUnusable: Where it is not installed or its libraries do not load.
+        TorchUnusable: Where it is not installed, its libraries do not load, or a file of the same name hides it.
     """
     try:
-        return importlib.import_module("torch")
-    except (ImportError, OSError) as error:
+        torch = importlib.import_module("torch")
+    except Exception as error:
+        # A damaged installation fails in any way: missing libraries, other versions of numpy, half-written files.
         raise TorchUnusable(
-            f"torch does not import: {error}.", "Reinstall it: python -m pip install --force-reinstall torch."
+            f"torch does not import: {str(error).rstrip('.') or type(error).__name__}.",
+            "Reinstall it: python -m pip install --force-reinstall torch.",
         ) from error
+    if not hasattr(torch, "Tensor"):
+        raise TorchUnusable(f"{torch.__file__} hides the real torch.", "Rename it, then restart the kernel.")
+    return torch
 
 
 def loaded_torch() -> TorchFacts:
@@ -163,15 +169,15 @@ def probe(device: str) -> str:
     """Compute a little on the device and compare with the CPU; return why that failed, empty where it worked.
 
     "Available" is not "usable": virtual Macs report MPS and then fail every allocation
-    (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU, because a seed gives
-    other numbers on MPS than on the CPU.
+    (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU, in float32,
+    whatever the person's defaults are: a seed gives other numbers on MPS, and float64 does not exist there.
 
     Example:
         >>> probe("cpu")
         ''
     """
     torch = import_torch()
-    left = torch.linspace(-1, 1, 64).reshape(8, 8)
+    left = torch.linspace(-1, 1, 64, dtype=torch.float32, device="cpu").reshape(8, 8)
     expected = torch.softmax(left @ left.T, dim=-1)
     try:
         moved = left.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
-from .environment import FALLBACK, IN_TIME, EnvPlan, Moment, apply, plan, undo
+from .environment import HIGH, UNSEEN, VARIABLES, EnvPlan, Moment, apply, plan, undo
 from .request import TORCH_DEVICE_VARIABLE
 
 
@@ -27,7 +27,8 @@ class EnvironmentChanges:
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         self._environ = environ
         self._applied: dict[str, str] = {}
-        self._in_time: dict[str, str] = {}
+        self._seen: dict[str, frozenset[str | None]] = dict.fromkeys(VARIABLES, frozenset((UNSEEN,)))
+        self._settled: set[str] = set()
         self._published: Published | None = None
 
     @property
@@ -51,29 +52,39 @@ class EnvironmentChanges:
                 variables[TORCH_DEVICE_VARIABLE] = published.before
         return variables
 
+    def observe(self, moment: Moment) -> None:
+        """Keep watch over the values that torch may have read; call it around every change and every use of torch."""
+        for name in VARIABLES:
+            has_read, value = moment.has_read(name), frozenset((self._environ.get(name),))
+            if name not in self._settled:
+                self._seen[name] = value if has_read is False else self._seen[name] | value
+            if has_read:
+                self._settled.add(name)
+
     def plan(self, device: str, moment: Moment) -> EnvPlan:
-        """Return the plan for a device, knowing which values stood there in time."""
-        return plan(self.shell, device, replace(moment, read=self._in_time))
+        """Return the plan for a device, knowing which values torch may have read."""
+        self.observe(moment)
+        started = True if HIGH in self._settled else moment.allocator_started
+        return plan(self.shell, device, replace(moment, allocator_started=started, seen=dict(self._seen)))
 
     def enter_mps(self, moment: Moment) -> None:
-        """Apply the MPS variables, and remember which of them torch will read."""
+        """Apply the MPS variables, in place of those that were applied before."""
         planned = self.plan("mps", moment)
-        self._applied.update(apply(planned, self._environ))
-        in_time = [one for one in planned.settings if one.effect == IN_TIME and one.value is not None]
-        self._in_time.update({one.name: str(one.value) for one in in_time})
+        undo(self._applied, self._environ, planned.additions)
+        self._applied = apply(planned, self._environ)
+        self.observe(moment)
 
-    def leave_mps(self, moment: Moment) -> None:
-        """Take the MPS variables back, and forget those that torch cannot have read yet."""
-        if not moment.torch_loaded:
-            self._in_time = {}
-        elif not moment.allocator_started:
-            self._in_time = {name: value for name, value in self._in_time.items() if name == FALLBACK}
-        self.back_to({})
+    def back_to(self, applied: Mapping[str, str], moment: Moment) -> None:
+        """Take back what was done to the MPS variables since then.
 
-    def back_to(self, applied: Mapping[str, str]) -> None:
-        """Take back all MPS variables that were applied since then."""
-        undo({name: value for name, value in self._applied.items() if name not in applied}, self._environ)
+        Args:
+            applied: What had been applied; empty to take everything back.
+            moment: What torch has done by now.
+        """
+        self.observe(moment)
+        undo(self._applied, self._environ, applied)
         self._applied = dict(applied)
+        self.observe(moment)
 
     def publish(self, device: str) -> None:
         """Write the device where the openmed package looks for it."""

@@ -14,7 +14,6 @@ from .machine import Machine
 from .request import NOBODY, DeviceRequest
 
 AUTO_ORDER = ("mps", "cuda", "cpu")
-GPU_ORDER = ("cuda", "mps")
 
 FLOAT32_REASONS = {
     "mps": "float64 does not exist on MPS, and reduced precision is unproven for this model",
@@ -80,10 +79,10 @@ def resolve(
         environ: The environment variables.
 
     Returns:
-        The choice. ``auto`` takes the first usable of mps, cuda and cpu, ``gpu`` that of cuda and mps.
+        The choice. ``auto`` takes the first usable of mps, cuda and cpu, ``gpu`` the kind of this system.
 
     Raises:
-        DeviceUnavailable: Where no candidate can be used; its remedy is the first candidate's.
+        DeviceUnavailable: Where no candidate can be used; its remedy is that of the last, which needs the least.
 
     Example:
         >>> linux = Machine("Linux", "x86_64", gpu_driver=False)
@@ -94,7 +93,7 @@ def resolve(
     environ = environ or {}
     switch = _cpu_switch(request, environ)
     rejected: list[Rejection] = []
-    for device in candidates(request):
+    for device in candidates(request, machine):
         found = _switched_off(device, switch) or rejection(Surroundings(device, machine, torch, environ))
         if found is None:
             reason = _reason(request, tuple(rejected), switch) + _hardware(device, machine, torch)
@@ -103,14 +102,15 @@ def resolve(
     raise unavailable(request, rejected)
 
 
-def candidates(request: DeviceRequest) -> tuple[str, ...]:
-    """Return the devices that would satisfy a request, the best first.
+def candidates(request: DeviceRequest, machine: Machine) -> tuple[str, ...]:
+    """Return the devices that would satisfy a request, the best first; macOS has no CUDA, and only macOS has MPS.
 
     Example:
-        >>> candidates(DeviceRequest("gpu", "argument")), candidates(DeviceRequest("cuda:1", "argument"))
-        (('cuda', 'mps'), ('cuda:1',))
+        >>> candidates(DeviceRequest("gpu", "argument"), Machine("Darwin", "arm64"))
+        ('mps',)
     """
-    return {"auto": AUTO_ORDER, "gpu": GPU_ORDER}.get(request.value, (request.value,))
+    gpu = "mps" if machine.system == "Darwin" else "cuda"
+    return {"auto": AUTO_ORDER, "gpu": (gpu,)}.get(request.value, (request.value,))
 
 
 def needs_probe(choice: DeviceChoice, torch: TorchFacts) -> bool:
@@ -123,7 +123,7 @@ def unavailable(request: DeviceRequest, rejected: Iterable[Rejection]) -> Device
     found = list(rejected)
     reasons = "; ".join(f"{one.device}: {one.reason}" if len(found) > 1 else one.reason for one in found)
     return DeviceUnavailable(
-        f"{request.value!r} (asked for by {request.source}) cannot be used: {reasons}.", found[0].remedy
+        f"{request.value!r} (asked for by {request.source}) cannot be used: {reasons}.", found[-1].remedy
     )
 
 

@@ -38,6 +38,9 @@ UNSURE = "unsure"
 CONFLICT = "conflict"
 IDLE = "not used"
 
+UNSEEN = "\0"
+"""Stands for a value that stood there before anyone looked; no environment variable can hold it."""
+
 RESTART = "Restart the kernel and run %load_ext openmed_nb before anything imports torch."
 UNSET_BOTH = f"Unset {HIGH} and {LOW}, then restart the kernel."
 
@@ -49,12 +52,18 @@ class Moment:
     Attributes:
         torch_loaded: Whether torch is imported.
         allocator_started: Whether the MPS allocator has read its watermarks; ``None`` where nobody can tell.
-        read: The values that stood in the environment when torch was loaded.
+        seen: For each variable that was watched, the values that torch may have read; ``None`` among them is "unset".
     """
 
     torch_loaded: bool = False
     allocator_started: bool | None = False
-    read: Mapping[str, str] = field(default_factory=dict)
+    seen: Mapping[str, frozenset[str | None]] = field(default_factory=dict)
+
+    def has_read(self, name: str) -> bool | None:
+        """Tell whether torch has read a variable by now, ``None`` where nobody can tell."""
+        if not self.torch_loaded:
+            return False
+        return True if name == FALLBACK else self.allocator_started
 
 
 @dataclass(frozen=True)
@@ -145,10 +154,15 @@ def apply(planned: EnvPlan, environ: MutableMapping[str, str]) -> dict[str, str]
     return planned.additions
 
 
-def undo(applied: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
-    """Remove what was set, but only where it still has the value that was set."""
-    for name, value in applied.items():
-        if environ.get(name) == value:
+def undo(
+    applied: Mapping[str, str], environ: MutableMapping[str, str], before: Mapping[str, str] | None = None
+) -> None:
+    """Remove what was set, or give it the value of before, but only where it still has the value that was set."""
+    former = before or {}
+    for name in [name for name, value in applied.items() if environ.get(name) == value]:
+        if name in former:
+            environ[name] = former[name]
+        else:
             del environ[name]
 
 
@@ -162,7 +176,7 @@ def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, s
     Example:
         >>> watermark_defaults(None, None), watermark_defaults("0.7", None), watermark_defaults(None, "1.2")
         (('1.0', '0.9'), (None, '0.63'), ('1.2', None))
-        >>> watermark_defaults("many", None), watermark_defaults("1.5", "0.5")
+        >>> watermark_defaults("2.5", None), watermark_defaults("1.5", "0.5")
         ((None, None), (None, None))
     """
     if high is None and low is None:
@@ -215,13 +229,13 @@ def is_number(text: str) -> bool:
 
 
 def is_ratio(text: str) -> bool:
-    """Tell whether the text is a number that torch takes as a high ratio: 0 to 2.
+    """Tell whether torch takes what it reads of the text as a high ratio: 0 to 2.
 
     Example:
         >>> is_ratio("2.0"), is_ratio("2.1"), is_ratio("nan")
         (True, False, False)
     """
-    return is_number(text) and 0 <= parse_ratio(text) <= LARGEST_RATIO
+    return 0 <= parse_ratio(text) <= LARGEST_RATIO
 
 
 def _low_below(high: float) -> str:
@@ -233,22 +247,19 @@ def _setting(name: str, environ: Mapping[str, str], wanted: str | None, conflict
     origin = "kept" if name in environ else "unset" if wanted is None else "set"
     if name != FALLBACK and conflict:
         return EnvSetting(name, value, origin, CONFLICT, f"torch will say: {conflict}", UNSET_BOTH)
-    effect, remedy = _effect(name, value, origin, moment)
+    effect = _effect(value, moment.has_read(name), moment.seen.get(name, frozenset((UNSEEN, environ.get(name)))))
     note, correction = _value_advice(name, value)
-    return EnvSetting(name, value, origin, effect, note, correction or remedy)
+    restart = RESTART if effect in (TOO_LATE, UNSURE) else ""
+    return EnvSetting(name, value, origin, effect, note, correction or restart)
 
 
-def _effect(name: str, value: str | None, origin: str, moment: Moment) -> tuple[str, str]:
-    """Return whether torch sees a value, and what to do where it may not."""
-    if not moment.torch_loaded:
-        return IN_TIME, ""
-    if value is not None and moment.read.get(name) == value:
-        return IN_FORCE, ""
-    if name == FALLBACK:
-        return (UNSURE if origin == "kept" and name not in moment.read else TOO_LATE), RESTART
-    if moment.allocator_started is False:
-        return IN_TIME, ""
-    return (TOO_LATE if moment.allocator_started and origin != "kept" else UNSURE), RESTART
+def _effect(value: str | None, has_read: bool | None, seen: frozenset[str | None]) -> str:
+    """Return whether torch sees a value, from the values that it may have read."""
+    if has_read is False:
+        return IN_TIME
+    if seen == {value}:
+        return IN_FORCE
+    return UNSURE if has_read is None or value in seen else TOO_LATE
 
 
 def _value_advice(name: str, value: str | None) -> tuple[str, str]:

@@ -16,6 +16,7 @@ SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
 NOBODY = "nobody"
 
 SAME_AS = {"": "auto", "default": "auto", "mps:0": "mps"}
+CUDA = re.compile(r"cuda:(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
         value = str(spelling).strip().lower()
         value = SAME_AS.get(value, value)
-        if match := re.fullmatch(r"cuda:(\d{1,4})", value, flags=re.ASCII):
+        if match := CUDA.fullmatch(value):
             return cls(f"cuda:{int(match[1])}", source)
         if value not in SPELLINGS or value == "cuda:n":
             raise _unknown(str(spelling), value, source)
@@ -113,13 +114,23 @@ def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
     return DeviceRequest("auto", NOBODY)
 
 
+def canonical(device: str) -> str:
+    """Return the one spelling of a device: ``cuda`` is the first GPU, and torch calls ``mps`` also ``mps:0``.
+
+    Example:
+        >>> canonical("cuda"), canonical("mps:0"), canonical("cpu")
+        ('cuda:0', 'mps', 'cpu')
+    """
+    return {"cuda": "cuda:0", "mps:0": "mps"}.get(device, device)
+
+
 def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:
     import difflib
 
-    kind, colon, index = value.partition(":")
-    nearest = difflib.get_close_matches(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default"), n=1, cutoff=0.4)
-    index = index if colon and index.isdecimal() and index.isascii() and nearest == ["cuda"] else ""
-    suggestion = f"{nearest[0]}:{index}" if nearest and index else nearest[0] if nearest else "auto"
+    kind, _, index = value.partition(":")
+    near = difflib.get_close_matches(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default"), n=1, cutoff=0.4)
+    nearest = near[0] if near else "auto"
+    suggestion = f"{nearest}:{index}" if CUDA.fullmatch(f"{nearest}:{index}") else nearest
     shown = shorten(spelling)
     accepted = ", ".join(SPELLINGS)
     return UnknownDevice(f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {accepted}.")

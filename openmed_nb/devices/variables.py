@@ -16,7 +16,12 @@ SHOWN = (
 )
 
 SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"(?P<scheme>\w+://)[^/@\s]+@|\b(hf|sk|ghp|gho|pat)_\w+|(key|token|secret|passw\w*|pwd)=\S+")
+SECRET_VALUE = re.compile(
+    r"(?P<scheme>\w+://)[^/\s]+@"  # the user and password of an address
+    r"|\b(hf|sk|gh[a-z]|github_pat)_\w+|\b(sk|glpat)-[\w-]+"  # tokens that tell whose they are
+    r"|(key|token|secret|passw\w*|pwd)=\S+",
+    re.IGNORECASE,
+)
 MASK = "***"
 
 

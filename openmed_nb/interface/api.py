@@ -82,7 +82,9 @@ def resolve_torch_device(prefer: str | None = "auto") -> str:
         'cuda:1'
     """
     request = SESSION.request(prefer)
-    return request.value if request.asks and request.value != "gpu" else SESSION.device(prefer).device
+    if request.value == "gpu":
+        return "mps" if SESSION.machine.system == "Darwin" else "cuda"
+    return request.value if request.asks else SESSION.device().device
 
 
 @dataclass(frozen=True)

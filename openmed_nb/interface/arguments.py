@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import parse_argstring
+from IPython.utils.process import arg_split
 
 from ..errors import MagicError, shorten
+
+QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
 
 def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
@@ -25,12 +28,31 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
         MagicError: For an argument that the magic does not have, or quotes that do not close. IPython's own
             ``UsageError`` prints a text and lets nbval pass.
     """
-    name = f"%{magic.__name__}"
+    parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
     try:
-        arguments: argparse.Namespace = parse_argstring(magic, clean(line))
+        arguments, others = parser.parse_known_args(words(line))
     except (UsageError, ValueError) as error:
-        raise MagicError(f"{name} does not understand {shorten(line)!r}: {error}.", f"See {name} --help.") from None
+        raise _mistake(magic, shorten(str(error).removesuffix("."), 120)) from None
+    if others:
+        raise _mistake(magic, _unknown(others))
     return arguments
+
+
+def usage(magic: Callable[..., Any]) -> str:
+    """Return the help of a magic, without the marks that IPython puts in front for its documentation."""
+    return (magic.__doc__ or "").removeprefix("::").strip()
+
+
+def words(line: str) -> list[str]:
+    r"""Return the words of a line, without the quotes that hold a word with spaces together.
+
+    A backslash is kept, because Windows writes paths with it.
+
+    Example:
+        >>> words("--model 'my models/mine' --device=\"cpu\" ; # the slow one")
+        ['--model', 'my models/mine', '--device=cpu']
+    """
+    return [QUOTED.sub(r"\2", word) for word in arg_split(clean(line))]
 
 
 def clean(line: str) -> str:
@@ -52,3 +74,14 @@ def clean(line: str) -> str:
             line = line[:index]
             break
     return line.strip().removesuffix(";").strip()
+
+
+def _unknown(others: list[str]) -> str:
+    """Name the first unknown flag; other words may be part of a note, so they are only counted."""
+    flags = [word for word in others if word.startswith("-")]
+    return f"there is no {shorten(flags[0])}" if flags else f"{len(others)} of its words are too many"
+
+
+def _mistake(magic: Callable[..., Any], what: str) -> MagicError:
+    name = f"%{magic.__name__}"
+    return MagicError(f"{name} does not understand its line: {what}.", f"See {name} --help.")

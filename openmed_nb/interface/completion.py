@@ -12,7 +12,7 @@ from ..devices.request import SPELLINGS
 from ..models.config import STRATEGIES
 from .magics import DEVICE_FLAGS, NER_FLAGS
 
-LINE = re.compile(r"^\s*(?:[\w.,\s]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner)\s(?P<before>.*?)(?P<word>\S*)$")
+LINE = re.compile(r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner)\s(?P<before>.*?)(?P<word>\S*)$")
 
 DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
 
@@ -28,6 +28,7 @@ VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
     "--model": model_names,
     "--strategy": lambda: STRATEGIES,
     "--device": lambda: DEVICES,
+    "--out": tuple,
 }
 
 

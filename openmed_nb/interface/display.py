@@ -14,14 +14,13 @@ from typing import Any
 
 STYLE = """<style>
 .openmed-nb {color: var(--jp-content-font-color1, inherit); font-size: 0.95em; line-height: 1.5;}
-.openmed-nb .openmed-title {font-weight: 600;}
 .openmed-nb table {border-collapse: collapse; margin: 0.4em 0;}
 .openmed-nb caption {text-align: left; font-weight: 600; color: inherit; padding: 0.2em 0; caption-side: top;}
 .openmed-nb th, .openmed-nb td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
 .openmed-nb tbody tr {border-top: 1px solid var(--jp-border-color2, #8888);}
 .openmed-nb p {margin: 0.15em 0;}
 .openmed-nb mark {border-radius: 3px; padding: 0 0.2em; color: #000000;}
-.openmed-nb mark small {font-weight: 600; padding-left: 0.3em;}
+.openmed-nb mark small {font-weight: 600;}
 .openmed-nb .openmed-colour-0 {background: #ffd8a8;} .openmed-nb .openmed-colour-1 {background: #a5d8ff;}
 .openmed-nb .openmed-colour-2 {background: #b2f2bb;} .openmed-nb .openmed-colour-3 {background: #eebefa;}
 .openmed-nb .openmed-colour-4 {background: #ffec99;} .openmed-nb .openmed-colour-5 {background: #c3fae8;}
@@ -124,12 +123,12 @@ def to_html(report: Report) -> str:
     """Return the report as one HTML element with its style sheet.
 
     Example:
-        >>> to_html(Report("<cpu>")).endswith('<p class="openmed-title">&lt;cpu&gt;</p></div>')
+        >>> to_html(Report("<cpu>")).endswith('<p><strong>&lt;cpu&gt;</strong></p></div>')
         True
     """
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
     tables = "".join(_html_table(table) for table in report.tables)
-    title = f'<p class="openmed-title">{escape(report.title)}</p>'
+    title = f"<p><strong>{escape(report.title)}</strong></p>"
     return f'{STYLE}<div class="openmed-nb tex2jax_ignore">{title}{sentences}{report.figure}{tables}</div>'
 
 

@@ -13,16 +13,17 @@ Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` descri
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Bool, Enum, Unicode
 
-from ..errors import MagicError
+from ..errors import MagicError, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
-from .arguments import parse
+from .arguments import parse, usage
 from .display import Json
 
 DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--help")
@@ -56,7 +57,7 @@ class OpenMedMagics(Magics):
         """Show the device of this session and why, or change it."""
         arguments = parse(self.openmed_device, line)
         if arguments.help:
-            return print(self.openmed_device.__doc__)
+            return print(usage(self.openmed_device))
         answer = self._device_verb(arguments)
         return Json.of(answer.to_dict()) if arguments.json else answer
 
@@ -71,11 +72,11 @@ class OpenMedMagics(Magics):
         """Find entities in the text of the cell and show them in it."""
         arguments = parse(self.openmed_ner, line)
         if arguments.help:
-            return print(self.openmed_ner.__doc__)
+            return print(usage(self.openmed_ner))
         if cell is None:
             raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
-        if arguments.out is not None and not arguments.out.isidentifier():
-            raise MagicError(f"{arguments.out!r} is no name of a variable.", "Use letters, digits and underscores.")
+        if arguments.out is not None and (not arguments.out.isidentifier() or iskeyword(arguments.out)):
+            raise MagicError(f"{shorten(arguments.out)!r} is no name of a variable.", "Use a name such as 'found'.")
         model = arguments.model or self.default_model
         strategy = arguments.strategy or self.aggregation_strategy
         result = SESSION.annotate(cell, model, arguments.device, strategy, self.show_text)

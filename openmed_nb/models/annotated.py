@@ -53,14 +53,13 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         """Return what there is to show: the text with its entities marked, and a table of them."""
         count = len(self.entities)
         title = f"{count} {'entity' if count == 1 else 'entities'} found by {self.model} on {self.device}"
-        legend = Table("Labels", ("label", "entities"), tuple((name, self._count(name)) for name in self.labels))
-        tables = (self._table(), legend) if count else ()
+        tables = (self._table(),) if count else ()
         if not self.show_text:
             return Report(title, (HIDDEN,), tables)
-        return Report(title, (), tables, figure=self._html(), figure_text=self._text())
+        return Report(title, (), tables, figure=self._html() + self._legend_html(), figure_text=self._text())
 
-    def _count(self, name: str) -> str:
-        return str(sum(label(entity) == name for entity in self.entities))
+    def _count(self, name: str) -> int:
+        return sum(label(entity) == name for entity in self.entities)
 
     def _table(self) -> Table:
         rows = tuple(
@@ -78,13 +77,23 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
 
     def _mark(self, piece: str, entity: Mapping[str, Any]) -> str:
         name = escape(label(entity))
-        colour = self.labels.index(label(entity)) % COLOURS
         hover = f"{name} {float(entity['score']):.3f}, characters {entity['start']} to {entity['end']}"
-        return f'<mark class="openmed-colour-{colour}" title="{hover}">{escape(piece)}<small>{name}</small></mark>'
+        content = f"{escape(piece)} <small>{name}</small>"
+        return f'<mark class="{self._colour(label(entity))}" title="{hover}">{content}</mark>'
+
+    def _legend_html(self) -> str:
+        marks = (
+            f'<mark class="{self._colour(name)}">{escape(name)}</mark> {self._count(name)}' for name in self.labels
+        )
+        return f"<p>Labels: {', '.join(marks)}</p>" if self.labels else ""
+
+    def _colour(self, name: str) -> str:
+        return f"openmed-colour-{self.labels.index(name) % COLOURS}"
 
     def _text(self) -> str:
         pieces = (piece if entity is None else f"[{piece}]({label(entity)})" for piece, entity in self._pieces())
-        return "".join(pieces)
+        legend = ", ".join(f"{name} {self._count(name)}" for name in self.labels)
+        return "".join(pieces).rstrip() + (f"\nLabels: {legend}" if legend else "")
 
     def _pieces(self) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
         """Yield the text in pieces, each with its entity; one that overlaps an earlier one is left to the table."""

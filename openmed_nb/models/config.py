@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -16,12 +19,23 @@ BACKENDS_ELSEWHERE = {
 }
 """Backends of the openmed package that are not part of this one, and how to get them."""
 
+TYPES: dict[str, tuple[type, ...]] = {
+    "revision": (str, NoneType),
+    "cache_dir": (str, os.PathLike, NoneType),
+    "hf_token": (str, bool, NoneType),
+    "local_only": (bool,),
+    "default_org": (str,),
+    "remote_code_allowed": (str, tuple, list),
+    "allow_pickle": (bool,),
+}
+"""What the settings may be; a text where a flag is meant, such as "no", would count as yes."""
+
 DTYPES = ("float32", "float16", "bfloat16")
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
-"""``simple`` lets a prediction inside a word break it: 80.1 against 82.9 F1 on whole abstracts (the model card)."""
+"""``first`` labels a word by its first sub-token; ``simple`` lets a prediction inside a word break it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,13 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
 
     def __post_init__(self) -> None:
         if self.backend not in (BACKEND, None):
-            raise _unknown_backend(self.backend)
-        check_dtype(self.dtype)
+            raise _unknown_backend(str(self.backend))
+        for name, types in TYPES.items():
+            _check_type(name, getattr(self, name), types)
+        object.__setattr__(self, "dtype", check_dtype(self.dtype))
+        object.__setattr__(self, "remote_code_allowed", _names(self.remote_code_allowed))
+        for one in self.remote_code_allowed:
+            _check_type("remote_code_allowed", one, (str,))
 
 
 def check_dtype(dtype: object) -> str:
@@ -132,6 +151,18 @@ def with_arguments(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[Op
     names = ("dtype", "revision", "cache_dir", "local_only", "allow_pickle")
     settings = {name: arguments[name] for name in names if name in arguments}
     return replace(config, **settings), {name: value for name, value in arguments.items() if name not in names}
+
+
+def _names(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one name, or several, as a tuple; a bare name is taken for the tuple it was meant to be."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
+    """Check a setting; its value is not shown, because it could be a token."""
+    if not isinstance(value, types):
+        accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
+        raise ConfigurationError(f"The setting {name!r} cannot be of type {type(value).__name__}.", f"Use {accepted}.")
 
 
 def _unknown_backend(backend: str) -> ConfigurationError:

@@ -30,8 +30,9 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         raise ModelUnusable(f"The folder of {name!r} holds no model: it has no config.json.", ANOTHER)
     try:
         config = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelUnusable(f"The config.json of {name!r} is no JSON: {error}.", "Download the model again.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"The config.json of {name!r} cannot be read: {error}."
+        raise ModelUnusable(what, "Download the model again.") from error
     if not isinstance(config, dict):
         raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
     check_task(config, name)
@@ -51,7 +52,8 @@ def check_task(config: dict[str, Any], name: str) -> None:
         openmed_nb.errors.ModelUnusable: The model 'mine' is a BertForMaskedLM, which is no token classifier. \
 Use the name or the folder of a token-classification model in safetensors.
     """
-    architectures = [str(one) for one in config.get("architectures") or []]
+    stated = config.get("architectures")
+    architectures = [str(one) for one in stated] if isinstance(stated, list) else []
     if architectures and not any(one.endswith(HEAD) for one in architectures):
         what = f"The model {name!r} is a {architectures[0]}, which is no token classifier."
         raise ModelUnusable(what, ANOTHER)
@@ -64,11 +66,12 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         ModelRefused: Where the only weights are pickles, which can run any code, and these were not allowed.
         ModelUnusable: Where there are no weights.
     """
-    if _has(folder, SAFETENSORS):
+    disguised = any(not shard.endswith(".safetensors") for shard in _shards(folder / SAFETENSORS[1]))
+    if _has(folder, SAFETENSORS) and not disguised:
         return True
-    if allow_pickle and _has(folder, PICKLES):
-        return False
-    if _has(folder, PICKLES):
+    if allow_pickle and (disguised or _has(folder, PICKLES)):
+        return disguised
+    if disguised or _has(folder, PICKLES):
         raise ModelRefused(
             f"The weights of {name!r} are a pickle file, which can run any code when it is loaded.",
             "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them.",
@@ -108,7 +111,15 @@ def check_remote_code(config: dict[str, Any], name: str, location: str, allowed:
 def _transformers_knows(config: dict[str, Any]) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    return config.get("model_type") in CONFIG_MAPPING_NAMES
+    return str(config.get("model_type")) in CONFIG_MAPPING_NAMES
+
+
+def _shards(index: Path) -> set[str]:
+    """Return the files that an index points to; none where it is damaged, which loading the weights reports."""
+    try:
+        return {str(shard) for shard in json.loads(index.read_text("utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return set()
 
 
 def _has(folder: Path, names: tuple[str, ...]) -> bool:

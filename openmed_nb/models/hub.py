@@ -95,8 +95,10 @@ def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
         address = _address(endpoint)
     except ValueError:
         return False  # a port that is no number, say, in a proxy variable
-    threading.Thread(target=_connect, args=(address, seconds, connected), daemon=True).start()
-    return connected.wait(seconds)
+    thread = threading.Thread(target=_connect, args=(address, seconds, connected), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return connected.is_set()
 
 
 def _connect(address: tuple[str, int], seconds: float, connected: threading.Event) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK
-from ..errors import DeviceUnavailable, ModelUnusable, one_line
+from ..errors import DeviceUnavailable, ModelUnusable, shorten
 from .config import OpenMedConfig
 from .folder import check_remote_code, check_weights, read_config
 from .hub import fetch_model
@@ -103,9 +103,10 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
     location, allowed = spec.reference.location, spec.config.remote_code_allowed
     remote = check_remote_code(settings, name, location, allowed, spec.remote_code)
-    with quiet_progress_bars():
-        tokenizer = load_tokenizer(folder, name, remote)
-        model = load_weights(folder, name, spec.config.dtype, safetensors, remote)
+    with quiet_transformers():
+        config = load_config(folder, name, spec.config.dtype, remote)
+        tokenizer = load_tokenizer(folder, name, config, remote)
+        model = load_weights(folder, name, config, safetensors, remote)
     tokenizer.model_max_length = usable_length(tokenizer, model.config)
     move(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config)
@@ -120,7 +121,37 @@ def model_folder(spec: LoadSpec) -> Path:
     return Path(spec.reference.location)
 
 
-def load_tokenizer(folder: Path, name: str, remote: bool) -> PreTrainedTokenizerBase:
+@contextlib.contextmanager
+def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
+    """Turn any error while a part of a model is loaded into one that says which part, of which model.
+
+    Damaged files make transformers raise errors of every class, bare Exceptions of the tokenizers library among them.
+
+    Raises:
+        ModelUnusable: For any error.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ModelUnusable(f"The {part} of {name!r} does not load: {_cause(error)}.", _again(folder)) from error
+
+
+def load_config(folder: Path, name: str, dtype: str, remote: bool) -> PreTrainedConfig:
+    """Load the settings of a model folder, with the type that its weights shall have.
+
+    The type is always given, because transformers 5 otherwise takes the stored one, and a 16-bit file is three times
+    slower on a CPU.
+
+    Raises:
+        ModelUnusable: Where they are those of no model that transformers knows, or make no sense.
+    """
+    from transformers import AutoConfig
+
+    with unusable_on_error("config.json", name, folder):
+        return AutoConfig.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=remote)
+
+
+def load_tokenizer(folder: Path, name: str, config: PreTrainedConfig, remote: bool) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder.
 
     Raises:
@@ -128,48 +159,51 @@ def load_tokenizer(folder: Path, name: str, remote: bool) -> PreTrainedTokenizer
     """
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=remote)
-    except Exception as error:
-        # The tokenizers library raises bare Exceptions for damaged files, so no narrower class would do.
-        what = f"The tokenizer of {name!r} does not load: {_first_line(error)}."
-        raise ModelUnusable(what, _again(folder)) from error
+    with unusable_on_error("tokenizer", name, folder):
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, config=config, local_files_only=True, trust_remote_code=remote
+        )
+    files = tokenizer.vocab_files_names.values()
+    if files and not any((folder / file).is_file() for file in files):
+        # transformers would go on with an empty vocabulary, in which every word is unknown.
+        what = f"The folder of {name!r} holds no tokenizer: it has no {' or '.join(sorted(files))}."
+        raise ModelUnusable(what, _again(folder))
     if not tokenizer.is_fast:
         raise ModelUnusable(
             f"The tokenizer of {name!r} gives no offsets, so entities could not be found in the text.",
             "Use a model with a fast tokenizer (a tokenizer.json).",
         )
+    if tokenizer.pad_token is None:
+        # The windows of a long text are padded to one length. Padding is masked, so any token will do.
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
-def load_weights(folder: Path, name: str, dtype: str, safetensors: bool, remote: bool) -> PreTrainedModel:
+def load_weights(folder: Path, name: str, config: PreTrainedConfig, safetensors: bool, remote: bool) -> PreTrainedModel:
     """Load the weights of a model folder into memory, for evaluation.
 
-    The type is always given, because transformers 5 otherwise takes the stored one, and a 16-bit file is three times
-    slower on a CPU.
-
     Raises:
-        ModelUnusable: Where the weights are damaged, or some of the model's are missing and would be random numbers.
+        ModelUnusable: Where the weights are damaged, or some of the model's would be random numbers because they are
+            missing or have another shape.
     """
-    import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForTokenClassification
 
-    try:
+    with unusable_on_error("weights file", name, folder):
         model, info = AutoModelForTokenClassification.from_pretrained(
             folder,
-            dtype=getattr(torch, dtype),
+            config=config,
+            dtype=config.dtype,
             use_safetensors=safetensors,
             local_files_only=True,
             trust_remote_code=remote,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        what = f"The weights of {name!r} do not load: {_first_line(error)}."
-        raise ModelUnusable(what, _again(folder)) from error
-    missing = sorted(info["missing_keys"])
+    missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
     if missing:
-        what = f"The weights of {name!r} lack {len(missing)} tensors, {missing[0]} among them."
+        what = (
+            f"The weights of {name!r} lack {len(missing)} tensors that its config.json asks for, such as {missing[0]}."
+        )
         raise ModelUnusable(what, _again(folder))
     return model.eval()
 
@@ -188,10 +222,10 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
     with TENSOR_LOCK:
         try:
             model.to(torch.device(device))
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without the device
             model.to(former)
             raise DeviceUnavailable(
-                f"The model {name!r} could not be moved to {device}: {_first_line(error)}.",
+                f"The model {name!r} could not be moved to {device}: {_cause(error)}.",
                 "Unload other models first, or use the CPU.",
             ) from error
 
@@ -203,24 +237,29 @@ def usable_length(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) 
     silently wrong rows on MPS.
     """
     positions = getattr(config, "max_position_embeddings", None)
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < LONGEST_REAL_LIMIT else []
-    if isinstance(positions, int) and positions > 0:
-        offset = config.model_type in MODELS_WITH_OFFSET_POSITIONS
-        limits.append(positions - (config.pad_token_id or 0) - 1 if offset else positions)
-    return min(limits) if limits else 512
+    if isinstance(positions, int) and config.model_type in MODELS_WITH_OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    shortest = tokenizer.num_special_tokens_to_add() + 1
+    limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
+    return int(min((limit for limit in limits if shortest <= limit < LONGEST_REAL_LIMIT), default=512))
 
 
 @contextlib.contextmanager
-def quiet_progress_bars() -> Iterator[None]:
-    """Silence transformers' bar for reading weights from disk, and give it back as it was."""
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bar and warnings during a load, and give them back as they were.
+
+    What its warnings say of missing weights is an error here.
+    """
     from transformers.utils import logging
 
-    was_on = logging.is_progress_bar_enabled()
+    bar_was_on, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        if was_on:
+        logging.set_verbosity(verbosity)
+        if bar_was_on:
             logging.enable_progress_bar()
 
 
@@ -232,9 +271,8 @@ def _without_float64(model: PreTrainedModel) -> None:
         tensor.data = tensor.data.to(smaller.get(tensor.dtype, tensor.dtype))
 
 
-def _first_line(error: Exception) -> str:
-    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return one_line(line)[:200].rstrip(".")
+def _cause(error: Exception) -> str:
+    return shorten(str(error), 200).rstrip(".") or type(error).__name__
 
 
 def _again(folder: Path) -> str:

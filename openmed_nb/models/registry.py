@@ -37,7 +37,6 @@ ALIASES = {
 
 ALIAS_SHAPE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 HUB_ID_SHAPE = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-BARE_NAME_SHAPE = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,11 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
         >>> find_model("OpenMed-NER-DiseaseDetect-TinyMed-135M").location
         'OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M'
     """
-    text = "bundled" if name is None else os.fspath(name)
+    text = "bundled" if name is None else str(name)
     if text in BUNDLED:
         return ModelReference(text, str(BUNDLED[text]), "bundled")
-    if os.path.isdir(os.path.expanduser(text)):
-        return ModelReference(text, os.path.abspath(os.path.expanduser(text)), "folder")
+    if folder := _folder(text):
+        return ModelReference(text, folder, "folder")
     if location := _hub_id(text, default_org):
         return ModelReference(text, location, "hub")
     raise unknown_model(text)
@@ -89,9 +88,10 @@ def unknown_model(name: str) -> UnknownModel:
         >>> unknown_model("disease_detection_tinny").remedy.startswith("Use 'disease_detection_tiny'")
         True
     """
-    known = {**dict.fromkeys(BUNDLED), **ALIASES, **openmed_aliases()}
+    aliases = {**ALIASES, **openmed_aliases()}
+    known = {one.lower(): one for one in ("bundled_small", *aliases, *aliases.values())}
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
-    offered = ", ".join(repr(alias) for alias in nearest)
+    offered = ", ".join(repr(known[one]) for one in nearest)
     shown = shorten(name)
     return UnknownModel(
         f"There is no model named {shown!r}: no folder, alias or hub id.",
@@ -119,11 +119,18 @@ def _is_plain_pytorch(info: object) -> bool:
     return getattr(info, "task", None) == "token-classification" and "pytorch" in formats and not converted
 
 
+def _folder(text: str) -> str | None:
+    try:
+        path = os.path.expanduser(text)
+    except ValueError:
+        return None  # no user's name has a NUL in it
+    return os.path.abspath(path) if os.path.isdir(path) else None
+
+
 def _hub_id(text: str, default_org: str) -> str | None:
-    if HUB_ID_SHAPE.fullmatch(text):
-        return None if text.startswith(("./", "../", ".")) else text
     if text in ALIASES:
         return ALIASES[text]
     if ALIAS_SHAPE.fullmatch(text):
         return openmed_aliases().get(text)
-    return f"{default_org}/{text}" if BARE_NAME_SHAPE.fullmatch(text) and not text.startswith(".") else None
+    location = text if "/" in text else f"{default_org}/{text}"
+    return location if HUB_ID_SHAPE.fullmatch(location) and not text.startswith(".") else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK, empty_cache
+from ..devices.request import canonical
 from ..errors import ConfigurationError
 from .loading import LoadedModel, LoadSpec, collector_at_rest, load, move
 
@@ -132,24 +133,36 @@ class ModelStore:
 
 @collector_at_rest()
 def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> TokenClassificationPipeline:
-    """Build transformers' pipeline over a loaded model, so that no text is cut off at the model's longest input."""
-    from transformers import TokenClassificationPipeline
+    """Build transformers' pipeline over a loaded model, so that no text is cut off at the model's longest input.
 
-    arguments = {**default_stride(loaded, strategy), **options, "aggregation_strategy": strategy}
+    Most options are only read when there is a text, so the pipeline proves itself on one word.
+
+    Raises:
+        ConfigurationError: Where the pipeline does not work with the options.
+    """
+    from transformers import TokenClassificationPipeline
+    from transformers.pipelines.token_classification import AggregationStrategy
+
+    stride = default_stride(loaded) if options.get("stride") is None else options["stride"]
+    arguments = {**options, "stride": stride, "aggregation_strategy": "simple"}
     try:
-        return TokenClassificationPipeline(
+        pipe = TokenClassificationPipeline(
             model=loaded.model, tokenizer=loaded.tokenizer, device=loaded.model.device, **arguments
         )
-    except (TypeError, ValueError) as error:
+        # Set afterwards, because transformers refuses windows for "none", although it can join them.
+        pipe._postprocess_params["aggregation_strategy"] = AggregationStrategy(strategy)  # noqa: SLF001
+        with TENSOR_LOCK:
+            pipe("word")
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise ConfigurationError(
             f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
         ) from error
+    return pipe
 
 
-def default_stride(loaded: LoadedModel, strategy: str) -> dict[str, int]:
-    """Return the overlap with which long texts are read in windows; transformers has none for ``"none"``."""
-    limit = int(loaded.tokenizer.model_max_length)
-    return {} if strategy == "none" else {"stride": min(LARGEST_STRIDE, limit // 4)}
+def default_stride(loaded: LoadedModel) -> int:
+    """Return the overlap with which long texts are read in windows."""
+    return min(LARGEST_STRIDE, int(loaded.tokenizer.model_max_length) // 4)
 
 
 def same_device(one: str, other: str) -> bool:
@@ -160,13 +173,3 @@ def same_device(one: str, other: str) -> bool:
         (True, False)
     """
     return canonical(one) == canonical(other)
-
-
-def canonical(device: str) -> str:
-    """Return the one spelling of a device: ``cuda`` is the first GPU.
-
-    Example:
-        >>> canonical("cuda"), canonical("mps:0"), canonical("cpu")
-        ('cuda:0', 'mps', 'cpu')
-    """
-    return {"cuda": "cuda:0", "mps:0": "mps"}.get(device, device)

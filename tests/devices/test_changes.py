@@ -1,0 +1,225 @@
+"""What was done to the environment: told truly whatever a person does between, and taken back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.devices.changes import EnvironmentChanges
+from openmed_nb.devices.environment import (
+    FALLBACK,
+    HIGH,
+    IN_FORCE,
+    IN_TIME,
+    LOW,
+    TOO_LATE,
+    UNSURE,
+    VARIABLES,
+    Moment,
+)
+
+
+class Kernel:
+    """A kernel with a torch that reads its variables when the real one does, and a person who types."""
+
+    def __init__(self) -> None:
+        self.environ: dict[str, str] = {}
+        self.changes = EnvironmentChanges(self.environ)
+        self.read: dict[str, str | None] = {}
+        self.tensor_lives = False
+
+    @property
+    def moment(self) -> Moment:
+        """What can be known of this torch from outside."""
+        loaded = FALLBACK in self.read
+        return Moment(loaded, None if loaded and not self.tensor_lives else loaded)
+
+    def load(self) -> None:
+        """Type ``import torch``."""
+        self.read.setdefault(FALLBACK, self.environ.get(FALLBACK))
+
+    def compute(self) -> None:
+        """Make an MPS tensor and keep it."""
+        self.touch()
+        self.tensor_lives = True
+
+    def touch(self) -> None:
+        """Make an MPS tensor and drop it, which leaves no trace."""
+        self.load()
+        for name in (HIGH, LOW):
+            self.read.setdefault(name, self.environ.get(name))
+
+    def drop(self) -> None:
+        """Delete the tensors."""
+        self.tensor_lives = False
+
+    def enter(self) -> None:
+        """Choose mps."""
+        self.changes.enter_mps(self.moment)
+
+    def leave(self) -> None:
+        """Choose another device."""
+        self.changes.back_to({}, self.moment)
+
+    def look(self) -> None:
+        """Ask for the plan."""
+        self.changes.plan("mps", self.moment)
+
+    def type(self, name: str, value: str | None) -> None:
+        """Look, then set or unset a variable."""
+        self.look()
+        if value is None:
+            self.environ.pop(name, None)
+        else:
+            self.environ[name] = value
+
+    @property
+    def effects(self) -> dict[str, str]:
+        """What is told of each variable."""
+        return {one.name: one.effect for one in self.changes.plan("mps", self.moment).settings}
+
+
+VERBS = ("load", "compute", "touch", "drop", "enter", "leave", "look")
+NAMES = {"FALLBACK": FALLBACK, "HIGH": HIGH, "LOW": LOW}
+
+
+def play(*steps: str) -> Kernel:
+    """Return a kernel in which these steps were done: a verb of it, ``HIGH=0.7``, or ``HIGH=`` to unset."""
+    kernel = Kernel()
+    for step in steps:
+        if step in VERBS:
+            getattr(kernel, step)()
+        else:
+            name, _, value = step.partition("=")
+            kernel.type(NAMES[name], value or None)
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("story", "fallback", "high"),
+    [
+        ("enter", IN_TIME, IN_TIME),
+        ("enter load", IN_FORCE, IN_FORCE),
+        ("enter load compute", IN_FORCE, IN_FORCE),
+        ("load enter", TOO_LATE, UNSURE),
+        ("load enter compute", TOO_LATE, UNSURE),
+        ("compute enter", TOO_LATE, TOO_LATE),
+        ("touch enter", TOO_LATE, UNSURE),
+        ("compute drop enter", TOO_LATE, UNSURE),
+        ("compute look drop enter", TOO_LATE, TOO_LATE),
+        ("FALLBACK=1 HIGH=0.7 enter load", IN_FORCE, IN_FORCE),
+        ("FALLBACK=1 HIGH=0.7 look load enter", IN_FORCE, IN_FORCE),
+        ("enter FALLBACK=0 load", UNSURE, IN_FORCE),
+        ("enter FALLBACK=0 look load", IN_FORCE, IN_FORCE),
+        ("enter load look FALLBACK=0", TOO_LATE, IN_FORCE),
+        ("enter load look FALLBACK= enter", IN_FORCE, IN_FORCE),
+        ("enter FALLBACK= look load FALLBACK=1", TOO_LATE, IN_FORCE),
+        ("enter compute look HIGH=0.7", IN_FORCE, TOO_LATE),
+        ("enter load HIGH=0.7 compute", IN_FORCE, UNSURE),
+        ("enter compute leave enter", IN_FORCE, IN_FORCE),
+        ("enter compute leave drop enter", IN_FORCE, IN_FORCE),
+        ("enter load leave enter", IN_FORCE, UNSURE),
+        ("enter leave load enter", TOO_LATE, UNSURE),
+        ("enter leave compute enter", TOO_LATE, TOO_LATE),
+        ("enter leave enter load", IN_FORCE, IN_FORCE),
+    ],
+)
+def test_story(story: str, fallback: str, high: str):
+    """After what a person does in a notebook, each variable is told as torch has read it, or as unsure."""
+    effects = play(*story.split()).effects
+
+    assert (effects[FALLBACK], effects[HIGH]) == (fallback, high)
+
+
+def test_person_who_imported_torch_before_the_first_look():
+    """What a kernel.json set is kept and told as unsure where torch was imported before anyone looked."""
+    kernel = Kernel()
+    kernel.environ[FALLBACK] = "1"
+    kernel.load()
+
+    assert kernel.effects == {FALLBACK: UNSURE, HIGH: UNSURE, LOW: UNSURE}
+
+
+CHANGES = [f"{name}={value}" for name in NAMES for value in ("", "0", "1", "1.0", "0.9", "0.5")]
+STORIES = st.lists(st.sampled_from(VERBS) | st.sampled_from(CHANGES), max_size=12)
+
+
+@given(STORIES)
+@settings(max_examples=600, deadline=None)
+def test_every_claim_is_true(story: list[str]):
+    """Whatever is done in which order: "in force" is what torch read, "too late" is not, "in time" is still to come."""
+    kernel = play(*story)
+
+    for one in kernel.changes.plan("mps", kernel.moment).settings:
+        if one.effect == IN_FORCE and one.name in kernel.read:
+            assert kernel.read[one.name] == one.value
+        if one.effect == TOO_LATE:
+            assert kernel.read[one.name] != one.value
+        if one.effect == IN_TIME:
+            assert one.name not in kernel.read
+
+
+@given(STORIES)
+@settings(max_examples=300, deadline=None)
+def test_plan_shows_what_stands_there(story: list[str]):
+    """Once mps is entered, the table shows the values of the environment itself."""
+    kernel = play(*story, "enter")
+
+    shown = {one.name: one.value for one in kernel.changes.plan("mps", kernel.moment).settings}
+    assert shown == {name: kernel.environ.get(name) for name in VARIABLES}
+
+
+@given(STORIES)
+@settings(max_examples=300, deadline=None)
+def test_nothing_of_ours_remains(story: list[str]):
+    """After leaving, only what the person set is left, and all of it that differs from what we would have set."""
+    kernel = play(*story, "leave")
+    alone = play(*(step for step in story if step not in ("enter", "leave")))
+
+    assert kernel.environ.items() <= alone.environ.items()
+    assert alone.environ.items() - kernel.environ.items() <= {(FALLBACK, "1"), (HIGH, "1.0"), (LOW, "0.9")}
+
+
+def test_failed_step_gives_former_values_back():
+    """Going back to what had been applied restores our former values, and keeps the person's."""
+    kernel = play("enter", "HIGH=0.5")
+    before = kernel.changes.applied
+    kernel.enter()
+    assert kernel.environ[LOW] == "0.45"
+
+    kernel.changes.back_to(before, kernel.moment)
+
+    assert kernel.environ == {FALLBACK: "1", HIGH: "0.5", LOW: "0.9"}
+    kernel.leave()
+    assert kernel.environ == {HIGH: "0.5"}
+
+
+@pytest.mark.parametrize("shell", [None, "cuda:1", "cpu"])
+def test_published_device_is_taken_back(shell: str | None):
+    """The variable of the openmed package gets its former value back, after any number of devices."""
+    environ = {} if shell is None else {"OPENMED_TORCH_DEVICE": shell}
+    before = dict(environ)
+    changes = EnvironmentChanges(environ)
+    for device in ("mps", "cpu", "mps"):
+        changes.publish(device)
+        assert environ["OPENMED_TORCH_DEVICE"] == device
+        assert changes.shell == before
+    changes.unpublish()
+    changes.unpublish()
+
+    assert environ == before
+
+
+def test_published_device_that_the_person_changed():
+    """A value that the person wrote meanwhile is theirs, and stands again after the next device is taken back."""
+    environ = {"OPENMED_TORCH_DEVICE": "cuda"}
+    changes = EnvironmentChanges(environ)
+    changes.publish("cpu")
+    environ["OPENMED_TORCH_DEVICE"] = "mps"
+    assert changes.shell == {"OPENMED_TORCH_DEVICE": "mps"}
+
+    changes.publish("cpu")
+    changes.unpublish()
+
+    assert environ == {"OPENMED_TORCH_DEVICE": "mps"}

@@ -1,0 +1,142 @@
+"""What the resolver answers for machine facts x torch facts x environment x request: the rows of choice_matrix.txt."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.choice import needs_probe, resolve
+from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.request import DeviceRequest, Wish, decide, precedence
+from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice
+
+MACHINES = {
+    "M4 Max": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(15, 5), gpu_driver=False),
+    "M1 with macOS 13": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(13, 6)),
+    "M1 with macOS 14": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14,)),
+    "M1 with macOS 14.0": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14, 0)),
+    "M2 whose sysctl does not answer": Machine("Darwin", "arm64", apple_silicon=True),
+    "M2 Pro under Rosetta": Machine("Darwin", "x86_64", apple_silicon=True, translated=True, macos=(14, 5)),
+    "Intel Mac": Machine("Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos=(14, 5)),
+    "virtual Mac": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos=(14, 5)),
+    "Linux without a GPU": Machine("Linux", "x86_64", gpu_driver=False),
+    "Linux with NVIDIA driver": Machine("Linux", "x86_64", gpu_driver=True),
+    "Linux with AMD driver": Machine("Linux", "x86_64", gpu_driver=True),
+    "Linux whose driver is unknown": Machine("Linux", "x86_64"),
+    "Linux on arm64": Machine("Linux", "aarch64", gpu_driver=False),
+    "WSL": Machine("Linux", "x86_64", gpu_driver=True),
+    "Windows with NVIDIA driver": Machine("Windows", "AMD64", gpu_driver=True),
+    "Windows without a GPU": Machine("Windows", "AMD64", gpu_driver=False),
+}
+
+CUDA, ROCM = ("2.13.0+cu130", "CUDA 13.0"), ("2.13.0+rocm7.1", "ROCm 7.1.25424")
+METAL = {"loaded": True, "gpu_build": "", "mps_built": True, "mps_available": True, "cuda_names": ()}
+NO_METAL = {**METAL, "mps_available": False}
+NO_MPS = {"loaded": True, "mps_built": False, "mps_available": False}
+TWO_GPUS = {**NO_MPS, "cuda_names": ("NVIDIA A100", "NVIDIA T4")}
+
+TORCHES = {
+    "no torch": TorchFacts(None),
+    "torch 1.12": TorchFacts("1.12.1", gpu_build=""),
+    "torch 2.2": TorchFacts("2.2.2", gpu_build=""),
+    "torch 2.5": TorchFacts("2.5.1", gpu_build=""),
+    "torch 2.6": TorchFacts("2.6.0", gpu_build=""),
+    "torch of unknown build": TorchFacts("2.14.0a0+git035290b"),
+    "planned Mac build": TorchFacts("2.13.0", gpu_build=""),
+    "loaded Mac build": TorchFacts("2.13.0", **METAL),
+    "MPS works": TorchFacts("2.13.0", **METAL, probes=(("mps", ""),)),
+    "MPS fails": TorchFacts("2.13.0", **METAL, probes=(("mps", "MPS backend out of memory"),)),
+    "MPS gives wrong numbers": TorchFacts("2.13.0", **METAL, probes=(("mps", "it gave other numbers than the CPU"),)),
+    "MPS refuses its watermarks": TorchFacts("2.13.0", **METAL, probes=(("mps", "invalid low watermark ratio 1.4"),)),
+    "built without MPS": TorchFacts("2.13.0", gpu_build="", cuda_names=(), **NO_MPS),
+    "no Metal device": TorchFacts("2.13.0", **NO_METAL),
+    "planned CPU build": TorchFacts("2.13.0+cpu", gpu_build=""),
+    "loaded CPU build": TorchFacts("2.13.0+cpu", gpu_build="", cuda_names=(), **NO_MPS),
+    "planned CUDA build": TorchFacts(CUDA[0], gpu_build=CUDA[1]),
+    "CUDA build that finds none": TorchFacts(CUDA[0], gpu_build=CUDA[1], cuda_names=(), **NO_MPS),
+    "one GPU, not probed": TorchFacts(CUDA[0], gpu_build=CUDA[1], cuda_names=("NVIDIA L4",), **NO_MPS),
+    "two GPUs that work": TorchFacts(CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", ""), ("cuda:1", ""))),
+    "first of two GPUs fails": TorchFacts(
+        CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", "CUDA error: no kernel image is available"),)
+    ),
+    "planned ROCm build": TorchFacts(ROCM[0], gpu_build=ROCM[1]),
+    "ROCm build that finds none": TorchFacts(ROCM[0], gpu_build=ROCM[1], cuda_names=(), **NO_MPS),
+    "ROCm build with a GPU that works": TorchFacts(
+        ROCM[0], gpu_build=ROCM[1], cuda_names=("AMD Instinct MI210",), **NO_MPS, probes=(("cuda", ""),)
+    ),
+}
+
+ERRORS = {"unavailable": DeviceUnavailable, "unknown": UnknownDevice}
+
+
+class Row(NamedTuple):
+    """One row: the facts, who wishes what, the answer, and the words that must stand in it."""
+
+    machine: str
+    torch: str
+    wish: str
+    answer: str
+    words: tuple[str, ...]
+
+
+def read_rows(text: str) -> list[Row]:
+    """Return the rows of the table; its head explains how it is read."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("## "):
+            machine, torch = line[3:].split(" | ")
+        elif "->" in line and not line.startswith("#"):
+            wish, answer = line.split("->")
+            expected, *words = (part.strip() for part in answer.split(" | "))
+            rows.append(Row(machine, torch, wish.strip(), expected, tuple(words)))
+    return rows
+
+
+ROWS = read_rows(Path(__file__).with_name("choice_matrix.txt").read_text("utf-8"))
+
+
+def ask(row: Row) -> tuple[str, str]:
+    """Return the answer to a row's wish, spelled as in the table, and everything that it says."""
+    said = dict(pair.split("=", 1) for pair in shlex.split(row.wish.removeprefix("-")))
+    argument = (
+        Wish("OpenMedConfig", said.pop("config")) if "config" in said else Wish("argument", said.pop("argument", None))
+    )
+    session = said.pop("session", None)
+    torch = TORCHES[row.torch]
+    try:
+        override = None if session is None else DeviceRequest.parse(session, "use()")
+        choice = resolve(decide(precedence(said, argument, override)), MACHINES[row.machine], torch, said)
+    except OpenMedError as error:
+        return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
+    grade = "confirmed" if choice.certain else "planned"
+    return f"{choice.device} {grade}{' probe' if needs_probe(choice, torch) else ''}", str(choice)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.machine}, {row.torch}: {row.wish}")
+def test_answer(row: Row):
+    """The resolver answers each row of the table with its device or error, and in its words."""
+    answer, said = ask(row)
+
+    assert (answer, [word for word in row.words if word not in said]) == (row.answer, []), said
+
+
+def test_table_is_large_and_whole():
+    """The table has at least 200 different rows and uses every machine and every torch that is named."""
+    assert len(set(ROWS)) == len(ROWS) >= 200
+    assert {row.machine for row in ROWS} == set(MACHINES)
+    assert {row.torch for row in ROWS} == set(TORCHES)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.answer in ERRORS], ids=lambda row: f"{row.wish}, {row.torch}"
+)
+def test_error_has_one_remedy(row: Row):
+    """Every error of the table is one line that ends with the thing to do."""
+    _, said = ask(row)
+
+    assert "\n" not in said
+    assert said.endswith(".")

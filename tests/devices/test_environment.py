@@ -1,0 +1,275 @@
+"""The MPS variables: the pair of watermarks against torch's own check, and what torch sees at which moment."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.devices.environment import (
+    CONFLICT,
+    FALLBACK,
+    HIGH,
+    IDLE,
+    IN_FORCE,
+    IN_TIME,
+    LOW,
+    RESTART,
+    TOO_LATE,
+    UNSEEN,
+    UNSET_BOTH,
+    UNSURE,
+    VARIABLES,
+    Moment,
+    apply,
+    parse_ratio,
+    plan,
+    undo,
+)
+
+strtod = ctypes.CDLL(None).strtod
+strtod.restype, strtod.argtypes = ctypes.c_double, (ctypes.c_char_p, ctypes.c_void_p)
+
+RATIOS = "-0.1 0.0 0.1 0.3 0.5 0.7 0.8 0.89 0.9 1.0 1.2 1.4 1.5 1.7 1.8 2.0 2.1 nan"
+GRID = (None, *RATIOS.split())
+PAIRS = list(itertools.product(GRID, GRID))
+
+NUMBERS = st.floats(-0.5, 2.5).map(str) | st.sampled_from(("inf", "-infinity", "NaN", "", "1e-400", "1e400", "5e-324"))
+WRITTEN = NUMBERS | st.text("0123456789.,+-eEinfatyINFATY_ \t", max_size=7)
+UNSET_OR_WRITTEN = st.none() | WRITTEN
+
+
+def torch_refuses(environ: dict[str, str]) -> str:
+    """Return what torch raises for the watermarks of an environment: the checks of MPSAllocator.mm:86 and :100."""
+    high = strtod(environ.get(HIGH, "1.7").encode(), None)
+    low = strtod(environ.get(LOW, "1.4").encode(), None)
+    if not 0 <= high <= 2.0:
+        return f"invalid high watermark ratio {high:g}"
+    if not 0 <= low <= (2.0 if high == 0 else high):
+        return f"invalid low watermark ratio {low:g}"
+    return ""
+
+
+def shell(high: str | None, low: str | None) -> dict[str, str]:
+    """Return an environment in which a person set these watermarks."""
+    return {name: value for name, value in ((HIGH, high), (LOW, low)) if value is not None}
+
+
+def with_plan(person: dict[str, str]) -> dict[str, str]:
+    """Return the environment after the plan for MPS is applied to what a person set."""
+    environ = dict(person)
+    apply(plan(person), environ)
+    return environ
+
+
+def settings_of(person: dict[str, str], moment: Moment | None = None, device: str = "mps") -> dict[str, object]:
+    """Return the settings of a plan by the names of their variables."""
+    return {one.name: one for one in plan(person, device, moment).settings}
+
+
+def check_pair(high: str | None, low: str | None):
+    """Check one pair against torch's own rules."""
+    person = shell(high, low)
+    environ = with_plan(person)
+    planned = settings_of(person)
+
+    assert {name: environ[name] for name in person} == person
+    assert not torch_refuses(environ) or torch_refuses(person)
+    assert [planned[name].effect == CONFLICT for name in (HIGH, LOW)] == [bool(torch_refuses(environ))] * 2
+    assert torch_refuses(environ) in planned[HIGH].note
+
+
+@pytest.mark.parametrize(("high", "low"), PAIRS)
+def test_pair_on_the_grid(high: str | None, low: str | None):
+    """No pair that torch takes is broken, no person's value is changed, and every refusal is foretold word by word."""
+    check_pair(high, low)
+
+
+@given(UNSET_OR_WRITTEN, UNSET_OR_WRITTEN)
+@example("0.7x", None)
+@example(None, "1,2")
+@example("5e-324", None)
+@settings(max_examples=400, deadline=None)
+def test_pair_of_any_spelling(high: str | None, low: str | None):
+    """The same holds for whatever a person may write, numbers or not."""
+    check_pair(high, low)
+
+
+@given(WRITTEN.filter(lambda text: 0 <= strtod(text.encode(), None) <= 2.0))
+@settings(max_examples=300, deadline=None)
+def test_high_alone_is_rescued(high: str):
+    """A high ratio that is legal by itself never ends in torch's error, even where it does in the bare shell."""
+    assert torch_refuses(with_plan(shell(high, None))) == ""
+
+
+def test_grid_has_traps():
+    """The grid holds the known traps: pairs that torch refuses, and shells that single defaults would break."""
+    refused = [pair for pair in PAIRS if torch_refuses(shell(*pair))]
+    broken_by_single_defaults = [
+        pair for pair in PAIRS if pair not in refused and torch_refuses({HIGH: "1.0", LOW: "0.9"} | shell(*pair))
+    ]
+
+    assert len(PAIRS) == 361
+    assert ("0.7", None) in refused
+    assert (None, "1.4") in broken_by_single_defaults
+
+
+@given(WRITTEN)
+@settings(max_examples=400, deadline=None)
+def test_ratio_is_read_as_c_reads_it(text: str):
+    """A ratio in decimal notation is read as C's strtod reads it, whatever stands behind or instead of the number."""
+    assert repr(abs(parse_ratio(text))) == repr(abs(strtod(text.encode(), None)))
+
+
+@pytest.mark.parametrize(
+    ("person", "expected"),
+    [
+        ({}, {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}),
+        ({FALLBACK: "0"}, {HIGH: "1.0", LOW: "0.9"}),
+        ({FALLBACK: ""}, {HIGH: "1.0", LOW: "0.9"}),
+        ({HIGH: "0.7"}, {FALLBACK: "1", LOW: "0.63"}),
+        ({HIGH: "0.0"}, {FALLBACK: "1", LOW: "0.9"}),
+        ({HIGH: "1.0"}, {FALLBACK: "1", LOW: "0.9"}),
+        ({HIGH: "2.0"}, {FALLBACK: "1", LOW: "0.9"}),
+        ({HIGH: "2.5"}, {FALLBACK: "1"}),
+        ({HIGH: "nan"}, {FALLBACK: "1"}),
+        ({LOW: "0.5"}, {FALLBACK: "1", HIGH: "1.0"}),
+        ({LOW: "1.2"}, {FALLBACK: "1", HIGH: "1.2"}),
+        ({LOW: "1.9"}, {FALLBACK: "1", HIGH: "1.9"}),
+        ({LOW: "2.5"}, {FALLBACK: "1"}),
+        ({LOW: "-1"}, {FALLBACK: "1"}),
+        ({HIGH: "0.7", LOW: "1.4"}, {FALLBACK: "1"}),
+        ({HIGH: "1.5", LOW: "0.5"}, {FALLBACK: "1"}),
+        ({FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}, {}),
+    ],
+)
+def test_what_is_added(person: dict[str, str], expected: dict[str, str]):
+    """Only what a person left unset is added, and the watermarks adapt to what they set."""
+    assert plan(person).additions == expected
+
+
+@pytest.mark.parametrize(
+    ("person", "name", "note", "remedy"),
+    [
+        ({HIGH: "0,9"}, HIGH, "'0,9' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
+        ({HIGH: "many"}, HIGH, "'many' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
+        ({LOW: "0.5x"}, LOW, "'0.5x' is no number, and torch reads it as 0.5", "Set it to a number, 0 to 2."),
+        ({LOW: ""}, LOW, "'' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
+        ({HIGH: "0"}, HIGH, "no limit", ""),
+        ({HIGH: "nan"}, HIGH, "torch will say: invalid high watermark ratio nan", UNSET_BOTH),
+        ({HIGH: "2.5"}, HIGH, "torch will say: invalid high watermark ratio 2.5", UNSET_BOTH),
+        ({HIGH: "2.5"}, LOW, "torch will say: invalid high watermark ratio 2.5", UNSET_BOTH),
+        ({LOW: "-1"}, LOW, "torch will say: invalid low watermark ratio -1", UNSET_BOTH),
+        ({HIGH: "0.7", LOW: "1.4"}, LOW, "torch will say: invalid low watermark ratio 1.4", UNSET_BOTH),
+        ({FALLBACK: "false"}, FALLBACK, "torch reads 'false' as on", "Set it to 0 or 1."),
+        ({FALLBACK: ""}, FALLBACK, "torch reads '' as on", "Set it to 0 or 1."),
+        ({FALLBACK: "0"}, FALLBACK, "", ""),
+        ({}, HIGH, "", ""),
+    ],
+)
+def test_odd_values_are_told(person: dict[str, str], name: str, note: str, remedy: str):
+    """A value that torch refuses, or reads otherwise than it looks, is kept and explained with a remedy."""
+    one = settings_of(person)[name]
+
+    assert (one.note, one.remedy) == (note, remedy)
+    assert one.value == person.get(name, one.value)
+
+
+BEFORE = Moment()
+UNTOUCHED = Moment(torch_loaded=True, allocator_started=False)
+UNKNOWN = Moment(torch_loaded=True, allocator_started=None)
+IN_USE = Moment(torch_loaded=True, allocator_started=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "effects"),
+    [
+        (FALLBACK, None, (IN_TIME, TOO_LATE, TOO_LATE, TOO_LATE)),
+        (FALLBACK, "1", (IN_TIME, UNSURE, UNSURE, UNSURE)),
+        (FALLBACK, "0", (IN_TIME, UNSURE, UNSURE, UNSURE)),
+        (HIGH, None, (IN_TIME, IN_TIME, UNSURE, TOO_LATE)),
+        (HIGH, "0.7", (IN_TIME, IN_TIME, UNSURE, UNSURE)),
+        (LOW, None, (IN_TIME, IN_TIME, UNSURE, TOO_LATE)),
+        (LOW, "1.2", (IN_TIME, IN_TIME, UNSURE, UNSURE)),
+        (HIGH, "2.5", (CONFLICT, CONFLICT, CONFLICT, CONFLICT)),
+    ],
+)
+def test_effect_where_nobody_watched(name: str, value: str | None, effects: tuple[str, ...]):
+    """Without a watch, what torch sees follows from when it reads the variable and whether the value stood there."""
+    person = {} if value is None else {name: value}
+    moments = (BEFORE, UNTOUCHED, UNKNOWN, IN_USE)
+
+    assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen", "unknown", "in_use"),
+    [
+        (FALLBACK, None, {"1"}, IN_FORCE, IN_FORCE),
+        (FALLBACK, "1", {"1"}, IN_FORCE, IN_FORCE),
+        (FALLBACK, "0", {"1"}, TOO_LATE, TOO_LATE),
+        (FALLBACK, "0", {"1", "0"}, UNSURE, UNSURE),
+        (FALLBACK, None, {None}, TOO_LATE, TOO_LATE),
+        (FALLBACK, "1", {UNSEEN, "1"}, UNSURE, UNSURE),
+        (HIGH, None, {"1.0"}, IN_FORCE, IN_FORCE),
+        (HIGH, None, {None}, UNSURE, TOO_LATE),
+        (HIGH, None, {UNSEEN, None, "1.0"}, UNSURE, UNSURE),
+        (HIGH, "0.7", {"1.0"}, UNSURE, TOO_LATE),
+        (HIGH, "0.7", {"0.7"}, IN_FORCE, IN_FORCE),
+    ],
+)
+def test_effect_where_the_variable_was_watched(name: str, value: str | None, seen: set[str], unknown: str, in_use: str):
+    """With a watch, a value is in force only where it is the only one that torch may have read."""
+    person = {} if value is None else {name: value}
+    watched = {name: frozenset(seen)}
+    moments = (Moment(True, None, watched), Moment(True, True, watched))
+
+    assert [settings_of(person, moment)[name].effect for moment in moments] == [unknown, in_use]
+
+
+@pytest.mark.parametrize("moment", [UNKNOWN, IN_USE])
+def test_too_late_and_unsure_have_a_remedy(moment: Moment):
+    """Whatever torch may not see comes with the remedy that restarts the kernel."""
+    for one in plan({}, "mps", moment).settings:
+        assert (one.effect in (TOO_LATE, UNSURE), one.remedy) == (True, RESTART)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
+@pytest.mark.parametrize("person", [{}, {HIGH: "0.7"}, {FALLBACK: "", HIGH: "2.5", LOW: "x"}])
+def test_other_devices_need_nothing(device: str, person: dict[str, str]):
+    """For any other device nothing is set and nothing is complained about."""
+    planned = plan(person, device, IN_USE)
+
+    assert planned.additions == {}
+    assert [(one.value, one.effect, one.remedy) for one in planned.settings] == [
+        (person.get(name), IDLE, "") for name in VARIABLES
+    ]
+
+
+@given(st.dictionaries(st.sampled_from(VARIABLES), WRITTEN), st.dictionaries(st.sampled_from(VARIABLES), WRITTEN))
+@settings(max_examples=200, deadline=None)
+def test_undo_takes_back_only_ours(person: dict[str, str], later: dict[str, str]):
+    """Undoing leaves what the person had and what they changed since, and nothing of ours."""
+    environ = {"HOME": "/home/me", **person}
+    added = apply(plan(person), environ)
+    environ.update(later)
+    undo(added, environ)
+
+    kept = {name: value for name, value in later.items() if added.get(name) != value}
+    assert environ == {"HOME": "/home/me", **person, **kept}
+
+
+def test_plan_reads_as_a_table():
+    """A plan shows each variable with its value, who set it, its effect and the advice, and is ready for JSON."""
+    planned = plan({HIGH: "0.7"}, "mps", IN_USE)
+
+    assert [row[:4] for row in planned.table().rows] == [
+        (FALLBACK, "1", "set", TOO_LATE),
+        (HIGH, "0.7", "kept", UNSURE),
+        (LOW, "0.63", "set", TOO_LATE),
+    ]
+    assert planned.to_dict()["settings"][0]["remedy"] == RESTART
+    assert RESTART in str(planned)

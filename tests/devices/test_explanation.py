@@ -1,0 +1,104 @@
+"""The longer answers: every device with why or why not, and the whole way to the choice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from openmed_nb.devices.availability import Rejection
+from openmed_nb.devices.choice import DeviceChoice
+from openmed_nb.devices.environment import FALLBACK, plan
+from openmed_nb.devices.explanation import DeviceList, Explanation
+from openmed_nb.devices.request import DeviceRequest, Wish, precedence
+
+NO_MAC = Rejection("mps", "this computer runs Linux", "Use a Mac.")
+
+
+def choice(device: str = "cpu", rejected: tuple[Rejection, ...] = ()) -> DeviceChoice:
+    """Return a choice of a device that was asked for."""
+    return DeviceChoice(device, device, "argument", f"{device!r} was asked for.", certain=True, rejected=rejected)
+
+
+@pytest.mark.parametrize(
+    ("in_force", "states"),
+    [
+        ("cuda", ["cannot be used", "in force", "usable", "usable"]),
+        ("cuda:0", ["cannot be used", "in force", "usable", "usable"]),
+        ("cuda:1", ["cannot be used", "usable", "in force", "usable"]),
+        ("cpu", ["cannot be used", "usable", "usable", "in force"]),
+        (None, ["cannot be used", "usable", "usable", "usable"]),
+    ],
+)
+def test_list_of_devices(in_force: str | None, states: list[str]):
+    """Each device has its state, and the one in force is marked under either of its spellings."""
+    listed = DeviceList(
+        (("mps", NO_MAC), ("cuda:0", None), ("cuda:1", None), ("cpu", None)), in_force and choice(in_force)
+    )
+
+    assert [row[1] for row in listed.report().tables[0].rows] == states
+    assert listed.to_dict()["in_force"] == in_force
+    assert [one["usable"] for one in listed.to_dict()["devices"]] == [False, True, True, True]
+
+
+def test_list_tells_why_not():
+    """A device that cannot be used shows the reason and the remedy, in text, in HTML and as JSON."""
+    listed = DeviceList((("mps", NO_MAC), ("cpu", None)))
+
+    for shown in (str(listed), listed._repr_html_(), json.dumps(listed.to_dict())):
+        assert "this computer runs Linux" in shown
+        assert "Use a Mac." in shown
+
+
+@pytest.mark.parametrize(
+    ("environ", "argument", "override", "winner"),
+    [
+        ({}, None, None, "automatic"),
+        ({"OPENMED_DEVICE": "cpu"}, None, None, "OPENMED_DEVICE"),
+        ({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}, None, None, "OPENMED_DEVICE"),
+        ({"OPENMED_TORCH_DEVICE": "cpu", "OPENMED_DEVICE": "nonsense"}, None, None, "OPENMED_TORCH_DEVICE"),
+        ({"OPENMED_TORCH_DEVICE": "cpu"}, None, DeviceRequest("auto", "use()"), "use()"),
+        ({"OPENMED_TORCH_DEVICE": "cpu"}, "cpu", DeviceRequest("mps", "use()"), "argument"),
+        ({"OPENMED_TORCH_DEVICE": ""}, "auto", None, "automatic"),
+    ],
+)
+def test_chain_shows_who_decides(
+    environ: dict[str, str], argument: str | None, override: DeviceRequest | None, winner: str
+):
+    """Exactly one link of the chain is marked as the one that decides."""
+    chain = precedence(environ, Wish("argument", argument), override)
+    explained = Explanation(chain, choice(), plan({}, "cpu"), {})
+
+    assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == [winner]
+
+
+def test_explanation_holds_everything():
+    """An explanation shows the chain, the choice, what was ruled out, the environment and the other variables."""
+    explained = Explanation(
+        precedence({"OPENMED_DEVICE": "cpu"}), choice("cpu", (NO_MAC,)), plan({}), {"HF_HUB_OFFLINE": "1"}
+    )
+    captions = [table.caption for table in explained.report().tables]
+
+    assert captions == ["Who asks, the strongest first", "Ruled out", "Environment", "Other variables"]
+    for said in ("'cpu' was asked for.", "OPENMED_DEVICE", NO_MAC.reason, FALLBACK, "HF_HUB_OFFLINE"):
+        assert said in str(explained)
+    assert list(json.loads(json.dumps(explained.to_dict()))) == ["chain", "choice", "environment", "variables"]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "shown", "leak"),
+    [
+        ("hf_s3cret", "***", "s3cret"),
+        ("https://me:s3cret@host", "https://***@host", "s3cret"),
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;", "<script>"),
+    ],
+)
+def test_hidden_spelling_is_masked_and_escaped(spelling: str, shown: str, leak: str):
+    """What stands in a variable that does not count is masked where it looks secret, and escaped in HTML."""
+    chain = precedence({"OPENMED_TORCH_DEVICE": "cpu", "OPENMED_DEVICE": spelling})
+    explained = Explanation(chain, choice(), plan({}, "cpu"), {})
+    html = explained._repr_html_()
+
+    assert shown in html
+    assert leak not in html
+    assert "s3cret" not in str(explained) + json.dumps(explained.to_dict())

@@ -1,0 +1,172 @@
+"""The facts of a computer, from what its system answers: texts in the form of macOS's sysctl, files of Linux and Windows."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.devices.machine import (
+    GPU_DRIVER_FILES,
+    MACOS_KEYS,
+    Machine,
+    parse_sysctl,
+    parse_version,
+    parse_whole_number,
+    read_machine,
+    run_command,
+)
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+MACS = {
+    ("m4_max", "arm64"): Machine(
+        "Darwin", "arm64", True, False, "Apple M4 Max", (26, 6, 2), 64 * 2**30, 16, gpu_driver=False
+    ),
+    ("rosetta", "x86_64"): Machine(
+        "Darwin", "x86_64", True, True, "Apple M2 Pro", (14, 5), 16 * 2**30, 10, gpu_driver=False
+    ),
+    ("rosetta_compatible_version", "x86_64"): Machine(
+        "Darwin", "x86_64", True, True, "VirtualApple @ 2.50GHz", None, 8 * 2**30, 8, gpu_driver=False
+    ),
+    ("intel", "x86_64"): Machine(
+        "Darwin",
+        "x86_64",
+        False,
+        False,
+        "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz",
+        (12, 6),
+        16 * 2**30,
+        6,
+        gpu_driver=False,
+    ),
+    ("old_macos", "arm64"): Machine(
+        "Darwin", "arm64", True, False, "Apple M1", (13, 6, 1), 8 * 2**30, 8, gpu_driver=False
+    ),
+    ("unreadable", "arm64"): Machine("Darwin", "arm64", True, gpu_driver=False),
+    ("unreadable", "x86_64"): Machine("Darwin", "x86_64", gpu_driver=False),
+}
+
+
+@pytest.mark.parametrize(("recorded", "architecture"), MACS, ids=lambda value: value)
+def test_mac(recorded: str, architecture: str):
+    """A Mac is read from one answer of sysctl, and what it does not say is unknown."""
+    text = (RECORDED / f"sysctl_{recorded}.txt").read_text("utf-8")
+
+    assert read_machine("Darwin", architecture, run=lambda _: text) == MACS[recorded, architecture]
+
+
+def test_mac_whose_sysctl_cannot_be_run():
+    """A Mac whose sysctl cannot be run is still known by its system and the architecture of this Python."""
+    assert read_machine("Darwin", "arm64", run=lambda _: None) == MACS["unreadable", "arm64"]
+
+
+def test_what_is_asked_of_a_mac():
+    """A Mac is asked once, by the full path of sysctl, and with -i, which passes over what the system does not know."""
+    asked: list[list[str]] = []
+    read_machine("Darwin", "arm64", run=asked.append)
+
+    assert asked == [["/usr/sbin/sysctl", "-i", *MACOS_KEYS]]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "architecture", "native"),
+    [
+        ("m4_max", "arm64", True),
+        ("old_macos", "arm64", True),
+        ("unreadable", "arm64", True),
+        ("rosetta", "x86_64", False),
+        ("intel", "x86_64", False),
+    ],
+)
+def test_native_apple_silicon(recorded: str, architecture: str, native: bool):
+    """Only an Apple chip with a Python built for it counts as native."""
+    assert MACS[recorded, architecture].native_apple_silicon is native
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [
+        (MACS["m4_max", "arm64"], "Apple M4 Max"),
+        (MACS["unreadable", "arm64"], "arm64 Darwin"),
+        (Machine("Linux", "x86_64"), "x86_64 Linux"),
+    ],
+)
+def test_name(machine: Machine, name: str):
+    """A computer is called by its chip, else by its architecture and system."""
+    assert machine.name == name
+
+
+@pytest.mark.parametrize("file", GPU_DRIVER_FILES)
+def test_driver_on_linux(file: str):
+    """On Linux any one file of an NVIDIA, WSL or AMD driver tells that a driver is loaded."""
+    assert read_machine("Linux", "x86_64", exists=lambda path: path == file).gpu_driver is True
+
+
+@pytest.mark.parametrize("system", ["Linux", "Windows"])
+def test_no_driver(system: str):
+    """Where none of the files is there, no driver is loaded, and nothing is asked of sysctl."""
+    machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False)
+
+    assert machine == Machine(system, "x86_64", gpu_driver=False)
+
+
+def test_driver_on_windows():
+    """On Windows NVIDIA's library in the system folder tells that a driver is installed."""
+    assert read_machine("Windows", "AMD64", exists=lambda path: path.endswith("nvcuda.dll")).gpu_driver is True
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=150, deadline=None)
+def test_any_answer_of_sysctl(text: str):
+    """Whatever sysctl prints, a Mac comes out, and a value is never empty."""
+    assert read_machine("Darwin", "arm64", run=lambda _: text).system == "Darwin"
+    assert all(parse_sysctl(text).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("26.6.2", (26, 6, 2)),
+        ("14", (14,)),
+        ("10.15.7", (10, 15, 7)),
+        ("10.16", None),
+        ("10.16.1", None),
+        ("", None),
+        (None, None),
+        ("beta", None),
+        ("15.0-beta", (15, 0)),
+    ],
+)
+def test_version(text: str | None, version: tuple[int, ...] | None):
+    """A version is read as numbers; the 10.16 that old programs are told is no answer."""
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize(("text", "number"), [("8", 8), ("", None), (None, None), ("-1", None), ("8.5", None)])
+def test_whole_number(text: str | None, number: int | None):
+    """A count is a whole number or unknown, never a guess."""
+    assert parse_whole_number(text) == number
+
+
+def test_command_that_runs():
+    """A command's output comes back, in the plain C locale."""
+    assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
+
+
+@pytest.mark.parametrize("command", [["/nowhere/sysctl"], ["/"]])
+def test_command_that_cannot_run(command: list[str]):
+    """A command that is missing or cannot be run gives nothing, and no error."""
+    assert run_command(command) is None
+
+
+def test_this_computer():
+    """This computer is read as what Python's own platform module says."""
+    machine = read_machine()
+
+    assert (machine.system, machine.architecture) == (platform.system(), platform.machine())
+    assert machine.gpu_driver is not None

@@ -1,0 +1,85 @@
+"""Which environment variables are shown, and that nothing secret is among them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.devices.variables import MASK, SECRET_NAME, SHOWN, masked, shown_variables
+
+SECRET = "tRuStNo1"  # noqa: S105
+
+PLANTED = [
+    ("HF_TOKEN", SECRET),
+    ("HUGGING_FACE_HUB_TOKEN", SECRET),
+    ("AWS_SECRET_ACCESS_KEY", SECRET),
+    ("DATABASE_PASSWORD", SECRET),
+    ("PGPASSFILE_PWD", SECRET),
+    ("GOOGLE_APPLICATION_CREDENTIALS", SECRET),
+    ("http_authorization", SECRET),
+    ("HF_ENDPOINT", f"https://me:{SECRET}@hub.example"),
+    ("HF_ENDPOINT", f"https://me:{SECRET}@{SECRET}@hub.example/path"),
+    ("HF_ENDPOINT", f"https://{SECRET}@hub.example"),
+    ("HF_ENDPOINT", f"https://hub.example/?token={SECRET}"),
+    ("HF_ENDPOINT", f"https://hub.example/?access_TOKEN={SECRET}&page=2"),
+    ("HF_ENDPOINT", f"https://hub.example/?api_key={SECRET}"),
+    ("HF_ENDPOINT", f"https://hub.example/hf_{SECRET}"),
+    ("OPENMED_DEVICE", f"hf_{SECRET}"),
+    ("OPENMED_DEVICE", f"github_pat_11{SECRET}"),
+    ("OPENMED_DEVICE", f"ghp_{SECRET}"),
+    ("OPENMED_DEVICE", f"glpat-{SECRET}"),
+    ("OPENMED_DEVICE", f"sk-proj-{SECRET}"),
+    ("OPENMED_DEVICE", f"password={SECRET}"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), PLANTED)
+def test_planted_secret(name: str, value: str):
+    """A secret is masked by the name of its variable or by its look."""
+    shown = masked(name, value)
+
+    assert SECRET not in shown
+    assert MASK in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OPENMED_TORCH_DEVICE", "cuda:1"),
+        ("OPENMED_DEVICE", " MPS "),
+        ("ACCELERATE_USE_CPU", "true"),
+        ("CUDA_VISIBLE_DEVICES", "0,1"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"),
+        ("HF_ENDPOINT", "https://hf-mirror.com"),
+        ("HF_ENDPOINT", "http://127.0.0.1:8080/hub"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("TRANSFORMERS_OFFLINE", ""),
+    ],
+)
+def test_plain_value(name: str, value: str):
+    """A value without a secret is shown as it is."""
+    assert masked(name, value) == value
+
+
+def test_only_the_allowed_variables_are_shown():
+    """Of a whole environment only the variables of the allow list remain, in its order."""
+    environ = dict.fromkeys(reversed(SHOWN), "1") | {"HOME": "/home/me", "PATIENT": "Jane", "HF_TOKEN": SECRET}
+
+    assert list(shown_variables(environ)) == list(SHOWN)
+    assert shown_variables({"HOME": "/home/me"}) == {}
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=20).filter(lambda text: text not in SHOWN), st.just(SECRET)),
+    st.sampled_from(SHOWN),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_other_variable_leaks(environ: dict[str, str], name: str):
+    """Whatever else the environment holds, it is not shown."""
+    assert shown_variables({**environ, name: f"https://x:{SECRET}@y"}) == {name: f"https://{MASK}@y"}
+
+
+def test_no_allowed_variable_is_secret_by_name():
+    """The allow list holds no variable that its name would mask."""
+    assert [name for name in SHOWN if SECRET_NAME.search(name)] == []

@@ -1,0 +1,176 @@
+"""A real kernel for what a front end sees, a plain shell for what is fast, and fresh processes for what must be."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from traitlets.config import Config
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+OURS = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
+
+SESSION_STATE = (
+    "(lambda s, os: (s.device().to_dict(), dict(os.environ), [str(key) for key in s.models._models]))"
+    "(__import__('openmed_nb.session', fromlist=['']).SESSION, __import__('os'))"
+)
+"""An expression for everything that an error must leave as it was."""
+
+
+@dataclasses.dataclass
+class Reply:
+    """What a kernel answered to one cell.
+
+    Attributes:
+        status: ``"ok"`` or ``"error"``.
+        error: The error's name, value and traceback lines, without colours.
+        shown: The data of everything that was displayed or returned, the result last.
+        streams: What was printed, under ``"stdout"`` and ``"stderr"``.
+        page: What a front end opens beside the notebook, as for ``%magic?``.
+    """
+
+    status: str
+    error: tuple[str, str, list[str]]
+    shown: list[dict[str, str]]
+    streams: dict[str, str]
+    page: str
+
+    @property
+    def text(self) -> str:
+        """The text form of the result, empty where there is none."""
+        return self.shown[-1].get("text/plain", "") if self.shown else ""
+
+    @property
+    def html(self) -> str:
+        """The HTML form of the result, empty where there is none."""
+        return self.shown[-1].get("text/html", "") if self.shown else ""
+
+
+class Kernel:
+    """A running kernel and the client that speaks to it."""
+
+    def __init__(self, client: BlockingKernelClient) -> None:
+        self.client = client
+
+    def run(self, code: str) -> Reply:
+        """Run a cell and collect what a front end would get."""
+        messages: list[dict[str, Any]] = []
+        reply = self.client.execute_interactive(code, output_hook=messages.append, allow_stdin=False, timeout=120)
+        return collect(reply["content"], messages)
+
+    def value(self, expression: str) -> Any:
+        """Return the value of a Python expression made of plain literals, as the kernel has it."""
+        reply = self.run(f"print(repr({expression}))")
+        assert reply.status == "ok", reply
+        return ast.literal_eval(reply.streams["stdout"])
+
+    def state(self) -> Any:
+        """Return everything that an error must leave as it was."""
+        return self.value(SESSION_STATE)
+
+    def complete(self, code: str) -> list[str]:
+        """Return what Tab offers at the end of the code, in the order of the menu."""
+        reply = self.client.complete(code, len(code), reply=True, timeout=60)
+        return list(reply["content"]["matches"])
+
+
+def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
+    """Sort the messages of one cell."""
+    streams: dict[str, str] = {}
+    for body in (message["content"] for message in messages if message["msg_type"] == "stream"):
+        streams[body["name"]] = streams.get(body["name"], "") + body["text"]
+    shown = [one["content"]["data"] for one in messages if one["msg_type"] in ("execute_result", "display_data")]
+    errors = [message["content"] for message in messages if message["msg_type"] == "error"]
+    error = errors[-1] if errors else {"ename": "", "evalue": "", "traceback": []}
+    traceback = [ANSI.sub("", line) for line in error["traceback"]]
+    page = "".join(ANSI.sub("", one["data"]["text/plain"]) for one in content.get("payload", ()) if "data" in one)
+    return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a fresh process: offline, and with no wish for a device but those given."""
+    wishes = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU")
+    inherited = {name: value for name, value in os.environ.items() if name not in wishes}
+    return {**inherited, "HF_HUB_OFFLINE": "1", **changes}
+
+
+def variables() -> dict[str, str]:
+    """Return the environment of this process, without what pytest itself writes into it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(scope="session")
+def run_ipython(tmp_path_factory):
+    """Give the function that runs code in a fresh terminal IPython and returns the finished process."""
+    folder = tmp_path_factory.mktemp("terminal")
+
+    def run(code: str, *arguments: str, profile: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+        home = folder / str(len(list(folder.iterdir())))
+        (home / "profile_default").mkdir(parents=True)
+        (home / "profile_default" / "ipython_config.py").write_text(profile, "utf-8")
+        return subprocess.run(
+            [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments, "-c", code],
+            env=environment(IPYTHONDIR=str(home), **changes),
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _running_kernel(tmp_path_factory) -> Iterator[Kernel]:
+    folder = str(tmp_path_factory.mktemp("kernel"))
+    manager = KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv[0] = sys.executable
+    manager.start_kernel(env=environment(IPYTHONDIR=folder, OPENMED_DEVICE="cpu"), cwd=folder)
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=120)
+        yield Kernel(client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+
+
+@pytest.fixture
+def kernel(_running_kernel: Kernel) -> Kernel:
+    """Give a real kernel with the extension as it is when just loaded; its shell asks for the CPU."""
+    _running_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
+    return _running_kernel
+
+
+@pytest.fixture
+def shell(tmp_path) -> Iterator[InteractiveShell]:
+    """Give a shell of this process with the extension loaded, and leave the process as it was."""
+    from openmed_nb.session import SESSION
+
+    before = variables()
+    config = Config({"HistoryManager": {"enabled": False}, "OpenMedMagics": {"default_model": "bundled_small"}})
+    made = InteractiveShell.instance(ipython_dir=str(tmp_path), config=config)
+    made.run_line_magic("load_ext", "openmed_nb")
+    yield made
+    made.extension_manager.unload_extension("openmed_nb")
+    SESSION.unload()
+    made.restore_sys_module_state()
+    InteractiveShell.clear_instance()
+    after = variables()
+    for name in after.keys() - before.keys():
+        del os.environ[name]  # torch and transformers leave two of their own
+    assert not [name for name in after if name.startswith(OURS) and after[name] != before.get(name)]

@@ -1,0 +1,107 @@
+"""Tab behind the magics, asked of a real kernel."""
+
+import pytest
+
+from openmed_nb.interface.magics import DEVICE_FLAGS as OFFERED_DEVICE_FLAGS
+from openmed_nb.interface.magics import NER_FLAGS as OFFERED_NER_FLAGS
+from openmed_nb.interface.magics import OpenMedMagics
+
+DEVICES = ["auto", "cpu", "cuda", "gpu", "mps"]
+DEVICE_FLAGS = ["--explain", "--help", "--json", "--list", "--reset"]
+NER_FLAGS = ["--device", "--help", "--model", "--out", "--strategy"]
+STRATEGIES = ["average", "first", "max", "none", "simple"]
+
+LINES = [
+    ("%openmed_device ", DEVICES),
+    ("%openmed_device c", ["cpu", "cuda"]),
+    ("%openmed_device m", ["mps"]),
+    ("%openmed_device -", DEVICE_FLAGS),
+    ("%openmed_device --", DEVICE_FLAGS),
+    ("%openmed_device --e", ["--explain"]),
+    ("%openmed_device cpu ", DEVICE_FLAGS),
+    ("%openmed_device cpu --j", ["--json"]),
+    ("%openmed_device --json --", [flag for flag in DEVICE_FLAGS if flag != "--json"]),
+    ("   %openmed_device ", DEVICES),
+    ("choice = %openmed_device ", DEVICES),
+    ("choice=%openmed_device m", ["mps"]),
+    ("a, b = %openmed_device c", ["cpu", "cuda"]),
+    ("here.choice = %openmed_device --l", ["--list"]),
+    ("choices[0] = %openmed_device m", ["mps"]),
+    ("x = 1\nif x:\n    choice = %openmed_device ", DEVICES),
+    ("%%openmed_ner ", NER_FLAGS),
+    ("%%openmed_ner --m", ["--model"]),
+    ("%%openmed_ner --model bun", ["bundled", "bundled_small"]),
+    ("%%openmed_ner --model disease_detection_t", ["disease_detection_tiny"]),
+    ("%%openmed_ner --strategy ", STRATEGIES),
+    ("%%openmed_ner --strategy a", ["average"]),
+    ("%%openmed_ner --device ", DEVICES),
+    ("%%openmed_ner --device g", ["gpu"]),
+    ("%%openmed_ner --model bundled --", [flag for flag in NER_FLAGS if flag != "--model"]),
+    ("%%openmed_ner --model bundled --device cpu --s", ["--strategy"]),
+    ("%openmed_ner --h", ["--help"]),
+]
+
+
+@pytest.mark.parametrize(("code", "expected"), LINES, ids=[repr(code)[-40:] for code, _ in LINES])
+def test_values_and_flags_and_nothing_else(kernel, code, expected):
+    """Behind a magic of ours Tab offers its values and flags, and nothing beside them."""
+    assert sorted(kernel.complete(code)) == expected
+
+
+@pytest.mark.parametrize(
+    ("magic", "offered"),
+    [(OpenMedMagics.openmed_device, OFFERED_DEVICE_FLAGS), (OpenMedMagics.openmed_ner, OFFERED_NER_FLAGS)],
+)
+def test_every_flag_that_is_understood_is_offered(magic, offered):
+    """The flags that Tab offers are those that the magic understands."""
+    understood = {option for option in magic.parser._option_string_actions if option.startswith("--")}
+
+    assert set(offered) == understood
+
+
+def test_models_are_the_bundled_ones_and_the_aliases(kernel):
+    """Behind --model Tab offers the bundled models and the table of aliases."""
+    offered = kernel.complete("%%openmed_ner --model ")
+
+    assert {"bundled", "bundled_small", "disease_detection_tiny", "privacy_filter"} <= set(offered)
+    assert not [name for name in offered if name.startswith(("%", "-")) or "/" in name]
+
+
+def test_the_names_of_the_magics_complete(kernel):
+    """Tab completes the names of the magics themselves."""
+    assert kernel.complete("%openmed_d") == ["%openmed_device"]
+    assert "%%openmed_ner" in kernel.complete("%%openmed_n")
+
+
+OTHERS = ["%time", "%openmed_devices ", "%timeit m", "x = %who_l", "import o", "m", "len", "x == %openmed_device m"]
+
+
+@pytest.mark.parametrize("code", OTHERS, ids=[repr(code) for code in OTHERS])
+def test_other_lines_are_as_without_the_extension(kernel, code):
+    """What Tab offers elsewhere is the same with and without the extension, but for our magics' names."""
+    with_extension = [one for one in kernel.complete(code) if "openmed" not in one]
+    kernel.run("%unload_ext openmed_nb")
+    without = [one for one in kernel.complete(code) if "openmed" not in one]
+
+    assert with_extension == without
+
+
+def test_behind_out_a_name_is_free(kernel):
+    """Behind --out, which takes a name, Tab offers variables and none of our flags."""
+    offered = kernel.complete("%%openmed_ner --out ")
+
+    assert not [name for name in offered if name.startswith("--")]
+
+
+def test_completing_loads_no_torch(run_ipython):
+    """Asking for completions imports neither torch nor transformers."""
+    code = """
+%load_ext openmed_nb
+import sys
+for line in ("%openmed_device ", "%%openmed_ner --model ", "%%openmed_ner --strategy "):
+    _, found = get_ipython().complete("", line, len(line))
+print(bool(found), {"torch", "transformers", "openmed"} & set(sys.modules))
+"""
+    process = run_ipython(code)
+
+    assert process.stdout.splitlines()[-1] == "True set()", process.stderr

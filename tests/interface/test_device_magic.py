@@ -1,0 +1,231 @@
+"""``%openmed_device`` as a notebook and a terminal see it."""
+
+import json
+
+import pytest
+
+DEVICES = ("mps", "cuda", "cpu")
+
+
+def test_without_an_argument_the_device_and_the_reason_are_shown(kernel):
+    """%openmed_device shows device and reason, as text and as HTML, and prints nothing."""
+    reply = kernel.run("%openmed_device")
+
+    assert reply.text.startswith("Device: cpu (")
+    assert "'cpu' was asked for by OPENMED_DEVICE." in reply.text
+    assert "OPENMED_DEVICE" in reply.html
+    assert reply.streams == {}
+
+
+def test_a_device_overrides_the_shell(kernel):
+    """%openmed_device cpu is in force afterwards, for the magic, the functions and the openmed package."""
+    kernel.run("%openmed_device cpu")
+
+    assert "was asked for by %openmed_device" in kernel.run("%openmed_device").text
+    assert kernel.value("__import__('openmed_nb').device().requested_by") == "%openmed_device"
+    assert kernel.value("__import__('os').environ['OPENMED_TORCH_DEVICE']") == "cpu"
+
+
+def test_auto_takes_the_best_device_whatever_the_shell_says(kernel):
+    """%openmed_device auto silences OPENMED_DEVICE."""
+    reply = kernel.run("%openmed_device auto")
+
+    assert "'auto' was asked for by %openmed_device" in reply.text
+    assert reply.text.removeprefix("Device: ").startswith(DEVICES)
+
+
+def test_reset_gives_the_word_back_to_the_shell(kernel):
+    """%openmed_device --reset drops the override and the variable that published it."""
+    kernel.run("%openmed_device auto")
+    reply = kernel.run("%openmed_device --reset")
+
+    assert "was asked for by OPENMED_DEVICE" in reply.text
+    assert kernel.value("__import__('os').environ.get('OPENMED_TORCH_DEVICE')") is None
+
+
+def test_list_names_every_device_with_its_state(kernel):
+    """%openmed_device --list has a row for mps, cuda and cpu, the one in force marked."""
+    reply = kernel.run("%openmed_device --list")
+
+    assert all(f'<th scope="row">{device}' in reply.html for device in DEVICES)
+    assert [line.split()[0] for line in reply.text.splitlines() if "in force" in line] == ["cpu"]
+
+
+def test_explain_shows_the_chain_and_the_environment(kernel):
+    """%openmed_device --explain shows who asked, in order, and each MPS variable."""
+    text = kernel.run("%openmed_device --explain").text
+    order = [
+        "argument",
+        "session",
+        "OPENMED_TORCH_DEVICE",
+        "OPENMED_DEVICE",
+        "automatic",
+        "PYTORCH_ENABLE_MPS_FALLBACK",
+    ]
+    places = [text.index(f"\n  {name} ") for name in order]
+
+    assert places == sorted(places)
+    assert next(line for line in text.splitlines() if "decides" in line).split() == ["OPENMED_DEVICE", "cpu", "decides"]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [("--json", "device"), ("cpu --json", "device"), ("--list --json", "devices"), ("--explain --json", "chain")],
+)
+def test_json_is_valid_and_without_quotes_around_it(kernel, line, key):
+    """--json shows JSON as it is, for every answer."""
+    reply = kernel.run(f"%openmed_device {line}")
+
+    assert key in json.loads(reply.text)
+    assert reply.html == ""
+
+
+def test_json_is_a_string_for_code(kernel):
+    """The value of --json is a string that json.loads takes."""
+    kernel.run("answer = %openmed_device --json")
+
+    assert kernel.value("__import__('json').loads(answer)['device']") == "cpu"
+
+
+@pytest.mark.parametrize("line", ["cpu # the slow one", "cpu #", "CPU", "  cpu  ", "'cpu'", '"cpu"', "default", "''"])
+def test_spellings_of_the_line(kernel, line):
+    """Comments, capitals, spaces and quotes around a device change nothing."""
+    reply = kernel.run(f"%openmed_device {line}")
+
+    assert reply.status == "ok"
+    assert "was asked for by" in reply.text
+
+
+@pytest.mark.parametrize("line", ["cpu;", "cpu ;", "cpu;  # quiet", ";"])
+def test_a_semicolon_at_the_end_shows_nothing(kernel, line):
+    """A trailing semicolon does the work and shows nothing, as in Python."""
+    reply = kernel.run(f"%openmed_device {line}")
+
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+
+
+@pytest.mark.parametrize("line", ["$wanted", "{wanted}", "{wanted.upper()}"])
+def test_variables_are_filled_in(kernel, line):
+    """$name and {expression} stand for their values."""
+    reply = kernel.run(f"wanted = 'cpu'\n%openmed_device {line}")
+
+    assert "'cpu' was asked for by %openmed_device" in reply.text
+
+
+def test_an_assignment_gets_the_choice_and_shows_nothing(kernel):
+    """Behind an assignment the magic gives a DeviceChoice, and nothing is shown."""
+    reply = kernel.run("choice = %openmed_device cpu")
+
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert kernel.value("(type(choice).__name__, choice.device, choice.requested)") == ("DeviceChoice", "cpu", "cpu")
+
+
+def test_inside_a_function_local_variables_count(kernel):
+    """The magic works in a function, with the function's own variables."""
+    code = (
+        "def choose():\n    mine = 'cpu'\n    choice = %openmed_device $mine\n    return choice.requested_by\nchoose()"
+    )
+
+    assert kernel.run(code).text == "'%openmed_device'"
+
+
+def test_in_a_loop_and_in_one_line_magics(kernel):
+    """The magic works through run_line_magic and under %time."""
+    code = "[get_ipython().run_line_magic('openmed_device', name).device for name in ('cpu', 'CPU')]"
+
+    assert kernel.run(code).text == "['cpu', 'cpu']"
+    assert kernel.run("%time %openmed_device cpu").status == "ok"
+
+
+@pytest.mark.parametrize("line", ["-h", "--help", "cpu --help"])
+def test_help_describes_every_flag(kernel, line):
+    """-h and --help print the usage and change nothing."""
+    before = kernel.state()
+    reply = kernel.run(f"%openmed_device {line}")
+    printed = reply.streams["stdout"]
+
+    assert printed.startswith("%openmed_device [")
+    assert all(flag in printed for flag in ("--reset", "--list", "--explain", "--json", "auto, cpu, cuda"))
+    assert reply.shown == []
+    assert kernel.state() == before
+
+
+def test_a_question_mark_opens_the_same_help(kernel):
+    """%openmed_device? opens the usage."""
+    assert "--explain" in kernel.run("%openmed_device?").page
+
+
+ERRORS = [
+    ("banana", "UnknownDevice", "'banana' (from %openmed_device) names no device."),
+    ("mpss", "UnknownDevice", "Use 'mps'"),
+    ("cuda:999", "DeviceUnavailable", "'cuda:999' (asked for by %openmed_device) cannot be used"),
+    ("--bogus", "MagicError", "--bogus"),
+    ("cpu auto", "MagicError", "See %openmed_device --help."),
+    ("--reset cpu", "MagicError", "--reset and cpu at once"),
+    ("--list --explain", "MagicError", "--list and --explain at once"),
+    ("--json=yes", "MagicError", "--json"),
+    ("'cpu", "MagicError", "No closing quotation"),
+    ("a" * 500, "UnknownDevice", "…"),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "words"), ERRORS, ids=[line[:12] for line, _, _ in ERRORS])
+def test_an_error_is_one_line_and_changes_nothing(kernel, line, name, words):
+    """Every error is a real one, of one line with a remedy, and leaves the session as it was."""
+    kernel.run("%openmed_device cpu")
+    before = kernel.state()
+    reply = kernel.run(f"%openmed_device {line}")
+    ename, evalue, traceback = reply.error
+
+    assert (reply.status, ename) == ("error", name)
+    assert words in evalue
+    assert traceback == [f"{name}: {evalue}"]
+    assert "\n" not in evalue
+    assert len(evalue) < 500
+    assert (reply.shown, reply.streams) == ([], {})
+    assert kernel.state() == before
+
+
+def test_an_error_stops_run_all(kernel):
+    """Cells that wait behind a failing magic are aborted, and a cell's later lines are not run."""
+    client = kernel.client
+    failing = client.execute("%openmed_device banana\nreached = 1", stop_on_error=True)
+    waiting = client.execute("reached = 2", stop_on_error=True)
+    replies = {}
+    while waiting not in replies:
+        message = client.get_shell_msg(timeout=60)
+        replies[message["parent_header"]["msg_id"]] = message["content"]["status"]
+
+    assert replies == {failing: "error", waiting: "aborted"}
+    assert kernel.value("'reached' in globals()") is False
+
+
+def test_a_bad_variable_names_the_variable(run_ipython):
+    """A bad value in the shell's variable is an error that names the variable, and --list still answers."""
+    code = "%load_ext openmed_nb\n%openmed_device --list"
+    listed = run_ipython(code, OPENMED_DEVICE="banana")
+    asked = run_ipython("%load_ext openmed_nb\n%openmed_device", OPENMED_DEVICE="banana")
+
+    assert "Devices" in listed.stdout
+    assert "'banana' (from OPENMED_DEVICE) names no device." in asked.stdout + asked.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--simple-prompt",)])
+def test_a_terminal_shows_plain_text(run_ipython, arguments):
+    """In a terminal the magic prints the text form, without HTML, also with the simple prompt."""
+    process = run_ipython("%load_ext openmed_nb\n%openmed_device cpu", *arguments)
+
+    assert process.returncode == 0, process.stderr
+    assert "Device: cpu (planned; torch is not loaded yet)\n" in process.stdout
+    assert "<" not in process.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("--simple-prompt",)])
+def test_a_terminal_shows_an_error_as_one_line(run_ipython, arguments):
+    """In a terminal an error is one line as well."""
+    process = run_ipython("%load_ext openmed_nb\n%openmed_device banana", *arguments)
+    lines = [line for line in (process.stdout + process.stderr).splitlines() if line.strip()]
+
+    assert lines[0].startswith("UnknownDevice: 'banana' (from %openmed_device) names no device.")
+    assert len(lines) == 1
+    assert process.returncode != 0

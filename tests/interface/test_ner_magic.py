@@ -1,0 +1,235 @@
+"""``%%openmed_ner`` as a notebook sees it."""
+
+import pytest
+
+SMALL = "%%openmed_ner --model bundled_small"
+NOTE = "He has asthma, type 2 diabetes and hypertension."
+FOUND = "He has [asthma](DISEASE), [type 2 diabetes](DISEASE) and [hypertension](DISEASE)."
+
+
+def test_entities_are_marked_in_the_text(kernel):
+    """The result shows the text with its entities, in text and in HTML, with label, score and legend."""
+    reply = kernel.run(f"{SMALL}\n{NOTE}")
+
+    assert reply.text.startswith(f"3 entities found by bundled_small on cpu\n{FOUND}\nLabels: DISEASE 3\n")
+    assert reply.html.count("<mark") == 3 + 1
+    assert 'title="DISEASE 0.' in reply.html
+    assert "asthma <small>DISEASE</small></mark>" in reply.html
+    assert reply.streams == {}
+
+
+def test_the_default_is_the_bundled_model(kernel):
+    """Without --model the bundled model runs, offline."""
+    reply = kernel.run(f"%%openmed_ner\n{NOTE}")
+
+    assert "found by bundled on cpu" in reply.text
+    assert "[asthma](DISEASE)" in reply.text
+
+
+def test_out_keeps_the_result_and_shows_nothing(kernel):
+    """--out NAME puts the annotated text into a variable; it is a sequence of entities."""
+    reply = kernel.run(f"{SMALL} --out found\n{NOTE}")
+
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert kernel.value("[found.text[one['start']:one['end']] for one in found]") == [
+        "asthma",
+        "type 2 diabetes",
+        "hypertension",
+    ]
+
+
+def test_the_last_result_is_in_the_underscore(kernel):
+    """A shown result can be used in the next cell as _."""
+    kernel.run(f"{SMALL}\n{NOTE}")
+
+    assert kernel.run("len(_)").text == "3"
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+def test_strategies_give_entities(kernel, strategy):
+    """Each aggregation strategy finds the disease."""
+    assert "[asthma](DISEASE)" in kernel.run(f"{SMALL} --strategy {strategy}\nHe has asthma.").text
+
+
+def test_the_strategy_none_gives_tokens(kernel):
+    """--strategy none shows the labels of tokens."""
+    assert "(B-DISEASE)" in kernel.run(f"{SMALL} --strategy none\nHe has asthma.").text
+
+
+def test_a_device_for_this_cell_leaves_the_session_alone(kernel):
+    """--device counts for the cell and is no override."""
+    before = kernel.value("__import__('openmed_nb').device().requested_by")
+    reply = kernel.run(f"{SMALL} --device cpu\n{NOTE}")
+
+    assert "on cpu" in reply.text
+    assert kernel.value("__import__('openmed_nb').device().requested_by") == before
+
+
+@pytest.mark.parametrize("cell", ["\n", "   \n", "\n\n\t \n"])
+def test_a_cell_of_white_space_has_no_entities(kernel, cell):
+    """A cell with only spaces and line ends gives an empty result."""
+    reply = kernel.run(f"{SMALL}\n{cell}")
+
+    assert reply.status == "ok"
+    assert reply.text.startswith("0 entities found by bundled_small")
+
+
+def test_an_empty_cell_is_an_error_of_ipython(kernel):
+    """IPython itself refuses a cell magic without a cell, names the magic, and stops."""
+    reply = kernel.run("%%openmed_ner")
+
+    assert reply.status == "error"
+    assert "%%openmed_ner is a cell magic, but the cell body is empty" in reply.streams["stderr"]
+
+
+def test_the_line_form_says_where_the_text_goes(kernel):
+    """%openmed_ner without a cell is an error of ours in one line."""
+    name, value, traceback = kernel.run("%openmed_ner").error
+
+    assert name == "MagicError"
+    assert "%%openmed_ner" in value
+    assert len(traceback) == 1
+
+
+@pytest.mark.parametrize("line", ["%openmed_ner -h", "%openmed_ner --help", "%%openmed_ner --help\nHe has asthma."])
+def test_help_describes_every_flag(kernel, line):
+    """-h and --help print the usage and annotate nothing."""
+    reply = kernel.run(line)
+
+    assert all(flag in reply.streams["stdout"] for flag in ("--model", "--strategy", "--device", "--out"))
+    assert reply.shown == []
+
+
+TEXTS = {
+    "accents": "Él tiene asthma y ictère. Größe: 1,80 m.",
+    "right to left": "המטופל סובל מ asthma ומ hypertension.",
+    "arabic": "يعاني المريض من asthma منذ عام.",
+    "emoji": "👩🏽‍⚕️ says: asthma 🤧 and hypertension 🫀.",
+    "combining": "e\u0301te\u0301 with asthma, zero\u200bwidth, soft\u00adhyphen.",
+    "crlf": "He has asthma.\r\n\r\nNo hypertension.",
+    "tabs": "1.\tasthma\n2.\thypertension",
+    "markup": "<b>asthma</b> & $x^2$ 'hypertension' %%openmed_ner {braces} $dollar \\n ?",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_any_writing_keeps_its_offsets(kernel, text):
+    """Text of any script is shown whole, with the marks where the words stand."""
+    reply = kernel.run(f"get_ipython().run_cell_magic('openmed_ner', '--model bundled_small --out found', {text!r})")
+
+    assert reply.status == "ok", reply.error
+    assert kernel.value("found.text") == text
+    assert kernel.value("any('asthma' in found.text[one['start']:one['end']] for one in found)")
+
+
+def test_a_long_text_is_read_to_its_end(kernel):
+    """A text many times as long as the model's input loses nothing at its end."""
+    code = "get_ipython().run_cell_magic('openmed_ner', '--model bundled_small --out found', 'He is well. ' * 500 + 'asthma')"
+    kernel.run(code)
+
+    assert kernel.value("found[-1]['end'] - len(found.text)") == 0
+
+
+def test_one_long_word_is_read(kernel):
+    """A word of thousands of letters is no error."""
+    reply = kernel.run(f"{SMALL}\n{'a' * 5000} asthma")
+
+    assert reply.status == "ok", reply.error
+
+
+def test_config_lists_the_settings_with_help(kernel):
+    """%config OpenMedMagics prints each setting with what it does."""
+    printed = kernel.run("%config OpenMedMagics").streams["stdout"]
+
+    assert "The model of %%openmed_ner where --model does not name one." in printed
+    assert "How tokens become entities where --strategy does not say." in printed
+    assert "Whether results show the note's text" in printed
+
+
+def test_config_completes(kernel):
+    """Tab behind %config OpenMedMagics. offers the settings."""
+    assert kernel.complete("%config OpenMedMagics.") == [
+        "OpenMedMagics.aggregation_strategy",
+        "OpenMedMagics.default_model",
+        "OpenMedMagics.show_text",
+    ]
+
+
+def test_show_text_off_hides_the_note_everywhere(kernel):
+    """With show_text off neither form, nor the repr of a kept result, holds a word of the note."""
+    kernel.run("%config OpenMedMagics.show_text = False")
+    reply = kernel.run(f"{SMALL}\n{NOTE}")
+    kept = kernel.run(f"{SMALL} --out found\n{NOTE}\n")
+    shown = reply.text + reply.html + str(kept) + kernel.value("repr(found) + str([found])")
+
+    assert "3 entities found" in reply.text
+    assert [word for word in ("asthma", "diabetes", "hypertension", "He has") if word in shown] == []
+
+
+def test_settings_survive_a_reload(kernel):
+    """A note that must not be shown stays hidden after %reload_ext."""
+    kernel.run("%config OpenMedMagics.show_text = False\n%reload_ext openmed_nb")
+
+    assert "asthma" not in kernel.run(f"{SMALL}\n{NOTE}").text
+
+
+def test_config_sets_the_model_and_the_strategy(kernel):
+    """The settings are the defaults of the cell magic."""
+    kernel.run("%config OpenMedMagics.default_model = 'bundled_small'")
+    kernel.run("%config OpenMedMagics.aggregation_strategy = 'none'")
+    text = kernel.run("%%openmed_ner\nHe has asthma.").text
+
+    assert "found by bundled_small" in text
+    assert "(B-DISEASE)" in text
+
+
+ERRORS = [
+    ("--bogus", "MagicError", "there is no --bogus"),
+    ("The patient has leprosy", "MagicError", "4 of its words are too many"),
+    ("--model", "MagicError", "expected one argument"),
+    ("--model nosuchmodel", "UnknownModel", "'nosuchmodel'"),
+    ("--model bundeld", "UnknownModel", "'bundled'"),
+    ("--model some/model", "ModelUnreachable", "'some/model'"),
+    ("--strategy nosuch", "ConfigurationError", "Use one of none, simple, first, average, max."),
+    ("--device banana", "UnknownDevice", "(from argument)"),
+    ("--device cuda:999", "DeviceUnavailable", "(asked for by argument)"),
+    ("--out a.b", "MagicError", "'a.b' is no name of a variable"),
+    ("--out class", "MagicError", "'class' is no name of a variable"),
+    ("--out 1st", "MagicError", "'1st' is no name of a variable"),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "words"), ERRORS, ids=[line[:20] for line, _, _ in ERRORS])
+def test_an_error_is_one_line_without_the_note(kernel, line, name, words):
+    """Every error is a real one, of one line, holds nothing of the note, and leaves the session as it was."""
+    kernel.run(f"{SMALL}\n{NOTE}")
+    before = kernel.state()
+    reply = kernel.run(f"%%openmed_ner {line}\nThe patient has leprosy.")
+    ename, evalue, traceback = reply.error
+
+    assert (reply.status, ename) == ("error", name)
+    assert words in evalue
+    assert traceback == [f"{name}: {evalue}"]
+    assert "leprosy" not in str(reply)
+    assert (reply.shown, reply.streams) == ([], {})
+    assert kernel.state() == before
+
+
+def test_a_model_folder_with_spaces_goes_in_quotes(kernel, tmp_path):
+    """--model takes a path with spaces in quotes, and says what is wrong with the folder."""
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    name, value, _ = kernel.run(f"%%openmed_ner --model '{folder}'\nHe has asthma.").error
+
+    assert name == "ModelUnusable"
+    assert f"'{folder}'" in value
+
+
+def test_a_terminal_shows_the_marked_text(run_ipython):
+    """In a terminal the entities stand in brackets in the text."""
+    code = (
+        "%load_ext openmed_nb\nget_ipython().run_cell_magic('openmed_ner', '--model bundled_small', 'He has asthma.')"
+    )
+    process = run_ipython(code, OPENMED_DEVICE="cpu")
+
+    assert "1 entity found by bundled_small on cpu\nHe has [asthma](DISEASE).\n" in process.stdout, process.stderr

@@ -1,0 +1,137 @@
+"""Tiny models, a model hub on 127.0.0.1, and a client of it, for the tests of this folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+
+
+def sibling(name: str) -> ModuleType:
+    """Return a plain module of this folder, which is no package in pytest's importlib mode."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModuleType:
+    """The module that makes tiny models."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return sibling("tiny_models")
+
+
+@pytest.fixture(scope="session")
+def hub_server() -> ModuleType:
+    """The module with a model hub on 127.0.0.1."""
+    return sibling("hub_server")
+
+
+@pytest.fixture(scope="session")
+def keyword_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that finds a few known words; tests read it and copy it, and do not change it."""
+    return tiny.save(tmp_path_factory.mktemp("keyword"), tiny.keyword_bert())
+
+
+@pytest.fixture(scope="session")
+def random_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model whose predictions are arbitrary but fixed."""
+    return tiny.save(tmp_path_factory.mktemp("random"), tiny.random_bert())
+
+
+@pytest.fixture
+def folder(keyword_model: Path, tmp_path: Path) -> Path:
+    """A copy of the keyword model that a test may change."""
+    return shutil.copytree(keyword_model, tmp_path / "model")
+
+
+@pytest.fixture(scope="session")
+def load_folder() -> Callable[..., Any]:
+    """A function that loads the model of a folder on the CPU; the remaining arguments are settings."""
+    from openmed_nb.models.config import OpenMedConfig
+    from openmed_nb.models.loading import LoadSpec, load
+
+    def load_folder(folder: Path, remote_code: bool = False, **config: Any) -> Any:
+        return load(LoadSpec.of(str(folder), OpenMedConfig(**config), remote_code), "cpu")
+
+    return load_folder
+
+
+@pytest.fixture(scope="session")
+def words_of() -> Callable[..., list[str]]:
+    """A function that returns the pieces of a text that a pipeline takes for entities."""
+
+    def words_of(pipe: Any, text: str = NOTE) -> list[str]:
+        return [text[entity["start"] : entity["end"]] for entity in pipe(text)]
+
+    return words_of
+
+
+@pytest.fixture(scope="session")
+def find(load_folder: Callable[..., Any], words_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """A function that returns the pieces of a text that the model of a folder takes for entities."""
+    from openmed_nb.models.store import build_pipeline
+
+    def find(folder: Path, text: str = NOTE, strategy: str = "first", **config: Any) -> list[str]:
+        return words_of(build_pipeline(load_folder(folder, **config), strategy, {}), text)
+
+    return find
+
+
+@dataclass
+class HubClient:
+    """A process that loads models from a hub."""
+
+    process: subprocess.Popen[str]
+
+    def load(self, name: str, environment: dict[str, str] | None = None, **config: Any) -> dict[str, Any]:
+        """Load a model and return the entities of a sentence, or the error, or the end of a crashed process."""
+        request = {"name": name, "config": {"device": "cpu", **config}, "environment": environment or {}}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+
+@pytest.fixture(scope="module")
+def start_client() -> Iterator[Callable[..., HubClient]]:
+    """A function that starts a client process with some environment variables; they all end with the module."""
+    processes = []
+
+    def start(**environment: str) -> HubClient:
+        command = [sys.executable, FOLDER / "hub_client.py"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes.append(subprocess.Popen(command, **pipes, text=True, env={**without_network(), **environment}))
+        return HubClient(processes[-1])
+
+    yield start
+    for process in processes:
+        process.communicate(timeout=30)
+
+
+def without_network() -> dict[str, str]:
+    """Return the environment without what points to a hub, a cache or a proxy."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("HF_") and not name.lower().endswith("_proxy")
+    }

@@ -1,0 +1,106 @@
+"""The two models inside the package: what they find, how they are stored, and what their cards say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from openmed_nb.models.config import DEFAULT_STRATEGY, OpenMedConfig
+from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.registry import BUNDLED
+from openmed_nb.models.store import ModelStore
+
+pytestmark = pytest.mark.parametrize("name", BUNDLED)
+
+LARGEST = {"bundled": 17_000_000, "bundled_small": 6_000_000}
+"""The most bytes that the weights may have; the wheel must stay under 25 MB."""
+
+
+@pytest.fixture(scope="module")
+def store():
+    """The models of this module, each loaded once."""
+    return ModelStore()
+
+
+@pytest.fixture
+def find(store, name):
+    """Find the pieces of a text that a bundled model takes for diseases."""
+    pipe = store.pipeline(LoadSpec.of(name, OpenMedConfig()), "cpu", True, DEFAULT_STRATEGY, {})
+
+    def find(text):
+        found = pipe(text)
+        assert {entity["entity_group"] for entity in found} <= {"DISEASE"}
+        return [text[entity["start"] : entity["end"]] for entity in found]
+
+    return find
+
+
+def test_finds_diseases(find):
+    """The diseases of a plain sentence are found, each whole and nothing else."""
+    text = "Patient with type 2 diabetes mellitus and hypertension, admitted with acute myocardial infarction."
+    assert find(text) == ["type 2 diabetes mellitus", "hypertension", "acute myocardial infarction"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The clinic opens at nine on Monday and closes at five.",
+        "She walked to the pharmacy and bought a newspaper.",
+        "Please call the office to confirm the appointment.",
+    ],
+)
+def test_finds_nothing_where_there_is_nothing(find, text):
+    """In a sentence without diseases none is found."""
+    assert find(text) == []
+
+
+def test_finds_diseases_at_the_end_of_a_long_note(find):
+    """Diseases after five hundred words are found: nothing of a long note is cut off."""
+    text = "The patient was seen in the clinic today. " * 62 + "Assessment: asthma."
+    assert find(text)[-1:] == ["asthma"]
+
+
+def test_is_stored_as_it_is_run(name):
+    """The settings say float32, so that plain transformers does not run the 16-bit weights as they are."""
+    config = json.loads((BUNDLED[name] / "config.json").read_text("utf-8"))
+    assert config["dtype"] == "float32"
+    assert config["architectures"] == ["BertForTokenClassification"]
+    assert set(config["label2id"]) == {"O", "B-DISEASE", "I-DISEASE"}
+
+
+def test_weights_are_small_and_in_safetensors(name):
+    """The weights are 16-bit, in safetensors, and small enough for a wheel."""
+    file = BUNDLED[name] / "model.safetensors"
+    assert file.stat().st_size < LARGEST[name]
+    with safe_open(file, "pt") as weights:
+        assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
+
+
+def test_folder_holds_the_model_and_its_card(name):
+    """The folder has weights, settings, a tokenizer and a card; no code and no pickle."""
+    files = {file.name for file in Path(BUNDLED[name]).iterdir()}
+    assert files >= {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {Path(file).suffix for file in files} == {".md", ".json", ".safetensors"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NCBI",
+        "BC5CDR",
+        "public domain",
+        "Creative Commons",
+        "Apache",
+        "F1",
+        "clinical use",
+        "license:",
+        "train_bundled_model",
+    ],
+)
+def test_card_says_what_one_must_know(name, said):
+    """The card names the data, the licences, the figures, the limits, and the script that trained the model."""
+    card = (BUNDLED[name] / "README.md").read_text("utf-8")
+    assert said.lower() in card.lower()

@@ -1,0 +1,248 @@
+"""What a model folder must hold, and one clear error for each thing that can be wrong with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from openmed_nb.errors import ModelRefused, ModelUnusable, UnknownModel
+
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
+
+
+def without(name):
+    """Return a damage: a file is missing."""
+    return lambda folder: (folder / name).unlink()
+
+
+def holding(name, content):
+    """Return a damage: a file holds something else."""
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def config(**changes):
+    """Return a damage: the settings say something else."""
+
+    def change(folder):
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+
+    return change
+
+
+def cut_weights(folder):
+    """Keep only the beginning of the weights."""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+
+def without_head(folder):
+    """Take the classifier out of the weights."""
+    weights = load_file(folder / "model.safetensors")
+    kept = {key: value for key, value in weights.items() if "classifier" not in key}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+def without_any_tokenizer(folder):
+    """Remove the tokenizer and its settings."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def index_of(shards):
+    """Return a damage: instead of the weights there is an index of several files."""
+
+    def change(folder):
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(shards)
+
+    return change
+
+
+DAMAGE = {
+    "no config": (without("config.json"), "has no config.json"),
+    "config no JSON": (holding("config.json", b"{"), "config.json of .* cannot be read"),
+    "config not text": (holding("config.json", b"\xff\xfe\x00"), "config.json of .* cannot be read"),
+    "config too deep": (holding("config.json", b"[" * 100_000), "config.json of .* cannot be read"),
+    "config a list": (holding("config.json", b"[1]"), "holds no settings"),
+    "config empty": (holding("config.json", b"{}"), "config.json of .* does not load"),
+    "another task": (config(architectures=["BertForMaskedLM"]), "is a BertForMaskedLM, which is no token classifier"),
+    "architectures a number": (config(architectures=5, model_type="vit"), "does not load"),
+    "family unknown": (config(model_type="nonsense"), "config.json of .* does not load: .*nonsense"),
+    "family a list": (config(model_type=["bert"]), "config.json of .* does not load"),
+    "family of no token classifier": (config(model_type="vit"), "does not load: .*ViTConfig"),
+    "family of other weights": (config(model_type="gpt2"), "lack 16 tensors"),
+    "size a word": (config(hidden_size="wide"), "hidden_size"),
+    "size zero": (config(hidden_size=0), "does not load"),
+    "heads zero": (config(num_attention_heads=0), "does not load"),
+    "padding outside": (config(pad_token_id=10**6), "does not load"),
+    "more layers": (config(num_hidden_layers=3), "lack 32 tensors"),
+    "fewer labels": (config(id2label={"0": "O"}, label2id={"O": 0}), "lack 2 tensors .* such as classifier.bias"),
+    "quantised": (config(quantization_config={"quant_method": "gptq"}), "does not load"),
+    "no weights": (without("model.safetensors"), "has no weights in safetensors"),
+    "weights empty": (holding("model.safetensors", b""), "weights file of .* does not load"),
+    "weights cut off": (cut_weights, "weights file of .* does not load"),
+    "weights a pointer": (
+        holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"),
+        "does not load",
+    ),
+    "weights without head": (without_head, "lack 2 tensors .* such as classifier.bias"),
+    "index a list": (index_of("[]"), "weights file of .* does not load"),
+    "index no JSON": (index_of("{"), "weights file of .* does not load"),
+    "index of nothing": (index_of('{"metadata": {}, "weight_map": {"a": "gone.safetensors"}}'), "gone.safetensors"),
+    "tokenizer no JSON": (holding("tokenizer.json", b"{"), "tokenizer of .* does not load"),
+    "tokenizer empty": (holding("tokenizer.json", b"{}"), "tokenizer of .* does not load"),
+    "tokenizer gone": (without("tokenizer.json"), "tokenizer of .* does not load"),
+    "no tokenizer at all": (without_any_tokenizer, "holds no tokenizer"),
+    "tokenizer settings a list": (holding("tokenizer_config.json", b"[]"), "tokenizer of .* does not load"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_folder_gives_one_error_that_says_what_is_wrong(folder, case, load_folder):
+    """Every damage is a ModelUnusable that names the model, says what is wrong in one line, and what to do."""
+    damage, expected = DAMAGE[case]
+    damage(folder)
+    with pytest.raises(ModelUnusable, match=expected) as caught:
+        load_folder(folder)
+    assert repr(str(folder)) in caught.value.what
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_empty_folder_holds_no_model(tmp_path, load_folder):
+    """An empty folder is a folder without a model, not an unknown name."""
+    with pytest.raises(ModelUnusable, match=r"holds no model: it has no config\.json"):
+        load_folder(tmp_path)
+
+
+def test_file_is_no_folder(keyword_model, load_folder):
+    """The path of a file is no model."""
+    with pytest.raises(UnknownModel, match="no folder, alias or hub id"):
+        load_folder(keyword_model / "config.json")
+
+
+def test_model_that_was_repaired_loads(folder, load_folder, find):
+    """A failed load leaves nothing behind: once the file is repaired, the same folder loads."""
+    weights = (folder / "model.safetensors").read_bytes()
+    cut_weights(folder)
+    with pytest.raises(ModelUnusable):
+        load_folder(folder)
+    (folder / "model.safetensors").write_bytes(weights)
+    assert find(folder) == WORDS
+
+
+def test_tokenizer_without_offsets_is_refused(folder, load_folder):
+    """A tokenizer written in Python gives no offsets, so the model is unusable, and the error says so."""
+    from transformers import CanineTokenizer
+
+    without_any_tokenizer(folder)
+    CanineTokenizer(model_max_length=64).save_pretrained(folder)
+    with pytest.raises(ModelUnusable, match="gives no offsets"):
+        load_folder(folder)
+
+
+class TestPickles:
+    """Weights in pickle files, which can run any code."""
+
+    @pytest.fixture
+    def pickled(self, folder):
+        """A model whose only weights are in a pickle file."""
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        return folder
+
+    def test_is_refused(self, pickled, load_folder):
+        """Pickled weights are refused, and the error names safetensors and the flag."""
+        with pytest.raises(ModelRefused, match=r"pickle file.*safetensors.*allow_pickle=True"):
+            load_folder(pickled)
+
+    def test_is_loaded_with_the_flag(self, pickled, find):
+        """The flag loads them."""
+        assert find(pickled, allow_pickle=True) == WORDS
+
+    def test_is_refused_behind_an_index_of_safetensors(self, pickled, load_folder, find):
+        """An index with the name of one for safetensors that points to a pickle file does not get it loaded."""
+        weight_map = dict.fromkeys(torch.load(pickled / "pytorch_model.bin"), "pytorch_model.bin")
+        index = {"metadata": {}, "weight_map": weight_map}
+        (pickled / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ModelRefused, match="pickle file"):
+            load_folder(pickled)
+        assert find(pickled, allow_pickle=True) == WORDS
+
+
+class TestRemoteCode:
+    """Models that bring Python code of their own."""
+
+    CONFIG = """
+import pathlib
+from transformers import BertConfig
+pathlib.Path({marker!r}).touch()
+class OwnConfig(BertConfig):
+    model_type = "own_bert"
+"""
+    MODEL = """
+from transformers import BertForTokenClassification
+from .configuration_own import OwnConfig
+class OwnForTokenClassification(BertForTokenClassification):
+    config_class = OwnConfig
+"""
+
+    @pytest.fixture
+    def marker(self, tmp_path):
+        """The file that the model's code makes when it runs."""
+        return tmp_path / "the code ran"
+
+    @pytest.fixture
+    def own_code(self, folder, marker, tiny, monkeypatch, tmp_path):
+        """A model of a family that only its own code knows."""
+        import transformers.dynamic_module_utils
+
+        monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+        monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+        (folder / "configuration_own.py").write_text(self.CONFIG.format(marker=str(marker)))
+        (folder / "modeling_own.py").write_text(self.MODEL)
+        own = {
+            "AutoConfig": "configuration_own.OwnConfig",
+            "AutoModelForTokenClassification": "modeling_own.OwnForTokenClassification",
+        }
+        tiny.change_json(folder / "config.json", model_type="own_bert", auto_map=own)
+        return folder
+
+    @pytest.mark.parametrize("asked", [False, True])
+    def test_is_refused_unless_allowed_by_name(self, own_code, marker, asked, load_folder):
+        """Code that is needed does not run, whether asked for or not, and the error says how to allow it by name."""
+        with pytest.raises(ModelRefused, match="remote_code_allowed=") as caught:
+            load_folder(own_code, remote_code=asked)
+        assert repr(str(own_code)) in caught.value.remedy
+        assert not marker.exists()
+
+    def test_is_refused_where_another_model_is_allowed(self, own_code, marker, load_folder):
+        """Allowing one model allows no other."""
+        with pytest.raises(ModelRefused):
+            load_folder(own_code, remote_code=True, remote_code_allowed=("openai/privacy-filter",))
+        assert not marker.exists()
+
+    def test_runs_where_it_is_allowed_by_name(self, own_code, marker, find):
+        """Code of a model that is allowed by name runs, and the model finds its entities."""
+        assert find(own_code, remote_code_allowed=(str(own_code),)) == WORDS
+        assert marker.exists()
+
+    def test_does_not_run_where_transformers_knows_the_family(self, own_code, marker, tiny, find):
+        """A model that brings code for a family that transformers knows loads with transformers' own code."""
+        tiny.change_json(own_code / "config.json", model_type="bert")
+        assert find(own_code) == WORDS
+        assert not marker.exists()
+
+    def test_of_a_tokenizer_is_refused(self, folder, marker, tiny, load_folder):
+        """Code of a tokenizer does not run either."""
+        (folder / "tokenization_own.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
+        own = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
+        tiny.change_json(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own)
+        (folder / "tokenizer.json").unlink()
+        with pytest.raises(ModelUnusable, match="tokenizer"):
+            load_folder(folder)
+        assert not marker.exists()

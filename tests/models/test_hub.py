@@ -1,0 +1,268 @@
+"""The way to the hub: the real huggingface_hub client, in a process of its own, against a hub on 127.0.0.1.
+
+Every test has a cache of its own; the client process and the address of the hub are shared, to import them only once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ID = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
+FOUND = {"words": ["diabetes mellitus", "hypertension"]}
+OFFLINE_SECONDS = 3
+"""How long an unreachable hub may take from the call to the error."""
+
+CLOSED = "http://127.0.0.1:9"
+"""An address where nothing listens."""
+
+
+@pytest.fixture(scope="module")
+def running_hub(hub_server):
+    """A hub that runs until the end of the module, without models."""
+    with hub_server.serving(hub_server.Hub()) as hub:
+        yield hub
+
+
+@pytest.fixture(autouse=True)
+def hub(running_hub, keyword_model):
+    """The hub with one model and no faults."""
+    running_hub.reset()
+    running_hub.models[ID] = keyword_model
+    return running_hub
+
+
+@pytest.fixture(scope="module")
+def online_client(start_client, running_hub, tmp_path_factory):
+    """A client process of the hub."""
+    return start_client(HF_ENDPOINT=running_hub.endpoint, HF_HOME=str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def load(online_client, tmp_path):
+    """Load a model of the hub in the client, with a cache of this test alone."""
+    return lambda name=ID, **request: online_client.load(name, **{"cache_dir": str(tmp_path), **request})
+
+
+def check_unreachable(answer, why="the model hub cannot be reached"):
+    """Check for the one error of a model that cannot be had now."""
+    assert answer["error"] == "ModelUnreachable"
+    assert ID in answer["text"]
+    assert why in answer["text"]
+    assert "'bundled', which works offline" in answer["text"]
+
+
+def test_cold_download(hub, load):
+    """A model that is on the hub alone is downloaded, loaded, and finds its entities."""
+    assert load() == FOUND
+    assert hub.downloads("model.safetensors") == 1
+
+
+def test_second_load_downloads_nothing(hub, load):
+    """A model in the cache is not downloaded again; the hub is asked once whether there is a newer one."""
+    load()
+    hub.requests.clear()
+    assert load() == FOUND
+    assert [request for request in hub.requests if request != "GET /api/agent-harnesses"] == [
+        f"GET /api/models/{ID}/revision/main"
+    ]
+
+
+@pytest.mark.parametrize("name", ["disease_detection_tiny", "OpenMed-NER-DiseaseDetect-TinyMed-135M", ID])
+def test_alias_bare_name_and_id_are_the_same_model(hub, load, name):
+    """An alias, a bare name of the default organisation, and the full id reach the same model."""
+    assert load(name) == FOUND
+    assert any(f"/{ID}/resolve/" in request for request in hub.requests)
+
+
+def test_another_default_organisation(hub, load, keyword_model):
+    """A bare name belongs to the default organisation of the settings."""
+    hub.models["acme/OwnModel"] = keyword_model
+    assert load("OwnModel", default_org="acme") == FOUND
+
+
+def test_only_the_files_of_a_model_are_downloaded(hub, load, keyword_model, tmp_path, tmp_path_factory):
+    """Neither Python code nor pickles nor pictures are downloaded."""
+    folder = shutil.copytree(keyword_model, tmp_path_factory.mktemp("hub") / "model")
+    for name in ("modeling_own.py", "pytorch_model.bin", "picture.png"):
+        (folder / name).write_bytes(b"not wanted")
+    hub.models[ID] = folder
+    assert load() == FOUND
+    assert {file.name for file in tmp_path.rglob("snapshots/*/*")} == {file.name for file in keyword_model.iterdir()}
+
+
+def test_model_in_the_cache_loads_without_network(hub, load):
+    """A model that was downloaded loads again with the network left alone, and the hub is not asked."""
+    load()
+    hub.requests.clear()
+    assert load(local_only=True) == FOUND
+    assert load(environment={"http_proxy": CLOSED}) == FOUND
+    assert hub.requests == []
+
+
+def test_commit_is_a_revision(load, hub_server, keyword_model):
+    """A commit can be asked for by its hash."""
+    assert load(revision=hub_server.commit(keyword_model)) == FOUND
+
+
+@pytest.mark.parametrize("revision", ["v9", "../../v9", "\0", "ü"])
+def test_missing_revision(load, revision):
+    """A revision that the model does not have is an unknown model, and the error says it is the revision."""
+    answer = load(revision=revision)
+    assert answer["error"] == "UnknownModel"
+    assert f"has no revision {revision!r}" in answer["text"]
+
+
+class TestInterruptedDownload:
+    """The connection breaks while a file is on its way."""
+
+    def test_goes_on_where_it_stopped(self, hub, load, tiny, tmp_path_factory):
+        """A download that breaks off once is resumed in the middle, and the model is whole."""
+        large = tiny.random_bert(size={"vocab_size": 200_000})
+        hub.models[ID] = tiny.save(tmp_path_factory.mktemp("large"), large)
+        hub.cuts["model.safetensors"] = 1
+        assert "words" in load()
+        assert len(hub.ranges) == 1
+        assert hub.ranges[0].startswith("bytes=10")
+
+    def test_that_never_ends_is_one_error_and_nothing_is_lost(self, hub, load, hub_server):
+        """A download that always breaks off is one error; what is missing is fetched by a later call."""
+        hub.cuts["model.safetensors"] = hub_server.ALWAYS
+        check_unreachable(load(), "could not be downloaded: peer closed connection")
+        check_unreachable(load(local_only=True), "is not on this computer")
+        hub.cuts.clear()
+        hub.requests.clear()
+        assert load() == FOUND
+        assert hub.downloads("model.safetensors") == 1
+        assert hub.downloads("config.json") == 0
+
+
+class TestRefusal:
+    """The hub is there and says no."""
+
+    @pytest.mark.parametrize("status", [401, 403])
+    def test_gated_model(self, hub, load, status):
+        """A gated model is unreachable until access is granted, and the error says how to ask for it."""
+        hub.refused[ID] = status
+        answer = load()
+        assert answer["error"] == "ModelUnreachable"
+        assert "is gated" in answer["text"]
+        assert "hf auth login" in answer["text"]
+
+    def test_gated_model_loads_once_access_is_granted(self, hub, load):
+        """After a refusal, the same call works once the hub lets us in."""
+        hub.refused[ID] = 401
+        load()
+        hub.refused.clear()
+        assert load() == FOUND
+
+    def test_unknown_model(self, load):
+        """An id that the hub does not have is an unknown model, with the nearest ids that exist."""
+        answer = load("OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-13M")
+        assert answer["error"] == "UnknownModel"
+        assert repr(ID) in answer["text"]
+
+    def test_unknown_bare_name(self, load):
+        """A bare name that the hub does not have is shown as the id that was asked for."""
+        answer = load("No-Such-Model")
+        assert answer["error"] == "UnknownModel"
+        assert "'OpenMed/No-Such-Model'" in answer["text"]
+
+    @pytest.mark.parametrize("name", ["a/..", "a/b..c", "a/" + "b" * 120])
+    def test_name_that_no_hub_can_have(self, hub, load, name):
+        """An id that breaks the hub's own rules is an unknown model, and the hub is not asked."""
+        assert load(name)["error"] == "UnknownModel"
+        assert not any("/resolve/" in request or "/models/" in request for request in hub.requests)
+
+    def test_hub_is_out_of_service(self, hub, load):
+        """A hub that answers 503 is unreachable, and the error says so."""
+        hub.unavailable = True
+        check_unreachable(load(), "503")
+
+
+class TestWhatMustBeAllowed:
+    """Pickles and Python code come from the hub only where they were allowed."""
+
+    @pytest.fixture
+    def folder(self, hub, keyword_model, tmp_path_factory):
+        """The files of the hub's model, which a test may change."""
+        hub.models[ID] = shutil.copytree(keyword_model, tmp_path_factory.mktemp("hub") / "model")
+        return hub.models[ID]
+
+    def test_pickle(self, hub, load, folder):
+        """A model of which only a pickle exists is not downloaded whole; it is, and is loaded, with the flag."""
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        answer = load()
+        assert answer["error"] == "ModelUnusable"
+        assert "allow_pickle=True" in answer["text"]
+        assert hub.downloads("pytorch_model.bin") == 0
+        assert load(allow_pickle=True) == FOUND
+
+    def test_code(self, hub, load, folder, tiny):
+        """A model that needs code of its own is refused without its code being downloaded; by name it is allowed."""
+        (folder / "own.py").write_text("from transformers import BertConfig as A, BertForTokenClassification as B\n")
+        own = {"AutoConfig": "own.A", "AutoModelForTokenClassification": "own.B"}
+        tiny.change_json(folder / "config.json", model_type="own_bert", auto_map=own)
+        answer = load("disease_detection_tiny")
+        assert answer["error"] == "ModelRefused"
+        assert "remote_code_allowed=('disease_detection_tiny',)" in answer["text"]
+        assert hub.downloads("own.py") == 0
+        assert load("disease_detection_tiny", remote_code_allowed=[ID]) == FOUND
+
+
+class TestNoNetwork:
+    """Without a way to the hub there is one error, soon, and never another model."""
+
+    def check_soon(self, answer):
+        """Check for the error and for the time it took."""
+        check_unreachable(answer)
+        assert answer["seconds"] < OFFLINE_SECONDS
+
+    def test_network_left_alone(self, hub, load):
+        """With local_only, the hub is not asked."""
+        self.check_soon(load(local_only=True))
+        assert hub.requests == []
+
+    @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+    @pytest.mark.parametrize(
+        "proxy", [CLOSED, "127.0.0.1:9", "http://proxy:port", "http://[::1", "http://no.invalid:1"]
+    )
+    def test_proxy_that_does_not_answer(self, hub, load, variable, proxy):
+        """A proxy that refuses, does not exist or is misspelt counts as no network."""
+        self.check_soon(load(environment={variable: proxy}))
+        assert hub.requests == []
+
+    def test_proxy_that_is_not_used_for_the_hub(self, load):
+        """A dead proxy does not matter where no_proxy exempts the hub."""
+        assert load(environment={"http_proxy": CLOSED, "no_proxy": "127.0.0.1"}) == FOUND
+
+    def test_connection_refused(self, start_client, tmp_path, keyword_model, hub_server):
+        """A hub that refuses the connection is unreachable; with the model in the cache, the model loads."""
+        hub = hub_server.Hub(models={ID: keyword_model})
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hub_server.serving(hub))
+            client = start_client(HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path))
+            assert client.load(ID) == FOUND
+        assert client.load(ID) == FOUND
+        self.check_soon(client.load(ID, cache_dir=str(tmp_path / "another cache")))
+
+    def test_offline_mode(self, hub, start_client, load, tmp_path):
+        """HF_HUB_OFFLINE=1 leaves the hub alone; a model in the cache loads."""
+        load()
+        hub.requests.clear()
+        client = start_client(HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1")
+        assert client.load(ID, cache_dir=str(tmp_path)) == FOUND
+        self.check_soon(client.load(ID))
+        assert hub.requests == []
+
+
+def test_cache_that_cannot_be_written(load, tmp_path):
+    """A cache folder that is a file gives one error that says the download failed."""
+    file = tmp_path / "file"
+    file.touch()
+    check_unreachable(load(cache_dir=str(file)), "could not be downloaded")

@@ -1,0 +1,178 @@
+"""Loading: from a folder to a model in memory, and one clear error for each thing that can be wrong with the folder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging
+
+from openmed_nb.errors import ModelUnusable
+from openmed_nb.models.loading import _without_float64, usable_length
+from openmed_nb.models.store import build_pipeline
+
+NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
+
+
+def test_model_of_a_folder_finds_what_it_was_made_to_find(keyword_model, find):
+    """A folder with a token-classification model in safetensors loads and finds its entities."""
+    assert find(keyword_model) == WORDS
+
+
+def test_model_is_in_evaluation_mode_on_its_device(keyword_model, load_folder):
+    """A loaded model is in evaluation mode, whole on the device asked for, with its tokenizer and settings."""
+    parts = load_folder(keyword_model).to_dict()
+    assert set(parts) == {"model", "tokenizer", "config"}
+    assert not parts["model"].training
+    assert {tensor.device.type for tensor in parts["model"].parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_are_float32_unless_asked_otherwise(folder, stored, load_folder, find):
+    """Weights that are stored in any other type, and a config.json that says so, are loaded in float32."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({key: value.to(stored) for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "dtype": str(stored).removeprefix("torch.")}))
+    assert {tensor.dtype for tensor in load_folder(folder).model.parameters()} == {torch.float32}
+    assert find(folder) == WORDS
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_reduced_precision_is_used_where_it_is_asked_for(keyword_model, dtype, load_folder):
+    """Naming a type loads the weights in it."""
+    assert {str(one.dtype) for one in load_folder(keyword_model, dtype=dtype).model.parameters()} == {f"torch.{dtype}"}
+
+
+def test_load_says_nothing_and_leaves_transformers_settings(keyword_model, capfd, load_folder):
+    """A load prints nothing, and transformers' progress bars and verbosity are as before, whatever they were."""
+    before = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    try:
+        for bar, verbosity in ((True, logging.INFO), (False, logging.ERROR)):
+            (logging.enable_progress_bar if bar else logging.disable_progress_bar)()
+            logging.set_verbosity(verbosity)
+            load_folder(keyword_model)
+            assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (bar, verbosity)
+        assert capfd.readouterr() == ("", "")
+    finally:
+        (logging.enable_progress_bar if before[0] else logging.disable_progress_bar)()
+        logging.set_verbosity(before[1])
+
+
+def test_failed_load_says_nothing_and_leaves_transformers_settings(folder, capfd, load_folder):
+    """A load that fails prints no report of its own beside the error."""
+    (folder / "config.json").write_text(
+        (folder / "config.json").read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2')
+    )
+    with pytest.raises(ModelUnusable, match="lack 16 tensors"):
+        load_folder(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_float64_becomes_float32_for_mps(keyword_model, load_folder):
+    """Before a move to mps, tensors in float64, which mps does not have, become float32; others stay as they are."""
+    model = load_folder(keyword_model, dtype="bfloat16").model
+    model.classifier.double()
+    model.register_buffer("angles", torch.zeros(2, dtype=torch.complex128))
+    _without_float64(model)
+    assert {model.classifier.weight.dtype, model.classifier.bias.dtype} == {torch.float32}
+    assert model.angles.dtype == torch.complex64
+    assert model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
+
+
+class TestLongTexts:
+    """Nothing is cut off at the model's longest input."""
+
+    TEXT = "the patient was seen . " * 600 + "history of diabetes mellitus and asthma ."
+
+    @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+    def test_entities_at_the_end_are_found(self, keyword_model, strategy, find):
+        """Entities at the end of 3,000 words are found by a model that reads 64 tokens at a time."""
+        assert find(keyword_model, self.TEXT, strategy) == ["diabetes mellitus", "asthma"]
+
+    def test_tokens_at_the_end_are_found_without_joining_them(self, keyword_model, find):
+        """The strategy "none", for which transformers itself would cut the text off, reads all of it as well."""
+        assert find(keyword_model, self.TEXT, "none") == ["diabetes", "mellitus", "asthma"]
+
+    def test_stride_none_cuts_nothing(self, keyword_model, load_folder, words_of):
+        """Asking for no stride, with which transformers cuts the text off, takes the default one."""
+        pipe = build_pipeline(load_folder(keyword_model), "first", {"stride": None})
+        assert words_of(pipe, self.TEXT) == ["diabetes mellitus", "asthma"]
+
+    def test_model_whose_tokenizer_knows_no_limit(self, tiny, tmp_path, load_folder):
+        """A RoBERTa whose tokenizer says no limit is read in windows of the positions it really has."""
+        folder = tiny.save(tmp_path, tiny.random_roberta())
+        loaded = load_folder(folder)
+        assert loaded.tokenizer.model_max_length == tiny.POSITIONS - 1
+        last = build_pipeline(loaded, "first", {})(self.TEXT)[-1]
+        assert last["end"] > len(self.TEXT) - len("mellitus and asthma .")
+
+    def test_tokenizer_without_padding_token(self, folder, tiny, find):
+        """A tokenizer that has no token for padding gives the same entities."""
+        tiny.change_json(folder / "tokenizer_config.json", pad_token=None)
+        assert find(folder, self.TEXT) == ["diabetes mellitus", "asthma"]
+
+
+@pytest.mark.parametrize(
+    ("said", "positions", "family", "expected"),
+    [
+        (10**30, 512, "bert", 512),
+        (256, 512, "bert", 256),
+        (1024, 512, "bert", 512),
+        (10**30, 514, "roberta", 512),
+        (512, 514, "roberta", 512),
+        (10**30, 514, "distilbert", 514),
+        (10**30, None, "bert", 512),
+        (10**30, -1, "bert", 512),
+        (0, 128, "bert", 128),
+        (-1, 128, "bert", 128),
+        (2, 128, "bert", 128),
+        ("many", 128, "bert", 128),
+        (64.0, 128, "bert", 64),
+    ],
+)
+def test_usable_length(tiny, said, positions, family, expected):
+    """The usable length is the smaller of what the tokenizer says and the positions that the model has."""
+    from types import SimpleNamespace
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.model_max_length = said
+    config = SimpleNamespace(max_position_embeddings=positions, model_type=family, pad_token_id=1)
+    assert usable_length(tokenizer, config) == expected
+    assert isinstance(usable_length(tokenizer, config), int)
+
+
+def test_weights_in_several_files(folder, find):
+    """Weights split over several files in safetensors load."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    shards = {key: f"model-0000{number % 2 + 1}-of-00002.safetensors" for number, key in enumerate(weights)}
+    for shard in set(shards.values()):
+        save_file({key: weights[key] for key in weights if shards[key] == shard}, folder / shard, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": shards}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert find(folder) == WORDS
+
+
+class TestPersonalData:
+    """Models that find personal data go through the same loader."""
+
+    def test_labels_of_a_bert(self, tiny, tmp_path, load_folder):
+        """A BERT for personal data gives its own labels."""
+        folder = tiny.save(tmp_path, tiny.random_bert(tiny.PII_LABELS))
+        found = build_pipeline(load_folder(folder), "first", {})(NOTE)
+        assert found
+        assert {entity["entity_group"] for entity in found} <= {"FIRSTNAME", "DATE"}
+
+    def test_architecture_of_the_privacy_filter(self, tiny, tmp_path, load_folder):
+        """The architecture of openai/privacy-filter loads with transformers' own code and gives its labels."""
+        folder = tiny.save(tmp_path, tiny.random_privacy_filter())
+        loaded = load_folder(folder)
+        assert loaded.config.model_type == "openai_privacy_filter"
+        found = build_pipeline(loaded, "first", {})(NOTE)
+        labels = {label.partition("-")[2] or label for label in loaded.config.id2label.values()}
+        assert found
+        assert {entity["entity_group"] for entity in found} <= labels

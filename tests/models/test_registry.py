@@ -1,0 +1,157 @@
+"""Names of models: what each stands for, and the nearest names where it stands for nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from openmed.core.backends import PRIVACY_FILTER_TORCH_FALLBACK
+from openmed.core.model_registry import OPENMED_MODELS
+
+from openmed_nb.errors import UnknownModel
+from openmed_nb.models.registry import ALIASES, BUNDLED, ModelReference, find_model, openmed_aliases, unknown_model
+
+TINY = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
+
+
+@pytest.mark.parametrize("alias", sorted(set(ALIASES) - {"privacy_filter"}))
+def test_own_table_says_what_openmed_says(alias):
+    """Each alias of the short table is one of openmed's, and stands for the same model there."""
+    assert ALIASES[alias] == OPENMED_MODELS[alias].model_id
+    assert find_model(alias) == ModelReference(alias, ALIASES[alias], "hub")
+
+
+def test_privacy_filter_has_an_alias_of_ours():
+    """The privacy filter, which openmed knows by its hub id alone, has an alias that openmed uses for nothing else."""
+    assert find_model("privacy_filter").location == PRIVACY_FILTER_TORCH_FALLBACK
+    assert "privacy_filter" not in OPENMED_MODELS
+
+
+def test_aliases_of_openmed_are_plain_pytorch_token_classifiers():
+    """Of openmed's aliases only those remain whose model this package can run."""
+    aliases = openmed_aliases()
+    assert len(aliases) > 1000
+    for alias, location in aliases.items():
+        info = OPENMED_MODELS[alias]
+        assert location == info.model_id
+        assert info.task == "token-classification"
+        assert "pytorch" in info.formats
+        assert not any(mark in location.lower() for mark in ("mlx", "onnx"))
+
+
+def test_no_plain_pytorch_token_classifier_of_openmed_is_left_out():
+    """Every model of openmed in PyTorch for token classification has at least one alias here."""
+    plain = {
+        info.model_id
+        for info in OPENMED_MODELS.values()
+        if info.task == "token-classification"
+        and "pytorch" in (info.formats or [])
+        and not any(mark in info.model_id.lower() for mark in ("mlx", "onnx"))
+    }
+    assert plain == set(openmed_aliases().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "location"),
+    [
+        ("disease_detection_tiny", TINY),
+        ("disease_detection_tinymed_135m", TINY),
+        ("OpenMed-NER-DiseaseDetect-TinyMed-135M", TINY),
+        (TINY, TINY),
+        ("dslim/bert-base-NER", "dslim/bert-base-NER"),
+        ("a_b/c.d-e", "a_b/c.d-e"),
+    ],
+)
+def test_name_of_a_hub_model(name, location):
+    """An alias, a bare name and a hub id stand for a hub id."""
+    assert find_model(name) == ModelReference(name, location, "hub")
+
+
+def test_bare_name_belongs_to_the_default_organisation():
+    """The organisation of bare names can be another; aliases are not touched by it."""
+    assert find_model("Own-Model", "acme").location == "acme/Own-Model"
+    assert find_model("disease_detection_tiny", "acme").location == TINY
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [(None, "disease"), ("bundled", "disease"), ("bundled_small", "disease_small")]
+)
+def test_bundled_models(name, folder):
+    """No name and the names of the bundled models stand for folders inside the package."""
+    found = find_model(name)
+    assert (found.kind, Path(found.location).name) == ("bundled", folder)
+    assert Path(found.location).is_dir()
+
+
+def test_folder(tmp_path, monkeypatch):
+    """A folder that exists is a model, as text or as a path, absolute, relative or from the home folder."""
+    (tmp_path / "model").mkdir()
+    expected = str(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (expected, tmp_path / "model", "model", "./model", "~/model", Path("model")):
+        assert find_model(name) == ModelReference(str(name), expected, "folder")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", " ", "bundled ", "a/b/c", "./none", "../none", "..x/y", "/none", "~nobody", "~\0", "\0", "a b", "é"),
+        *("https://hub/a", "no_such_alias", "\ud800", "~\ud800", ".hidden", 5, [], b"bundled", "x" * 10_000),
+    ],
+)
+def test_name_that_stands_for_nothing(name):
+    """Anything else is an unknown model, shown in one short line, with what works offline."""
+    with pytest.raises(UnknownModel, match="'bundled', which works offline") as caught:
+        find_model(name, default_org="")
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("disease_detection_tinny", "disease_detection_tiny"),
+        ("Disease_Detection_Tinny", "disease_detection_tiny"),
+        ("pii_detecton", "pii_detection"),
+        ("bundled_smal", "bundled_small"),
+        ("OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-13M", TINY),
+        ("openmed/openmed-ner-diseasedetect-tinymed-135m", TINY),
+    ],
+)
+def test_nearest_names(name, offered):
+    """A name with a slip of the pen gets the one that was meant, alias or hub id, whatever the case."""
+    assert repr(offered) in unknown_model(name).remedy
+
+
+def test_nothing_is_offered_twice():
+    """The bundled model is offered once, and nothing where no name is near."""
+    assert unknown_model("bundled ").remedy == "Use 'bundled', which works offline."
+    assert unknown_model("xyz").remedy == "Use 'bundled', which works offline."
+
+
+def test_every_bundled_name_is_no_alias():
+    """The bundled models have names of their own, which no alias of openmed has."""
+    assert not set(BUNDLED) & set(OPENMED_MODELS)
+
+
+NASTY = (
+    some.text()
+    | some.text("ab/._-~\0 \n", max_size=12)
+    | some.sampled_from(["~", "..", "a/" * 300, os.sep, "\\\\x\\y"])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(NASTY, some.sampled_from(["OpenMed", "", "a/b"]))
+def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
+    """Any text whatsoever stands for a model or is an unknown one; no other error comes out."""
+    try:
+        found = find_model(text, organisation)
+    except UnknownModel:
+        return
+    assert found.name == text
+    assert found.location.count("/") == 1 if found.kind == "hub" else Path(found.location).is_dir()

@@ -1,0 +1,243 @@
+"""The loaded models of a session: one copy for each device asked for; some follow the session's device, some stay.
+
+The second device is torch's "lazy" one, which every build of torch has and which really computes.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch._lazy.ts_backend
+from transformers import pipeline as transformers_pipeline
+
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.loading import LoadSpec, move
+from openmed_nb.models.store import ModelStore
+
+LAZY = "lazy:0"
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lazy_device():
+    """Start torch's lazy device."""
+    torch._lazy.ts_backend.init()
+
+
+@pytest.fixture
+def store():
+    """A store without models."""
+    return ModelStore()
+
+
+@pytest.fixture
+def spec(keyword_model):
+    """The keyword model with default settings."""
+    return LoadSpec.of(str(keyword_model), OpenMedConfig())
+
+
+@pytest.fixture
+def another_spec(random_model):
+    """Another model."""
+    return LoadSpec.of(str(random_model), OpenMedConfig())
+
+
+def place(loaded):
+    """Return the device of a model, after checking that it is whole."""
+    devices = {str(tensor.device) for tensor in (*loaded.model.parameters(), *loaded.model.buffers())}
+    assert len(devices) == 1
+    return devices.pop()
+
+
+class TestCache:
+    """What is the same copy of a model, and what is another."""
+
+    def test_asked_again_gives_the_same_objects(self, store, spec):
+        """The same model and the same pipeline come back when they are asked for again."""
+        assert store.model(spec, "cpu", True) is store.model(spec, "cpu", True)
+        first = store.pipeline(spec, "cpu", True, "first", {"stride": 8, "ignore_labels": ["O"]})
+        assert store.pipeline(spec, "cpu", True, "first", {"ignore_labels": ["O"], "stride": 8}) is first
+
+    def test_pipelines_share_the_weights(self, store, spec):
+        """Pipelines that differ in strategy or options are different, over one copy of the weights."""
+        pipes = [
+            store.pipeline(spec, "cpu", True, strategy, options)
+            for strategy, options in (("first", {}), ("simple", {}), ("first", {"stride": 8}))
+        ]
+        assert len({id(pipe) for pipe in pipes}) == 3
+        assert len({id(pipe.model) for pipe in pipes}) == 1
+
+    @pytest.mark.parametrize(
+        "settings", [{"dtype": "bfloat16"}, {"revision": "v2"}, {"allow_pickle": True}, {"hf_token": "hf_x"}]
+    )
+    def test_other_settings_are_another_copy(self, store, spec, keyword_model, settings):
+        """A model loaded with other settings is another copy, and does not change the first."""
+        former = store.model(spec, "cpu", True)
+        other = store.model(LoadSpec.of(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
+        assert other.model is not former.model
+        assert former.model.dtype == torch.float32
+
+    def test_device_of_the_settings_is_no_other_copy(self, store, spec, keyword_model):
+        """The device in the settings does not count; the one that it was resolved to does."""
+        named = LoadSpec.of(str(keyword_model), OpenMedConfig(device="cpu"))
+        assert store.model(named, "cpu", False) is store.model(spec, "cpu", False)
+
+    def test_another_device_is_another_copy_there(self, store, spec, words_of):
+        """Asking for another device gives a model there, and the first stays where it is."""
+        here, there = store.model(spec, "cpu", False), store.model(spec, LAZY, False)
+        assert (place(here), place(there)) == ("cpu", LAZY)
+        assert words_of(store.pipeline(spec, LAZY, False, "first", {})) == WORDS
+
+    def test_failed_load_leaves_nothing(self, store, tmp_path, spec):
+        """A model that does not load is not kept, and the others stay."""
+        kept = store.model(spec, "cpu", True)
+        with pytest.raises(ModelUnusable):
+            store.model(LoadSpec.of(str(tmp_path), OpenMedConfig()), "cpu", True)
+        assert store.model(spec, "cpu", True) is kept
+        assert store.unload() == (spec.reference.name,)
+
+
+class TestFollowing:
+    """Models that were loaded without naming a device move with the session's; the others stay."""
+
+    def test_followers_move_and_pinned_models_stay(self, store, spec, another_spec):
+        """The models that follow move, by name; a model loaded for a device stays there."""
+        follower, pinned = store.model(spec, "cpu", True), store.model(another_spec, "cpu", False)
+        assert store.follow(LAZY) == (spec.reference.name,)
+        assert (place(follower), place(pinned)) == (LAZY, "cpu")
+        assert store.follow(LAZY) == ()
+        assert store.follow("cpu") == (spec.reference.name,)
+        assert place(follower) == "cpu"
+
+    def test_pipeline_goes_on_working_where_its_model_is(self, store, spec, words_of):
+        """A pipeline that a person holds gives the same entities after every move."""
+        pipe = store.pipeline(spec, "cpu", True, "first", {})
+        for device in (LAZY, "cpu", LAZY):
+            store.follow(device)
+            assert str(pipe.device) == device
+            assert words_of(pipe) == WORDS
+            assert store.pipeline(spec, device, True, "first", {}) is pipe
+
+    def test_asking_for_a_follower_brings_all_followers(self, store, spec, another_spec):
+        """A follower that is asked for on the session's new device is there, and so are the others."""
+        models = [store.model(one, "cpu", True) for one in (spec, another_spec)]
+        store.model(spec, LAZY, True)
+        assert [place(loaded) for loaded in models] == [LAZY, LAZY]
+
+    def test_failed_move_leaves_all_where_they_were(self, store, spec, another_spec, words_of):
+        """Where one follower cannot be moved, those that moved before it are moved back, and one error says which."""
+        movable, stuck = store.model(spec, "cpu", True), store.model(another_spec, "cpu", True)
+        pipe = store.pipeline(spec, "cpu", True, "first", {})
+        store.follow(LAZY)
+        stuck.model.to("meta")  # without contents, so that it cannot be moved anywhere
+        with pytest.raises(DeviceUnavailable, match=r"could not be moved to cpu.*no data") as caught:
+            store.follow("cpu")
+        assert another_spec.reference.name in str(caught.value)
+        assert (place(movable), place(stuck)) == (LAZY, "meta")
+        assert words_of(pipe) == WORDS
+
+    @pytest.mark.parametrize("device", ["no such device", "xpu", "vulkan"])
+    def test_device_that_torch_does_not_have(self, store, spec, device, words_of):
+        """Moving to a device that this torch does not have is one error; the model stays usable where it is."""
+        loaded = store.model(spec, "cpu", True)
+        with pytest.raises(DeviceUnavailable, match=f"could not be moved to {device}"):
+            move(loaded.model, device, loaded.name)
+        assert place(loaded) == "cpu"
+        assert words_of(store.pipeline(spec, "cpu", True, "first", {})) == WORDS
+
+
+class TestUnloading:
+    """Forgetting a model frees its memory."""
+
+    def test_memory_is_freed(self, store, spec):
+        """After unloading, nothing holds the model or its pipelines any more."""
+        gone = [weakref.ref(store.pipeline(spec, "cpu", True, "first", {}))]
+        gone.append(weakref.ref(store.model(spec, "cpu", True).model))
+        gc.disable()
+        try:
+            assert store.unload() == (spec.reference.name,)
+            assert [one() for one in gone] == [None, None]
+        finally:
+            gc.enable()
+
+    def test_one_name_on_every_device(self, store, spec, another_spec):
+        """Unloading a name forgets its copies on every device and leaves the other models."""
+        kept = store.model(another_spec, "cpu", True)
+        former = [store.model(spec, "cpu", True), store.model(spec, LAZY, False)]
+        assert store.unload(spec.reference.name) == (spec.reference.name,)
+        assert store.model(another_spec, "cpu", True) is kept
+        assert store.model(spec, "cpu", True) not in former
+
+    def test_nothing_to_unload(self, store):
+        """Unloading nothing, or a name that is not loaded, is no error."""
+        assert store.unload() == ()
+        assert store.unload("never loaded") == ()
+
+
+class TestOptions:
+    """The remaining arguments go to transformers' pipeline."""
+
+    def test_option_is_used(self, store, spec, words_of):
+        """An option that the pipeline has takes effect."""
+        pipe = store.pipeline(spec, "cpu", True, "none", {"ignore_labels": ["O", "I-DISEASE"]})
+        assert words_of(pipe) == ["diabetes", "hyper", "asthma"]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"banana": 1},
+            {"grouped_entities": True},
+            {"stride": "wide"},
+            {"stride": -1},
+            {"stride": 1.5},
+            {"stride": 64},
+            {"batch_size": 0},
+            {"batch_size": "x"},
+            {"ignore_labels": 5},
+            {"tokenizer": None},
+            {"model_kwargs": {}},
+        ],
+        ids=str,
+    )
+    def test_option_that_does_not_work(self, store, spec, options, words_of):
+        """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
+        loaded = store.model(spec, "cpu", True)
+        with pytest.raises(ConfigurationError, match="does not take these options"):
+            store.pipeline(spec, "cpu", True, "first", options)
+        assert store.model(spec, "cpu", True) is loaded
+        assert words_of(store.pipeline(spec, "cpu", True, "first", {})) == WORDS
+
+
+TEXTS = [
+    "the patient has diabetes mellitus and hypertension . no asthma .",
+    "",
+    ".",
+    "hypertension hypertension\n\nhypertension",
+    "no history of type 2 diabetes mellitus, hyper tension or (asthma).",
+    "mellitus of tension 2 , unknown words : Schwannoma\tübel 😀 " * 3,
+    "the patient was seen . " * 60 + "asthma",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("model", ["keyword_model", "random_model", "bundled_small"])
+def test_entities_are_those_of_transformers(store, request, model, strategy, text):
+    """A pipeline of the store gives the same entities and scores as transformers' own over the same folder."""
+    from openmed_nb.models.registry import BUNDLED
+
+    folder = str(BUNDLED[model] if model in BUNDLED else request.getfixturevalue(model))
+    ours = store.pipeline(LoadSpec.of(folder, OpenMedConfig()), "cpu", True, strategy, {})
+    limit = ours.tokenizer.model_max_length
+    stride = {} if strategy == "none" else {"stride": min(64, limit // 4)}
+    theirs = transformers_pipeline(
+        "token-classification", folder, aggregation_strategy=strategy, dtype="float32", device="cpu", **stride
+    )
+    theirs.tokenizer.model_max_length = limit
+    if strategy == "none" and len(text) > 500:
+        text = text[:200]  # transformers cuts longer ones off
+    assert ours(text) == theirs(text)

@@ -1,0 +1,128 @@
+"""The errors: a tree as drawn, each with what happened and a remedy, in one line."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import pickle
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb import errors
+from openmed_nb.errors import OpenMedError, one_line, shorten
+
+
+def family(kind: type[OpenMedError]) -> list[type[OpenMedError]]:
+    """Return an error class and all below it, in the order of the file."""
+    return [
+        kind,
+        *(one for child in kind.__subclasses__() if child.__module__ == errors.__name__ for one in family(child)),
+    ]
+
+
+ALL = family(OpenMedError)
+
+
+def drawn_tree() -> list[tuple[int, str]]:
+    """Return the names of the tree in the docstring, each with its depth."""
+    lines = re.findall(
+        r"^((?:[├└│]?[─ ]* ?)*)(\w+)(?: {2,}.*)?$", (errors.__doc__ or "").split("\n\n")[1], re.MULTILINE
+    )
+    return [(len(indent) // 4, name) for indent, name in lines]
+
+
+def real_tree(kind: type[OpenMedError] = OpenMedError, depth: int = 0) -> list[tuple[int, str]]:
+    """Return the names of the real tree, each with its depth."""
+    children = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
+    return [(depth, kind.__name__), *(row for child in children for row in real_tree(child, depth + 1))]
+
+
+def test_tree_is_as_drawn():
+    """The tree in the docstring is the real one, name by name and level by level."""
+    assert drawn_tree() == real_tree()
+
+
+def test_every_error_of_the_file_is_in_the_tree():
+    """The file defines no error outside of its tree."""
+    defined = {one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == errors.__name__}
+
+    assert defined == set(ALL)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_error_says_what_and_remedy(kind: type[OpenMedError]):
+    """An error carries what happened and the remedy, and prints both in one line."""
+    error = kind("It broke\n  in two.", "Glue\tit.")
+
+    assert (error.what, error.remedy) == ("It broke in two.", "Glue it.")
+    assert str(error) == "It broke in two. Glue it."
+    assert error._render_traceback_() == [f"{kind.__name__}: It broke in two. Glue it."]
+    assert error.to_dict() == {"error": kind.__name__, "what": "It broke in two.", "remedy": "Glue it."}
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])  # noqa: S301
+def test_error_survives_copying(kind: type[OpenMedError], again):
+    """An error comes out of a copy or a pickle, as from a worker process, as it went in."""
+    error = again(kind("It broke.", "Glue it."))
+
+    assert type(error) is kind
+    assert error.to_dict() == {"error": kind.__name__, "what": "It broke.", "remedy": "Glue it."}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_error_needs_a_remedy(kind: type[OpenMedError]):
+    """An error cannot be raised without saying what to do."""
+    with pytest.raises(TypeError):
+        kind("It broke.")
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("ConfigurationError", "ValueError"),
+        ("UnknownDevice", "ValueError"),
+        ("DeviceUnavailable", "RuntimeError"),
+        ("TorchUnusable", "ImportError"),
+        ("UnknownModel", "LookupError"),
+        ("ModelUnreachable", "OSError"),
+        ("ModelRefused", "PermissionError"),
+        ("ModelUnusable", "RuntimeError"),
+        ("MagicError", "ValueError"),
+    ],
+)
+def test_error_is_caught_as_its_builtin_kind(name: str, builtin: str):
+    """Code that knows nothing of this package catches an error under Python's own name for its kind."""
+    with pytest.raises(getattr(builtins, builtin)) as caught:
+        raise getattr(errors, name)("It broke.", "Glue it.")
+
+    assert str(caught.value) == "It broke. Glue it."
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_described(kind: type[OpenMedError]):
+    """Every class has a docstring of its own."""
+    assert kind.__dict__["__doc__"]
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+@settings(max_examples=150, deadline=None)
+def test_error_is_always_one_line(what: str, remedy: str):
+    """Whatever a message holds, an error is rendered as a single line."""
+    (line,) = OpenMedError(what, remedy)._render_traceback_()
+
+    assert len(line.splitlines()) == 1
+    assert len(one_line(what).splitlines()) <= 1
+
+
+@given(st.text(max_size=200), st.integers(1, 100))
+@settings(max_examples=100, deadline=None)
+def test_shortened_text(text: str, length: int):
+    """A shortened text has at most so many characters, and a mark where something was cut off."""
+    short = shorten(text, length)
+
+    assert len(short) <= length + 1
+    assert short == one_line(text) or short.endswith("…")

@@ -1,0 +1,112 @@
+"""The house: a floor imports only from the floors below it, and no heavy package while it is being imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "openmed_nb"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+HEAVY = ("torch", "transformers", "ipywidgets", "numpy", "huggingface_hub", "safetensors", "tokenizers", "openmed")
+FLOORS = ("errors", "interface.display", "devices", "models", "session", "interface", "openmed_nb")
+"""From the ground up. ``interface.display`` renders for every floor; the last is the package's own face."""
+
+
+def module_of(file: Path) -> str:
+    """Return the dotted name of a file inside the package, empty for the package itself."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def floor_of(module: str) -> int:
+    """Return the number of the floor on which a module stands, the most specific name counting."""
+    homes = [floor for floor in FLOORS if module == floor or module.startswith(f"{floor}.")]
+    return FLOORS.index(max(homes, key=len, default="openmed_nb"))
+
+
+def package_imports(file: Path) -> Iterator[str]:
+    """Yield the modules of this package that a file imports anywhere, also inside functions."""
+    module = module_of(file)
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [part for part in package if part][: len(package) - node.level + 1]
+            origin = [*base, *(node.module.split(".") if node.module else [])]
+            yield from (resolve([*origin, alias.name]) for alias in node.names)
+
+
+def resolve(parts: list[str]) -> str:
+    """Return the module that a dotted path means: the path itself, or without its last part, which is then a name."""
+    path = PACKAGE.joinpath(*parts)
+    return ".".join(parts if path.is_dir() or path.with_suffix(".py").is_file() else parts[:-1])
+
+
+def import_time_names(node: ast.AST) -> Iterator[str]:
+    """Yield the packages that are imported while a file is imported: outside of functions and of TYPE_CHECKING."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and not child.level:
+            yield (child.module or "").split(".")[0]
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from (name for other in child.orelse for name in import_time_names(other))
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from import_time_names(child)
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_imports_go_down(file: Path):
+    """A file imports from its own floor and those below it, never from one above, not even inside a function."""
+    floor = floor_of(module_of(file))
+
+    assert [module for module in package_imports(file) if floor_of(module) > floor] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_nothing_heavy_at_import_time(file: Path):
+    """Importing a file imports no heavy package."""
+    names = set(import_time_names(ast.parse(file.read_text("utf-8"))))
+
+    assert names.isdisjoint(HEAVY)
+
+
+def test_ground_floor_imports_nothing():
+    """The errors and the rendering import nothing of the package."""
+    assert [*package_imports(PACKAGE / "errors.py"), *package_imports(PACKAGE / "interface" / "display.py")] == []
+
+
+def test_package_is_imported_relatively():
+    """No file imports the package by its full name, so that every import shows its floor."""
+    absolute = [file.name for file in FILES if "openmed_nb" in import_time_names(ast.parse(file.read_text("utf-8")))]
+
+    assert absolute == []
+
+
+@pytest.mark.parametrize(
+    ("module", "floor"),
+    [
+        ("errors", "errors"),
+        ("interface.display", "interface.display"),
+        ("devices.choice", "devices"),
+        ("models", "models"),
+        ("session", "session"),
+        ("interface.magics", "interface"),
+        ("__main__", "openmed_nb"),
+        ("", "openmed_nb"),
+    ],
+)
+def test_floor_of_a_module(module: str, floor: str):
+    """Every module stands on the floor that its folder names."""
+    assert FLOORS[floor_of(module)] == floor
+
+
+def test_imports_are_seen():
+    """The check sees an import from above that hides in a function."""
+    inside = [module for file in FILES if module_of(file) == "session" for module in package_imports(file)]
+
+    assert {"devices.backend", "errors", "models.store"} <= set(inside)
+    assert list(import_time_names(ast.parse("try:\n import torch.nn\nexcept ImportError:\n pass"))) == ["torch"]

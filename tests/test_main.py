@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from openmed_nb.__main__ import NOTE, main
+
+
+def test_main_job_prints_device_reason_and_entities(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without arguments, the device, the reason and the diseases of the synthetic note are printed."""
+    status = main([])
+
+    printed = capsys.readouterr()
+    assert status == 0
+    assert printed.out.startswith("Device: cpu")
+    assert "'cpu' was asked for by OPENMED_TORCH_DEVICE." in printed.out
+    assert "[type 2 diabetes mellitus](DISEASE)" in printed.out
+    assert printed.err == ""
+
+
+def test_synthetic_note_says_that_it_is_synthetic() -> None:
+    """The note that is shipped names itself synthetic."""
+    assert "synthetic" in NOTE.read_text("utf-8").splitlines()[0]
+
+
+def test_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json, the choice and the entities are one JSON object."""
+    main(["--json", "--device", "cpu", "--model", "bundled_small"])
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["choice"]["requested_by"] == "argument"
+    assert answer["model"] == "bundled_small"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "banana"], "UnknownDevice: 'banana'"),
+        (["--model", "disease_detection_tinny"], "UnknownModel: There is no model named 'disease_detection_tinny'"),
+        (["no such note.txt"], "cannot be read: No such file or directory"),
+        ([str(NOTE.parent)], "cannot be read: Is a directory"),
+        ([str(NOTE.parent / "disease" / "model.safetensors")], "it is no UTF-8 text"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake on the command line prints one line to the error stream and ends with status 2."""
+    status = main(arguments)
+
+    printed = capsys.readouterr()
+    assert status == 2
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""

@@ -1,0 +1,175 @@
+"""Beside the real openmed package in one kernel: it follows our choices, and our functions answer as its own do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import openmed_nb as nb
+
+theirs = pytest.importorskip("openmed.torch.device")
+
+OUR_VARIABLES = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU", *theirs.MPS_ENV_DEFAULTS)
+
+KERNEL = """
+import json, os, sys
+import openmed_nb as nb
+from openmed.torch import device as theirs
+from openmed_nb.session import SESSION
+for line in sys.stdin:
+    shell, code = json.loads(line)
+    os.environ.update(shell)
+    names = {**globals()}
+    exec(code, names)
+    SESSION.stop()
+    for name in {*theirs.MPS_ENV_DEFAULTS, *shell}:
+        os.environ.pop(name, None)
+    print(json.dumps(names["answer"]), flush=True)
+"""
+
+Run = Callable[..., Any]
+
+
+def clean_shell(**variables: str) -> dict[str, str]:
+    """Return the environment of this process with these variables and no other of those that matter here."""
+    return {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES} | variables
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs code in one kernel in which both packages are imported, each time with other variables of the shell."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean_shell()
+    ) as kernel:
+
+        def ask(code: str, **shell: str) -> Any:
+            kernel.stdin.write(json.dumps([shell, code]) + "\n")
+            kernel.stdin.flush()
+            return json.loads(kernel.stdout.readline())
+
+        yield ask
+        kernel.stdin.close()
+
+
+FOLLOW = """
+def said():
+    return [theirs.resolve_torch_device(), os.environ.get("OPENMED_TORCH_DEVICE")]
+answer = [said()]
+nb.use("CPU")
+answer.append(said())
+nb.use("auto")
+answer.append(said()[0] == nb.device().device)
+try:
+    nb.use("mpss")
+except nb.OpenMedError:
+    answer.append(said()[0] == nb.device().device)
+{back}
+answer.append(said())
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "back", "before"),
+    [
+        ({"OPENMED_TORCH_DEVICE": " Cpu"}, "nb.reset()", ["cpu", " Cpu"]),
+        ({"OPENMED_TORCH_DEVICE": "cuda:1"}, "SESSION.stop()", ["cuda:1", "cuda:1"]),
+        ({"OPENMED_DEVICE": "mps"}, "SESSION.stop()", ["mps", None]),
+        ({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}, "nb.reset()", ["cpu", "auto"]),
+    ],
+)
+def test_openmed_follows(run: Run, shell: dict[str, str], back: str, before: list[str | None]):
+    """The openmed package resolves to what was chosen here, and to what the shell says once that is taken back."""
+    assert run(FOLLOW.format(back=back), **shell) == [before, ["cpu", "cpu"], True, True, before]
+
+
+def test_openmed_follows_in_a_fresh_process():
+    """The same holds where the variable comes from the shell that started Python."""
+    code = """
+import os
+import openmed_nb as nb
+from openmed.torch.device import resolve_torch_device
+print(resolve_torch_device())
+nb.use("cpu")
+print(resolve_torch_device())
+from openmed_nb.session import SESSION
+SESSION.stop()
+print(resolve_torch_device(), os.environ["OPENMED_TORCH_DEVICE"])"""
+    shell = clean_shell(OPENMED_TORCH_DEVICE="Cuda:1", OPENMED_DEVICE="mps")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=shell, check=True)
+
+    assert done.stdout.splitlines() == ["cuda:1", "cpu", "cuda:1 Cuda:1"]
+
+
+EXPLICIT = ["cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\n", "mps", "MPS", "\tMps"]
+
+
+@pytest.mark.parametrize("preference", EXPLICIT)
+def test_explicit_preference(preference: str):
+    """An explicit preference comes back normalised, as from openmed, whether or not the device is there."""
+    assert nb.resolve_torch_device(preference) == theirs.resolve_torch_device(preference)
+
+
+def test_preference_of_the_shell(run: Run):
+    """Without a preference the two variables decide in openmed's order, whether or not the device is there."""
+    code = """
+answer = []
+for preference in ("auto", None, "default", "", " AUTO "):
+    answer.append([nb.resolve_torch_device(preference), theirs.resolve_torch_device(preference)])"""
+
+    assert run(code, OPENMED_TORCH_DEVICE="Cuda:1", OPENMED_DEVICE="mps") == [["cuda:1", "cuda:1"]] * 5
+    assert run(code, OPENMED_TORCH_DEVICE="default", OPENMED_DEVICE="MPS") == [["mps", "mps"]] * 5
+
+
+def test_automatic_choice(run: Run):
+    """Without any wish both choose the same device on this computer."""
+    ours, their = run('answer = [nb.resolve_torch_device(), theirs.resolve_torch_device("auto")]')
+
+    assert ours == their
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        {},
+        {"PYTORCH_ENABLE_MPS_FALLBACK": "0"},
+        {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "1.4"},
+        {"PYTORCH_MPS_LOW_WATERMARK_RATIO": "0.5"},
+        {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "1.2", "PYTORCH_MPS_LOW_WATERMARK_RATIO": "0.8"},
+    ],
+)
+def test_tuning(run: Run, shell: dict[str, str]):
+    """Our tuning gives openmed's values and recommendation wherever openmed's are a pair that torch takes."""
+    code = """
+ours = nb.apply_mps_tuning()
+set_by_us = {name: os.environ[name] for name in theirs.MPS_ENV_DEFAULTS}
+SESSION.stop()
+left = [name for name in theirs.MPS_ENV_DEFAULTS if name in os.environ]
+tuning = theirs.apply_mps_tuning()
+answer = [dict(ours.env), set_by_us, ours.recommended_dtype, left, dict(tuning.env), tuning.recommended_dtype]
+"""
+    env, set_by_us, dtype, left, their_env, their_dtype = run(code, **shell)
+
+    assert env == set_by_us == their_env
+    assert dtype == their_dtype == "float32"
+    assert sorted(left) == sorted(shell)
+
+
+@pytest.mark.parametrize(
+    ("shell", "low", "high"),
+    [
+        ({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.7"}, "0.63", "0.7"),
+        ({"PYTORCH_MPS_LOW_WATERMARK_RATIO": "1.4"}, "1.4", "1.4"),
+    ],
+)
+def test_tuning_where_openmed_makes_a_pair_that_torch_refuses(run: Run, shell: dict[str, str], low: str, high: str):
+    """Where openmed's single defaults would make torch refuse the pair, ours adapts to what the person set."""
+    env = run("answer = dict(nb.apply_mps_tuning().env)", **shell)
+
+    assert env["PYTORCH_MPS_LOW_WATERMARK_RATIO"] == low
+    assert env["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] == high

@@ -1,0 +1,253 @@
+"""The verbs of the session, on simulated computers: what they answer, and that a failing one changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.devices.backend import loaded_torch
+from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.session import Session
+
+TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
+
+
+def test_probe_runs_once(computers: ModuleType):
+    """A GPU proves itself once, however often the device is asked for and by whichever spelling."""
+    here = computers.box()
+    for spelling in (None, "cuda", "cuda:0", "gpu", "auto"):
+        assert here.session.device(spelling).certain
+
+    assert here.torch.probed == ["cuda"]
+
+
+def test_cpu_is_planned_until_torch_is_loaded(computers: ModuleType):
+    """The CPU needs no torch to be chosen, and is confirmed once someone has loaded it."""
+    here = computers.plain()
+    assert not here.session.device().certain
+    assert not here.torch.torch_is_loaded()
+
+    here.torch.loaded_torch()
+    assert here.session.device().certain
+
+
+def test_unusable_mps_asked_for(computers: ModuleType):
+    """An unusable MPS that is asked for by name is an error, and the session keeps its former device."""
+    here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="cpu")
+    with pytest.raises(DeviceUnavailable, match="MPS backend out of memory"):
+        here.session.use("mps")
+
+    assert here.environ == {"OPENMED_DEVICE": "cpu"}
+    assert here.session.device().requested_by == "OPENMED_DEVICE"
+
+
+def test_argument_is_for_one_call(computers: ModuleType):
+    """A device that is asked for by argument is answered and changes nothing for the session."""
+    here = computers.box()
+    before = here.session.device()
+    assert here.session.device("cuda:1").device == "cuda:1"
+
+    assert here.session.device() == before
+    assert here.environ == {}
+
+
+FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
+    "unknown spelling": (UnknownDevice, lambda session: session.use("mpss")),
+    "unknown argument": (UnknownDevice, lambda session: session.device("mpss")),
+    "no CUDA": (DeviceUnavailable, lambda session: session.use("cuda")),
+    "no CUDA for a call": (DeviceUnavailable, lambda session: session.device("cuda:1")),
+    "unusable mps": (DeviceUnavailable, lambda session: session.use("mps")),
+    "unusable mps for a call": (DeviceUnavailable, lambda session: session.device("mps")),
+    "unusable gpu": (DeviceUnavailable, lambda session: session.use(" GPU ")),
+    "bad configuration": (UnknownDevice, lambda session: session.create_pipeline(None, OpenMedConfig(device="mpss"))),
+    "unusable configuration": (
+        DeviceUnavailable,
+        lambda session: session.load_model(None, OpenMedConfig(device="mps")),
+    ),
+    "unknown model": (UnknownModel, lambda session: session.create_pipeline("./nowhere", OpenMedConfig(device="cpu"))),
+    "unknown option": (ConfigurationError, lambda session: session.load_model(None, OpenMedConfig(), color="red")),
+}
+
+
+@pytest.mark.parametrize(("kind", "fail"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("override", [None, "cpu", "auto"])
+def test_failing_verb_changes_nothing(
+    computers: ModuleType, kind: type[OpenMedError], fail: Callable[[Session], object], override: str | None
+):
+    """A verb that fails leaves the override, the device, the environment and the models as they were."""
+    here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="auto")
+    if override:
+        here.session.use(override)
+    choice, before = here.session.device(), here.state
+    with pytest.raises(kind):
+        fail(here.session)
+
+    assert here.state == before
+    assert here.session.device() == replace(choice, certain=here.torch.torch_is_loaded())
+
+
+def test_failing_reset_keeps_the_override(computers: ModuleType):
+    """A reset to a bad variable fails, and the override stays published and in force."""
+    here = computers.plain(OPENMED_DEVICE="nonsense")
+    here.session.use("cpu")
+    before = here.state
+    with pytest.raises(UnknownDevice, match="from OPENMED_DEVICE"):
+        here.session.reset()
+
+    assert here.state == before
+    assert here.session.device().requested_by == "use()"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
+def test_interrupted_import_of_torch(computers: ModuleType, failure: type[BaseException]):
+    """An import of torch that is interrupted leaves the environment as it was, and the next try works."""
+    here = computers.mac()
+
+    def interrupt() -> None:
+        raise failure
+
+    here.torch.loading = interrupt
+    with pytest.raises(failure):
+        here.session.use("mps")
+    assert here.environ == {}
+
+    here.torch.loading = lambda: None
+    assert here.session.use("mps").device == "mps"
+    assert here.effects == (IN_FORCE,) * 3
+
+
+def test_bad_spelling_names_its_source(computers: ModuleType):
+    """The error of a bad spelling names who wrote it: an argument, a configuration, or a magic."""
+    session = computers.plain().session
+    asked = {
+        "argument": lambda: session.create_pipeline(None, OpenMedConfig(), device="mpss"),
+        "OpenMedConfig": lambda: session.create_pipeline(None, OpenMedConfig(device="mpss")),
+        "%openmed_device": lambda: session.use("mpss", "%openmed_device"),
+    }
+
+    for source, ask in asked.items():
+        with pytest.raises(UnknownDevice, match=f"from {source}"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "names", "in_force"),
+    [
+        ("mac", {}, ["mps", "cuda", "cpu"], "mps"),
+        ("mac", {"failing": "no"}, ["mps", "cuda", "cpu"], "cpu"),
+        ("box", {}, ["mps", "cuda:0", "cuda:1", "cpu"], "cuda"),
+        ("box", {"OPENMED_DEVICE": "cuda:1"}, ["mps", "cuda:0", "cuda:1", "cpu"], "cuda:1"),
+        ("plain", {}, ["mps", "cuda", "cpu"], "cpu"),
+        ("plain", {"OPENMED_DEVICE": "nonsense"}, ["mps", "cuda", "cpu"], None),
+        ("plain", {"OPENMED_DEVICE": "mps"}, ["mps", "cuda", "cpu"], None),
+    ],
+    ids=["Mac", "unusable Mac", "CUDA", "second GPU", "no GPU", "bad variable", "variable that cannot be had"],
+)
+def test_list_of_devices(computers: ModuleType, kind: str, environ: dict[str, str], names: list[str], in_force: str):
+    """Every device is listed, also where the wish itself is in error, and the one in force is named."""
+    listed = getattr(computers, kind)(**environ).session.devices()
+
+    assert [name for name, _ in listed.devices] == names
+    assert listed.to_dict()["in_force"] == in_force
+
+
+def test_failed_gpu_is_listed_as_failed(computers: ModuleType):
+    """A GPU that failed its probe under one spelling is listed as failed under the other."""
+    here = computers.Computer(computers.BOX, computers.BOX_TORCH, {}, cuda="CUDA error: out of memory")
+
+    assert {name: found is None for name, found in here.session.devices().devices} == {
+        "mps": False,
+        "cuda:0": False,
+        "cuda:1": True,
+        "cpu": True,
+    }
+
+
+def test_explanation_tells_the_shell_apart_from_us(computers: ModuleType):
+    """An explanation shows what the person set, and not what was published for the openmed package."""
+    here = computers.mac(OPENMED_TORCH_DEVICE="gpu")
+    here.session.use("mps")
+    explained = here.session.explain().to_dict()
+
+    assert explained["variables"] == {TORCH_DEVICE: "gpu"}
+    assert [link["says"] for link in explained["chain"]] == ["(nothing)", "mps", "gpu", "(nothing)"]
+    assert [one["origin"] for one in explained["environment"]["settings"]] == ["set"] * 3
+
+
+VERBS: dict[str, Callable[[Any], object]] = {
+    "start": lambda here: here.session.start(),
+    "stop": lambda here: here.session.stop(),
+    "device": lambda here: here.session.device(),
+    "list": lambda here: here.session.devices(),
+    "explain": lambda here: here.session.explain(),
+    "reset": lambda here: here.session.reset(),
+    "tune": lambda here: here.session.apply_mps_variables(),
+    "import torch": lambda here: here.torch.loaded_torch(),
+    "compute on mps": lambda here: (here.torch.loaded_torch(), here.torch.touch()),
+    **{
+        f"use {device}": lambda here, device=device: here.session.use(device)
+        for device in ("auto", "mps", "cuda:1", "cpu", "x")
+    },
+    **{
+        f"ask {device}": lambda here, device=device: here.session.device(device)
+        for device in ("mps", "cuda", "cpu", "x")
+    },
+}
+SHELLS = st.fixed_dictionaries(
+    {},
+    optional={
+        TORCH_DEVICE: st.sampled_from(["", "cpu", "mps", "cuda:1", "nonsense"]),
+        FALLBACK: st.sampled_from(["0", "1"]),
+        HIGH: st.sampled_from(["0.0", "0.7", "2.5"]),
+        LOW: st.sampled_from(["0.5", "1.2"]),
+        "ACCELERATE_USE_CPU": st.just("1"),
+    },
+)
+KINDS = st.sampled_from([("mac", {}), ("mac", {"failing": "no"}), ("box", {}), ("plain", {})])
+
+
+@given(kind=KINDS, shell=SHELLS, verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=10))
+@settings(max_examples=500, deadline=None)
+def test_any_sequence_of_verbs(
+    computers: ModuleType, kind: tuple[str, dict[str, str]], shell: dict[str, str], verbs: list[str]
+):
+    """In any order of verbs a failing one changes nothing, every claim is true, and stopping gives the shell back."""
+    name, failing = kind
+    here = getattr(computers, name)(**failing, **shell)
+    for verb in verbs:
+        before = here.state
+        try:
+            VERBS[verb](here)
+        except OpenMedError:
+            assert here.state == before
+        for one in here.session.environment("mps").settings:
+            assert one.effect != IN_TIME or one.name not in here.torch.read
+            assert one.effect != IN_FORCE or here.torch.read.get(one.name, one.value) == one.value
+            assert one.effect != TOO_LATE or here.torch.read[one.name] != one.value
+    here.session.stop()
+
+    assert here.environ == shell
+
+
+def test_model_that_cannot_move_leaves_everything(computers: ModuleType):
+    """Where a loaded model cannot be moved to the new device, it, the override and the environment stay as they were."""
+    if loaded_torch().mps_available:
+        pytest.skip("this computer has MPS, so the move would work")
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    loaded = here.session.load_model("bundled_small", OpenMedConfig())
+    here.session.use("cpu")
+    before = here.state
+    with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
+        here.session.use("mps")
+
+    assert here.state == before
+    assert loaded.model.device.type == "cpu"
+    assert here.session.device().device == "cpu"

@@ -1,0 +1,220 @@
+"""What a session does to the environment: in time, told truly, published for the openmed package, and taken back."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, TOO_LATE, UNSURE, VARIABLES
+from openmed_nb.errors import DeviceUnavailable
+
+MPS_VARIABLES = {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
+TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
+
+
+def test_start_sets_the_variables_before_torch_is_loaded(computers: ModuleType):
+    """Starting on a Mac sets the three variables without importing torch, and torch then reads them."""
+    here = computers.mac()
+    here.session.start()
+    assert here.environ == MPS_VARIABLES
+    assert not here.torch.torch_is_loaded()
+
+    assert here.session.device().device == "mps"
+    assert here.torch.read == MPS_VARIABLES
+    assert here.effects == (IN_FORCE,) * 3
+
+
+def test_variables_are_set_before_torch_without_a_start(computers: ModuleType):
+    """Asking for the device sets the variables before torch is loaded, also where nothing was started."""
+    here = computers.mac()
+    here.session.device()
+
+    assert here.torch.read == MPS_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ"),
+    [
+        ("plain", {}),
+        ("box", {}),
+        ("mac", {"OPENMED_DEVICE": "cpu"}),
+        ("mac", {"OPENMED_TORCH_DEVICE": "nonsense"}),
+        ("mac", {"ACCELERATE_USE_CPU": "1"}),
+        ("rosetta", {}),
+    ],
+)
+def test_start_elsewhere_changes_nothing(computers: ModuleType, kind: str, environ: dict[str, str]):
+    """Starting where mps is not planned says nothing, sets nothing and loads nothing."""
+    here = getattr(computers, kind)(**environ)
+    here.session.start()
+
+    assert here.environ == environ
+    assert not here.torch.torch_is_loaded()
+
+
+def test_unusable_mps_in_auto(computers: ModuleType):
+    """An MPS that fails its probe is ruled out with the reason, the CPU is taken, and the environment is as before."""
+    here = computers.mac(failing="MPS backend out of memory", HOME="/Users/me")
+    here.session.start()
+    choice = here.session.device()
+
+    assert (choice.device, choice.certain) == ("cpu", True)
+    assert "MPS backend out of memory" in choice.rejected[0].reason
+    assert here.environ == {"HOME": "/Users/me"}
+
+
+def test_refused_watermarks_name_the_variables(computers: ModuleType):
+    """Watermarks that torch refuses are told as such, with the remedy for them and not for a broken driver."""
+    here = computers.mac(
+        failing="invalid low watermark ratio 1.4",
+        PYTORCH_MPS_HIGH_WATERMARK_RATIO="0.7",
+        PYTORCH_MPS_LOW_WATERMARK_RATIO="1.4",
+    )
+    with pytest.raises(DeviceUnavailable) as caught:
+        here.session.use("mps")
+
+    assert caught.value.remedy.startswith(f"Unset {HIGH} and {LOW}")
+
+
+def test_torch_that_was_loaded_first(computers: ModuleType):
+    """Where torch was imported first, its fallback is too late, and the watermarks are not claimed to be in force."""
+    here = computers.mac()
+    here.torch.loaded_torch()
+    here.session.start()
+    assert here.effects == (TOO_LATE, UNSURE, UNSURE)
+
+    here.session.device()
+    assert here.effects == (TOO_LATE, UNSURE, UNSURE)
+
+
+def test_variables_of_the_kernel_specification(computers: ModuleType):
+    """What kernel.json sets is kept and in force; torch imported before anyone looked leaves it unsure."""
+    person = {FALLBACK: "1", HIGH: "0.8", LOW: "0.5"}
+    in_time, later = computers.mac(**person), computers.mac(**person)
+    in_time.session.start()
+    in_time.torch.loaded_torch()
+    later.torch.loaded_torch()
+    later.session.start()
+
+    assert in_time.effects == (IN_FORCE,) * 3
+    assert later.effects == (UNSURE,) * 3
+    assert in_time.environ == later.environ == person
+
+
+def test_fallback_that_the_person_switches_off_before_torch(computers: ModuleType):
+    """A person's 0, typed after the extension was loaded and before torch, is kept and never called too late."""
+    here = computers.mac()
+    here.session.start()
+    here.environ[FALLBACK] = "0"
+    here.session.device()
+
+    assert here.torch.read[FALLBACK] == here.environ[FALLBACK] == "0"
+    assert here.effects == (IN_FORCE,) * 3
+
+
+def test_fallback_that_the_person_changes_after_torch(computers: ModuleType):
+    """A value typed after torch was loaded is kept and told as too late."""
+    here = computers.mac()
+    here.session.device()
+    here.environ[FALLBACK] = "0"
+
+    assert here.effects == (TOO_LATE, IN_FORCE, IN_FORCE)
+    assert here.session.device().device == "mps"
+    assert here.environ[FALLBACK] == "0"
+
+
+def test_leaving_mps_and_coming_back(computers: ModuleType):
+    """Leaving mps takes the variables back; coming back sets them again, and they are in force as torch read them."""
+    here = computers.mac()
+    here.session.device()
+    here.session.use("cpu")
+    assert here.environ == {TORCH_DEVICE: "cpu"}
+
+    here.session.use("mps")
+    assert here.environ == {TORCH_DEVICE: "mps", **MPS_VARIABLES}
+    assert here.effects == (IN_FORCE,) * 3
+
+
+def test_leaving_mps_before_torch_is_loaded(computers: ModuleType):
+    """Variables that were gone when torch was loaded are not claimed to be in force after coming back."""
+    here = computers.mac()
+    here.session.start()
+    here.session.use("cpu")
+    here.torch.loaded_torch()
+    here.torch.touch()
+    here.session.use("mps")
+
+    assert here.torch.read == dict.fromkeys(VARIABLES)
+    assert here.effects == (TOO_LATE, UNSURE, UNSURE)
+
+
+def test_override_is_published_and_taken_back(computers: ModuleType):
+    """An override stands where the openmed package looks, and a reset gives the shell's value back."""
+    here = computers.box(OPENMED_TORCH_DEVICE="cuda:1", OPENMED_DEVICE="cpu")
+    assert here.session.use("gpu").device == "cuda"
+    assert here.environ[TORCH_DEVICE] == "cuda"
+
+    choice = here.session.reset()
+    assert (choice.device, choice.requested_by) == ("cuda:1", TORCH_DEVICE)
+    assert here.environ == {TORCH_DEVICE: "cuda:1", "OPENMED_DEVICE": "cpu"}
+
+
+def test_variable_that_the_person_changes_under_an_override(computers: ModuleType):
+    """A variable changed under an override does not beat it, and decides after the reset."""
+    here = computers.box(OPENMED_TORCH_DEVICE="cuda:1")
+    here.session.use("cuda:0")
+    here.environ[TORCH_DEVICE] = "cpu"
+    assert here.session.device().device == "cuda:0"
+
+    assert here.session.reset().device == "cpu"
+    assert here.environ == {TORCH_DEVICE: "cpu"}
+
+
+def test_variable_that_the_person_changes_just_before_a_reset(computers: ModuleType):
+    """A variable changed right before the reset is left as the person wrote it."""
+    here = computers.box()
+    here.session.use("cuda:0")
+    here.environ[TORCH_DEVICE] = "cuda:1"
+
+    assert here.session.reset().device == "cuda:1"
+    assert here.environ == {TORCH_DEVICE: "cuda:1"}
+
+
+@pytest.mark.parametrize("shell", [{}, {TORCH_DEVICE: "cpu"}, {HIGH: "0.7"}, {FALLBACK: "0", "OPENMED_DEVICE": "gpu"}])
+def test_stop_leaves_no_trace(computers: ModuleType, shell: dict[str, str]):
+    """Stopping gives the environment back as the person had it, and can be repeated."""
+    here = computers.mac(**shell)
+    for _ in range(2):
+        here.session.start()
+        here.session.use("mps")
+        here.session.use("auto")
+        here.session.stop()
+        here.session.stop()
+
+        assert here.environ == shell
+        assert here.session._override is None
+
+
+def test_stop_leaves_what_the_person_changed(computers: ModuleType):
+    """Stopping leaves alone whatever the person wrote over our values."""
+    here = computers.mac()
+    here.session.start()
+    here.session.use("mps")
+    changed = {FALLBACK: "0", HIGH: "0.5", TORCH_DEVICE: "cuda"}
+    here.environ.update(changed)
+    here.session.stop()
+
+    assert here.environ == changed
+
+
+def test_tuning_by_hand_stays(computers: ModuleType):
+    """Variables that are set by hand for any device stay until the session stops."""
+    here = computers.plain()
+    assert here.session.apply_mps_variables().items() >= MPS_VARIABLES.items()
+    here.session.device()
+    here.session.use("cpu")
+    assert here.environ.items() >= MPS_VARIABLES.items()
+
+    here.session.stop()
+    assert here.environ == {}

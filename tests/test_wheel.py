@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LARGEST_WHEEL = 25_000_000
+
+
+def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command of this Python and return what it printed."""
+    return subprocess.run([sys.executable, *map(str, command)], capture_output=True, check=False, text=True, **options)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel, built from the source tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = run("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_is_small(wheel: Path) -> None:
+    """The wheel stays under 25 MB with both models inside."""
+    assert wheel.stat().st_size < LARGEST_WHEEL
+
+
+def test_wheel_carries_models_types_and_licences(wheel: Path) -> None:
+    """The wheel has the models with their cards, the note, the marker for type checkers and the licences."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    folder = "openmed_nb/models/bundled"
+    model_files = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md")
+
+    assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt"} <= names
+    assert {f"{folder}/{model}/{file}" for model in ("disease", "disease_small") for file in model_files} <= names
+    assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
+
+
+def test_wheel_passes_twine(wheel: Path) -> None:
+    """The wheel's description is one that a package index renders."""
+    done = run("-m", "twine", "check", "--strict", wheel)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_wheel_does_the_main_job(wheel: Path, tmp_path: Path) -> None:
+    """The package in the wheel, alone in a folder, finds diseases in its note."""
+    target = tmp_path / "site"
+    installed = run("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", target, wheel)
+    assert installed.returncode == 0, installed.stderr
+
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    done = run("-m", "openmed_nb", "--json", cwd=tmp_path, env=environment)
+    where = run("-c", "import openmed_nb; print(openmed_nb.__file__)", cwd=tmp_path, env=environment)
+    answer = json.loads(done.stdout)
+
+    assert where.stdout.startswith(str(target))
+    assert answer["choice"]["device"] == "cpu"
+    assert "type 2 diabetes mellitus" in [entity["word"] for entity in answer["entities"]]
