@@ -94,6 +94,18 @@ def test_failing_verb_changes_nothing(
     assert here.session.device() == replace(choice, certain=here.torch.torch_is_loaded())
 
 
+def test_failing_first_verb_changes_nothing(computers: ModuleType):
+    """A model that is not found leaves a fresh session as it was, though the device was settled on the way."""
+    here = computers.mac()
+    before = here.state
+    with pytest.raises(UnknownModel):
+        here.session.create_pipeline("./nowhere", OpenMedConfig())
+
+    assert here.state == before
+    assert here.session.device().device == "mps"
+    assert here.effects == (IN_FORCE,) * 3
+
+
 def test_failing_reset_keeps_the_override(computers: ModuleType):
     """A reset to a bad variable fails, and the override stays published and in force."""
     here = computers.plain(OPENMED_DEVICE="nonsense")

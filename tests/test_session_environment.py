@@ -149,6 +149,15 @@ def test_leaving_mps_before_torch_is_loaded(computers: ModuleType):
     assert here.effects == (TOO_LATE, UNSURE, UNSURE)
 
 
+def test_watermarks_changed_after_a_call_on_mps(computers: ModuleType):
+    """A probe for a single call reads the watermarks for good: what is typed after it is too late."""
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    here.session.device("mps")
+    here.environ[HIGH] = "0.5"
+
+    assert here.effects == (IN_FORCE, TOO_LATE, UNSURE)
+
+
 def test_override_is_published_and_taken_back(computers: ModuleType):
     """An override stands where the openmed package looks, and a reset gives the shell's value back."""
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1", OPENMED_DEVICE="cpu")

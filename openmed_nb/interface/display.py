@@ -16,7 +16,7 @@ STYLE = """<style>
 .openmed-nb {color: var(--jp-content-font-color1, inherit); font-size: 0.95em; line-height: 1.5;}
 .openmed-nb table {border-collapse: collapse; margin: 0.4em 0;}
 .openmed-nb caption {text-align: left; font-weight: 600; color: inherit; padding: 0.2em 0; caption-side: top;}
-.openmed-nb th, .openmed-nb td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
+.openmed-nb.tex2jax_ignore table th, .openmed-nb.tex2jax_ignore table td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
 .openmed-nb tbody tr {border-top: 1px solid var(--jp-border-color2, #8888);}
 .openmed-nb p {margin: 0.15em 0;}
 .openmed-nb mark {border-radius: 3px; padding: 0 0.2em; color: #000000;}

@@ -141,7 +141,7 @@ def test_person_who_imported_torch_before_the_first_look():
     assert kernel.effects == {FALLBACK: UNSURE, HIGH: UNSURE, LOW: UNSURE}
 
 
-CHANGES = [f"{name}={value}" for name in NAMES for value in ("", "0", "1", "1.0", "0.9", "0.5")]
+CHANGES = [f"{name}={value}" for name in NAMES for value in ("", "0", "1", "1.0", "0.9", "0.5", "2.5")]
 STORIES = st.lists(st.sampled_from(VERBS) | st.sampled_from(CHANGES), max_size=12)
 
 

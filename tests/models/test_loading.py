@@ -1,4 +1,4 @@
-"""Loading: from a folder to a model in memory, and one clear error for each thing that can be wrong with the folder."""
+"""Loading: from a folder to a model in memory, in the right type, that reads texts of any length."""
 
 from __future__ import annotations
 
