@@ -11,6 +11,7 @@ OpenMedError
 │   ├── ModelUnreachable    the model hub cannot be reached or does not let us in
 │   ├── ModelRefused        loading it would run code that was not allowed by name
 │   └── ModelUnusable       a folder or a file that holds no usable model
+├── UnreadableText          a text that no tokenizer can read
 └── MagicError              a magic line that cannot be understood
 
 Each says what happened, with the value, and then one thing to do. In a notebook it is one clean line, and still a
@@ -94,6 +95,10 @@ class ModelRefused(ModelError, PermissionError):
 
 class ModelUnusable(ModelError, RuntimeError):
     """A folder or a file that holds no usable model."""
+
+
+class UnreadableText(OpenMedError, ValueError):
+    """A text that no tokenizer can read; its words are never part of the message."""
 
 
 class MagicError(OpenMedError, ValueError):

@@ -213,8 +213,9 @@ class Session:
         show_text: bool = True,
     ) -> AnnotatedText:
         """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
-        from .models.annotated import AnnotatedText
+        from .models.annotated import AnnotatedText, check_text
 
+        check_text(text)
         pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         with TENSOR_LOCK:
             entities = pipe(text) if text.strip() else []

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import openmed_nb as nb
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel
@@ -134,6 +135,13 @@ def test_interrupted_import_of_torch(computers: ModuleType, failure: type[BaseEx
     here.torch.loading = lambda: None
     assert here.session.use("mps").device == "mps"
     assert here.effects == (IN_FORCE,) * 3
+
+
+@pytest.mark.parametrize("load", [nb.load_pipeline, nb.load_model])
+def test_bad_spelling_in_a_helper_is_an_argument(load: Callable[..., object]):
+    """The helpers take the device as an argument, and their error says so."""
+    with pytest.raises(UnknownDevice, match="from argument"):
+        load(device="mpss")
 
 
 def test_bad_spelling_names_its_source(computers: ModuleType):

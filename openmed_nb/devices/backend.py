@@ -161,8 +161,16 @@ def loaded_torch() -> TorchFacts:
         gpu_build=gpu_build(torch.version.cuda, getattr(torch.version, "hip", None)),
         mps_built=torch.backends.mps.is_built(),
         mps_available=torch.backends.mps.is_available(),
-        cuda_names=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+        cuda_names=tuple(_gpu_name(torch, index) for index in range(torch.cuda.device_count())),
     )
+
+
+def _gpu_name(torch: Any, index: int) -> str:
+    """Return the name of a GPU; one whose driver does not start has none, and its probe will say why."""
+    try:
+        return str(torch.cuda.get_device_name(index))
+    except RuntimeError:
+        return f"GPU {index}"
 
 
 def probe(device: str) -> str:

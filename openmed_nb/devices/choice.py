@@ -179,7 +179,7 @@ def _reason(request: DeviceRequest, rejected: tuple[Rejection, ...], switch: str
 
 def _hardware(device: str, machine: Machine, torch: TorchFacts) -> str:
     if device == "mps":
-        return f" ({machine.chip or 'Apple Silicon'})"
+        return f"; the chip is {machine.chip or 'Apple Silicon'}"
     index = int(device.partition(":")[2] or 0)
     names = torch.cuda_names or ()
-    return f" ({names[index]})" if device != "cpu" and index < len(names) else ""
+    return f"; the GPU is {names[index]}" if device != "cpu" and index < len(names) else ""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..interface.display import Report, Shown, Table
+from .variables import masked
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
@@ -87,9 +88,14 @@ class EnvSetting:
     note: str = ""
     remedy: str = ""
 
+    @property
+    def shown(self) -> str | None:
+        """The value without what is secret in it."""
+        return None if self.value is None else masked(self.name, self.value)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the setting as a mapping of strings."""
-        return dict(vars(self))
+        return {**vars(self), "value": self.shown}
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,8 +116,7 @@ class EnvPlan(Shown):
     def table(self) -> Table:
         """Return the plan as a table."""
         rows = tuple(
-            (one.name, one.value if one.value is not None else "(not set)", one.origin, one.effect, _advice(one))
-            for one in self.settings
+            (one.name, one.shown or "(not set)", one.origin, one.effect, _advice(one)) for one in self.settings
         )
         return Table("Environment", ("variable", "value", "who", "effect", "note"), rows)
 
@@ -266,11 +271,12 @@ def _value_advice(name: str, value: str | None) -> tuple[str, str]:
     """Return what to know of a value that torch reads otherwise than it looks, and what to write instead."""
     if value is None:
         return "", ""
+    shown = masked(name, value)
     if name == FALLBACK:
         odd = value not in ("0", "1")
-        return (f"torch reads {value!r} as on", "Set it to 0 or 1.") if odd else ("", "")
+        return (f"torch reads {shown!r} as on", "Set it to 0 or 1.") if odd else ("", "")
     if not is_number(value):
-        return f"{value!r} is no number, and torch reads it as {parse_ratio(value):g}", "Set it to a number, 0 to 2."
+        return f"{shown!r} is no number, and torch reads it as {parse_ratio(value):g}", "Set it to a number, 0 to 2."
     return ("no limit", "") if name == HIGH and parse_ratio(value) == 0 else ("", "")
 
 

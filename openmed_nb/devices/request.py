@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UnknownDevice, shorten
+from .variables import masked
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
@@ -131,6 +132,6 @@ def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:
     near = difflib.get_close_matches(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default"), n=1, cutoff=0.4)
     nearest = near[0] if near else "auto"
     suggestion = f"{nearest}:{index}" if CUDA.fullmatch(f"{nearest}:{index}") else nearest
-    shown = shorten(spelling)
+    shown = shorten(masked(source, spelling))
     accepted = ", ".join(SPELLINGS)
     return UnknownDevice(f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {accepted}.")

@@ -185,7 +185,7 @@ def load_pipeline(model: str | None = None, device: str | None = None, **argumen
         >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
         'asthma'
     """
-    return ModelLoader(OpenMedConfig(device=device)).create_pipeline(model, **arguments)
+    return ModelLoader().create_pipeline(model, device=device, **arguments)
 
 
 def load_model(model: str | None = None, device: str | None = None, **arguments: Any) -> dict[str, Any]:
@@ -199,4 +199,4 @@ def load_model(model: str | None = None, device: str | None = None, **arguments:
     Raises:
         ModelError, DeviceError: As for :meth:`ModelLoader.load_model`.
     """
-    return ModelLoader(OpenMedConfig(device=device)).load_model(model, **arguments)
+    return ModelLoader().load_model(model, device=device, **arguments)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UnreadableText
 from ..interface.display import Report, Shown, Table, escape
 
 COLOURS = 6
@@ -104,6 +105,29 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
                 yield self.text[entity["start"] : entity["end"]], entity
                 position = entity["end"]
         yield self.text[position:], None
+
+
+def check_text(text: object) -> None:
+    r"""Check that a text can be read.
+
+    Raises:
+        UnreadableText: For anything but a text, and for half of a surrogate pair, which no encoding can write.
+
+    Example:
+        >>> check_text("\ud800")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.UnreadableText: The text has half of a surrogate pair at character 0. Remove it, or read the file it comes from with its right encoding.
+    """
+    if not isinstance(text, str):
+        raise UnreadableText(f"A text is expected, not {type(text).__name__}.", "Pass a string.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableText(
+            f"The text has half of a surrogate pair at character {error.start}.",
+            "Remove it, or read the file it comes from with its right encoding.",
+        ) from None
 
 
 def label(entity: Mapping[str, Any]) -> str:

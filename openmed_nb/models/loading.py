@@ -128,10 +128,12 @@ def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     Damaged files make transformers raise errors of every class, bare Exceptions of the tokenizers library among them.
 
     Raises:
-        ModelUnusable: For any error.
+        ModelUnusable: For any error but a lack of memory, which is not the model's fault.
     """
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:
         raise ModelUnusable(f"The {part} of {name!r} does not load: {_cause(error)}.", _again(folder)) from error
 

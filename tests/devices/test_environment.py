@@ -273,3 +273,10 @@ def test_plan_reads_as_a_table():
     ]
     assert planned.to_dict()["settings"][0]["remedy"] == RESTART
     assert RESTART in str(planned)
+
+
+def test_a_secret_in_a_variable_is_not_shown() -> None:
+    """A token that was pasted into a variable appears neither in the text nor in the JSON of the plan."""
+    planned = plan({FALLBACK: "hf_abcdefgh", HIGH: "token=abcdefgh"})
+
+    assert "abcdefgh" not in f"{planned} {planned.to_dict()}"

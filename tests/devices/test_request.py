@@ -135,3 +135,11 @@ def test_bad_variable_that_counts():
 def test_canonical(device: str, one: str):
     """Two spellings of one device have one canonical form."""
     assert canonical(device) == canonical(one) == one
+
+
+def test_a_secret_in_a_bad_spelling_is_not_shown() -> None:
+    """A token that was pasted where a device belongs is not repeated by the error."""
+    with pytest.raises(UnknownDevice) as caught:
+        DeviceRequest.parse("hf_abcdefgh", "OPENMED_DEVICE")
+
+    assert "abcdefgh" not in str(caught.value)

@@ -46,4 +46,5 @@ def main() -> None:
         print(json.dumps(answer(**json.loads(line))), flush=True)  # noqa: T201
 
 
-main()
+if __name__ == "__main__":
+    main()

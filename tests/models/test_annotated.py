@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from openmed_nb.models.annotated import AnnotatedText, label
+from openmed_nb.errors import UnreadableText
+from openmed_nb.models.annotated import AnnotatedText, check_text, label
 
 TEXT = "He has asthma and type 2 diabetes."
 
@@ -197,3 +198,19 @@ class TestHiddenText:
     def test_still_holds_them_for_code(self):
         """The values are there for code that asks."""
         assert annotated(ASTHMA, show_text=False).to_dict()["entities"][0]["word"] == "asthma"
+
+
+@pytest.mark.parametrize("text", ["\ud800", "before \udfff after"])
+def test_half_of_a_surrogate_pair_is_an_error_without_the_text(text: str) -> None:
+    """A text that cannot be encoded is refused by position, and none of its words is repeated."""
+    with pytest.raises(UnreadableText, match="half of a surrogate pair at character") as caught:
+        check_text(text)
+
+    assert "after" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"bytes", ["a list"]])
+def test_what_is_no_text_is_refused_by_its_type(text: object) -> None:
+    """Anything but a string is refused, and only its type is named."""
+    with pytest.raises(UnreadableText, match=f"not {type(text).__name__}"):
+        check_text(text)
