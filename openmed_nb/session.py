@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .devices import backend
-from .devices.availability import Rejection, Surroundings, rejection
-from .devices.backend import TENSOR_LOCK, TorchFacts, TorchSeam
-from .devices.changes import EnvironmentChanges
-from .devices.choice import DeviceChoice, needs_probe, resolve
-from .devices.environment import EnvPlan, Moment
+from .devices.backend import TENSOR_LOCK, TorchSeam
+from .devices.choice import DeviceChoice
+from .devices.computer import Computer
+from .devices.environment import EnvPlan
 from .devices.explanation import DeviceList, Explanation
 from .devices.machine import Machine, read_machine
 from .devices.request import DeviceRequest, Wish, canonical, decide, precedence
@@ -46,22 +45,11 @@ class Session:
         machine: Callable[[], Machine] = read_machine,
         seam: TorchSeam = backend,
     ) -> None:
-        self._seam = seam
+        self.computer = Computer(environ, machine, seam)
         self._models: ModelStore | None = None
-        self.changes = EnvironmentChanges(environ)
-        self._read_machine = machine
-        self._machine: Machine | None = None
-        self._torch: TorchFacts | None = None
         self._override: DeviceRequest | None = None
         self._in_force: str | None = None
         self._lock = threading.RLock()
-
-    @property
-    def machine(self) -> Machine:
-        """The facts of this computer."""
-        if self._machine is None:
-            self._machine = self._read_machine()
-        return self._machine
 
     @property
     def models(self) -> ModelStore:
@@ -71,13 +59,6 @@ class Session:
 
             self._models = ModelStore()
         return self._models
-
-    @property
-    def torch(self) -> TorchFacts:
-        """What is known of torch; importing it is left to others, but once it is loaded it is asked."""
-        if self._torch is None or (self._seam.torch_is_loaded() and not self._torch.loaded):
-            self._torch = self._seam.loaded_torch() if self._seam.torch_is_loaded() else self._seam.installed_torch()
-        return self._torch
 
     def device(self, argument: str | None = None, source: str = "argument") -> DeviceChoice:
         """Return the device in force, or the one that an argument asks for.
@@ -90,7 +71,7 @@ class Session:
         """
         with self._unchanged_on_error():
             request = self.request(argument, source)
-            choice = self._settle(request)
+            choice = self.computer.confirm(request)
             if request.source != source:
                 self._enter(choice)
             return choice
@@ -107,7 +88,7 @@ class Session:
         """
         with self._unchanged_on_error():
             request = DeviceRequest.parse(device, source)
-            choice = self._settle(request)
+            choice = self.computer.confirm(request)
             moved = self._models.follow(choice.device) if self._models else ()
             self._override = request
             self._enter(choice)
@@ -116,10 +97,10 @@ class Session:
     def reset(self) -> DeviceChoice:
         """Drop the override, so that the variables and the machine decide again, and give the shell's value back."""
         with self._unchanged_on_error():
-            choice = self._settle(decide(precedence(self.changes.shell)))
+            choice = self.computer.confirm(decide(precedence(self.computer.changes.shell)))
             moved = self._models.follow(choice.device) if self._models else ()
             self._override = None
-            self.changes.unpublish()
+            self.computer.changes.unpublish()
             self._enter(choice)
             return replace(choice, moved=moved)
 
@@ -134,8 +115,8 @@ class Session:
     def apply_mps_variables(self) -> dict[str, str]:
         """Set the MPS variables that nobody has set, whatever the device is, and return the environment."""
         with self._lock:
-            self.changes.enter_mps(self._moment())
-            return self.changes.environ
+            self.computer.prepare("mps")
+            return self.computer.changes.environ
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names."""
@@ -145,40 +126,38 @@ class Session:
     def devices(self) -> DeviceList:
         """Return every device with whether it can be used, and why not."""
         with self._lock:
-            choice, torch = self._choice_or_none(), self.torch
-            names = ["mps", *(f"cuda:{index}" for index in range(len(torch.cuda_names or ()))), "cpu"]
-            names[1:1] = [] if torch.cuda_names else ["cuda"]
-            return DeviceList(tuple((name, self._rejection(name, torch)) for name in names), choice)
+            choice = self._choice_or_none()
+            return DeviceList(self.computer.rejections(), choice)
 
     def explain(self) -> Explanation:
         """Return the chain of wishes, the choice, what was ruled out, and the environment."""
         with self._lock:
             choice = self.device()
-            variables = shown_variables(self.changes.shell)
+            variables = shown_variables(self.computer.changes.shell)
             return Explanation(self._chain(), choice, self.environment(choice.device), variables)
 
     def environment(self, device: str) -> EnvPlan:
         """Return what became of the MPS variables for a device."""
-        return self.changes.plan(device, self._moment())
+        return self.computer.environment(device)
 
     def start(self) -> None:
         """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
-        if not self.machine.native_apple_silicon:
+        if not self.computer.machine.native_apple_silicon:
             return
         with self._lock:
             try:
-                choice = resolve(decide(self._chain()), self.machine, self.torch, self.changes.shell)
+                choice = self.computer.plan(self.request())
             except OpenMedError:
                 return  # Loading the extension says nothing; the same wish is reported when the device is asked for.
-            self._prepare(choice)
+            self.computer.prepare(choice.device)
             self._in_force = choice.device
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
         with self._lock:
             self._override = self._in_force = None
-            self.changes.unpublish()
-            self.changes.back_to({}, self._moment())
+            self.computer.changes.unpublish()
+            self.computer.leave_mps()
 
     def load_model(self, name: str | None, config: OpenMedConfig, **arguments: Any) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
@@ -222,7 +201,7 @@ class Session:
         return AnnotatedText(text, tuple(entities), name or "bundled", canonical(str(pipe.device)), show_text)
 
     def _chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
-        return precedence(self.changes.shell, Wish(source, argument), self._override)
+        return precedence(self.computer.changes.shell, Wish(source, argument), self._override)
 
     def _load_plan(
         self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]
@@ -243,65 +222,24 @@ class Session:
     def _enter(self, choice: DeviceChoice) -> None:
         """Bring the environment in line with the device that is now in force for the session."""
         if choice.device == "mps":
-            self.changes.enter_mps(self._moment())
+            self.computer.prepare("mps")
         elif self._in_force == "mps":
-            self.changes.back_to({}, self._moment())
+            self.computer.leave_mps()
         self._in_force = choice.device
         if self._override is not None:
-            self.changes.publish(choice.device)
+            self.computer.changes.publish(choice.device)
 
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, and take back what was applied to the environment if the verb fails."""
         with self._lock:
-            applied, in_force = self.changes.applied, self._in_force
+            applied, in_force = self.computer.changes.applied, self._in_force
             try:
                 yield
             except BaseException:  # An interrupted import of torch too.
-                self.changes.back_to(applied, self._moment())
+                self.computer.leave_mps(applied)
                 self._in_force = in_force
                 raise
-
-    def _prepare(self, choice: DeviceChoice) -> None:
-        if choice.device == "mps":
-            self.changes.enter_mps(self._moment())
-
-    def _moment(self) -> Moment:
-        """Return what torch has done by now; living tensors are looked through only where MPS could be in use."""
-        loaded = self._seam.torch_is_loaded()
-        if not loaded or not self.machine.apple_silicon:
-            return Moment(loaded, allocator_started=None if loaded else False)
-        probed = self._torch is not None and self._torch.failure("mps") is not None
-        return Moment(loaded, allocator_started=probed or self._seam.mps_allocator_started())
-
-    def _settle(self, request: DeviceRequest) -> DeviceChoice:
-        """Resolve a request; the environment of a GPU that was ruled out is taken back."""
-        before = self.changes.applied
-        choice = self._search(request)
-        if choice.device != "mps":
-            self.changes.back_to(before, self._moment())
-        return choice
-
-    def _search(self, request: DeviceRequest) -> DeviceChoice:
-        """Resolve a request, letting a GPU prove itself; where it does not, the next is taken."""
-        torch = self.torch
-        while True:
-            choice = resolve(request, self.machine, torch, self.changes.shell)
-            if not needs_probe(choice, torch):
-                return choice
-            self._prepare(choice)
-            torch = self.torch if self.torch.loaded else self._load_torch()
-            choice = resolve(request, self.machine, torch, self.changes.shell)
-            if needs_probe(choice, torch):
-                torch = self._torch = torch.with_probe(choice.device, self._seam.probe(choice.device))
-                self.changes.observe(self._moment())
-
-    def _load_torch(self) -> TorchFacts:
-        self._torch = self._seam.loaded_torch()
-        return self._torch
-
-    def _rejection(self, device: str, torch: TorchFacts) -> Rejection | None:
-        return rejection(Surroundings(device, self.machine, torch, self.changes.shell))
 
     def _choice_or_none(self) -> DeviceChoice | None:
         try:

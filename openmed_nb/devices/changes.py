@@ -32,7 +32,7 @@ class EnvironmentChanges:
         self._published: Published | None = None
 
     @property
-    def applied(self) -> Mapping[str, str]:
+    def applied(self) -> dict[str, str]:
         """The MPS variables that we set, with our values."""
         return dict(self._applied)
 

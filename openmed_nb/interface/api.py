@@ -83,7 +83,7 @@ def resolve_torch_device(prefer: str | None = "auto") -> str:
     """
     request = SESSION.request(prefer)
     if request.value == "gpu":
-        return "mps" if SESSION.machine.system == "Darwin" else "cuda"
+        return "mps" if SESSION.computer.machine.system == "Darwin" else "cuda"
     return request.value if request.asks else SESSION.device().device
 
 

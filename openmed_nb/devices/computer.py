@@ -1,0 +1,107 @@
+"""This computer as a session sees it: its facts, what torch says, and the environment that is made ready for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+
+from .availability import Rejection, Surroundings, rejection
+from .backend import TorchFacts, TorchSeam
+from .changes import EnvironmentChanges
+from .choice import DeviceChoice, needs_probe, resolve
+from .environment import EnvPlan, Moment
+from .machine import Machine
+from .request import DeviceRequest
+
+
+class Computer:
+    """The part of a session that asks machine and torch, and lets a GPU prove itself.
+
+    Args:
+        environ: The environment variables, read and written.
+        machine: Reads the facts of this computer; called once, when first needed.
+        seam: What answers for torch: the module ``devices.backend``, or a stand-in for a computer that is not here.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str], machine: Callable[[], Machine], seam: TorchSeam) -> None:
+        self.changes = EnvironmentChanges(environ)
+        self._read_machine = machine
+        self._machine: Machine | None = None
+        self._seam = seam
+        self._torch: TorchFacts | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """The facts of this computer."""
+        if self._machine is None:
+            self._machine = self._read_machine()
+        return self._machine
+
+    @property
+    def torch(self) -> TorchFacts:
+        """What is known of torch; importing it is left to others, but once it is loaded it is asked."""
+        if self._torch is None or (self._seam.torch_is_loaded() and not self._torch.loaded):
+            self._torch = self._seam.loaded_torch() if self._seam.torch_is_loaded() else self._seam.installed_torch()
+        return self._torch
+
+    @property
+    def moment(self) -> Moment:
+        """What torch has done by now; living tensors are looked through only where MPS could be in use."""
+        loaded = self._seam.torch_is_loaded()
+        if not loaded or not self.machine.apple_silicon:
+            return Moment(loaded, allocator_started=None if loaded else False)
+        probed = self._torch is not None and self._torch.failure("mps") is not None
+        return Moment(loaded, allocator_started=probed or self._seam.mps_allocator_started())
+
+    def plan(self, request: DeviceRequest) -> DeviceChoice:
+        """Return the device for a request from what is known so far; nothing is loaded and nothing is changed.
+
+        Raises:
+            DeviceUnavailable: Where no device satisfies the request.
+        """
+        return resolve(request, self.machine, self.torch, self.changes.shell)
+
+    def confirm(self, request: DeviceRequest) -> DeviceChoice:
+        """Return the device for a request after a GPU has computed; one that cannot is ruled out, and the next is taken.
+
+        The environment of mps is applied before torch is loaded for it, and taken back where mps is ruled out.
+
+        Raises:
+            DeviceUnavailable: Where no device satisfies the request.
+            TorchUnusable: Where a GPU is planned and torch does not import.
+        """
+        applied = self.changes.applied
+        while needs_probe(choice := self.plan(request), self.torch):
+            self.prepare(choice.device)
+            self._try(choice.device)
+        if choice.device != "mps":
+            self.leave_mps(applied)
+        return choice
+
+    def prepare(self, device: str) -> None:
+        """Apply the MPS variables where the device is mps."""
+        if device == "mps":
+            self.changes.enter_mps(self.moment)
+
+    def leave_mps(self, applied: dict[str, str] | None = None) -> None:
+        """Take back the MPS variables that were applied, or those that were applied since then."""
+        self.changes.back_to(applied or {}, self.moment)
+
+    def environment(self, device: str) -> EnvPlan:
+        """Return what became of the MPS variables for a device."""
+        return self.changes.plan(device, self.moment)
+
+    def rejections(self) -> tuple[tuple[str, Rejection | None], ...]:
+        """Return every device of this computer with why it cannot be used, ``None`` where nothing speaks against it."""
+        gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
+        return tuple((device, self._rejection(device)) for device in ("mps", *gpus, "cpu"))
+
+    def _try(self, device: str) -> None:
+        """Load torch, or where it is loaded, compute on the device; either way more is known than before."""
+        if not self.torch.loaded:
+            self._torch = self._seam.loaded_torch()
+        else:
+            self._torch = self.torch.with_probe(device, self._seam.probe(device))
+        self.changes.observe(self.moment)
+
+    def _rejection(self, device: str) -> Rejection | None:
+        return rejection(Surroundings(device, self.machine, self.torch, self.changes.shell))
