@@ -26,6 +26,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from . import errors
+    from .devices.choice import DeviceChoice
+    from .devices.environment import EnvPlan
+    from .errors import OpenMedError
+    from .interface.api import (
+        ModelLoader,
+        apply_mps_tuning,
+        device,
+        load_model,
+        load_pipeline,
+        reset,
+        resolve_torch_device,
+        use,
+    )
+    from .models.config import OpenMedConfig
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -36,7 +52,6 @@ _HOMES = {
     "OpenMedError": "errors",
     "apply_mps_tuning": "interface.api",
     "device": "interface.api",
-    "errors": "",
     "load_model": "interface.api",
     "load_pipeline": "interface.api",
     "reset": "interface.api",
@@ -44,14 +59,30 @@ _HOMES = {
     "use": "interface.api",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604  (the names are the keys of one table)
+__all__ = [
+    "DeviceChoice",
+    "EnvPlan",
+    "ModelLoader",
+    "OpenMedConfig",
+    "OpenMedError",
+    "__version__",
+    "apply_mps_tuning",
+    "device",
+    "errors",
+    "load_model",
+    "load_pipeline",
+    "reset",
+    "resolve_torch_device",
+    "use",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module(".errors", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(f".{_HOMES[name] or name}", __name__)
-    return getattr(home, name) if _HOMES[name] else home
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

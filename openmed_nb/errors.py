@@ -8,7 +8,7 @@ OpenMedError
 │   └── TorchUnusable       torch is missing or does not import
 ├── ModelError
 │   ├── UnknownModel        no alias, hub id or folder of that name
-│   ├── ModelUnreachable    the model hub cannot be reached or does not let us in
+│   ├── ModelUnreachable    the model hub cannot be reached or refuses access
 │   ├── ModelRefused        loading it would run code that was not allowed by name
 │   └── ModelUnusable       a folder or a file that holds no usable model
 ├── UnreadableText          a text that no tokenizer can read
@@ -86,7 +86,7 @@ class UnknownModel(ModelError, LookupError):
 
 
 class ModelUnreachable(ModelError, OSError):
-    """The model hub cannot be reached, or does not let us in."""
+    """The model hub cannot be reached, or refuses access."""
 
 
 class ModelRefused(ModelError, PermissionError):
@@ -124,3 +124,13 @@ def shorten(text: str, length: int = 60) -> str:
     """
     line = one_line(text)
     return line if len(line) <= length else line[:length] + "…"
+
+
+def cause(error: BaseException) -> str:
+    """Return what an error of someone else says, in one short line without a full stop at its end.
+
+    Example:
+        >>> cause(ValueError("no such file.")), cause(MemoryError())
+        ('no such file', 'MemoryError')
+    """
+    return shorten(str(error), 200).rstrip(".") or type(error).__name__

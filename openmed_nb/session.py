@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .devices import backend
-from .devices.backend import TENSOR_LOCK, TorchSeam
-from .devices.choice import DeviceChoice
+from .devices.backend import TorchSeam
+from .devices.choice import DeviceChoice, candidates
 from .devices.computer import Computer
-from .devices.environment import EnvPlan
+from .devices.environment import VARIABLES, EnvPlan
 from .devices.explanation import DeviceList, Explanation
 from .devices.machine import Machine, read_machine
 from .devices.request import DeviceRequest, Wish, canonical, decide, precedence
@@ -70,9 +70,9 @@ class Session:
             DeviceUnavailable: For a device that was asked for and cannot be used.
         """
         with self._unchanged_on_error():
-            request = self.request(argument, source)
-            choice = self.computer.confirm(request)
-            if request.source != source:
+            chain = self._chain(argument, source)
+            choice = self.computer.confirm(decide(chain))
+            if not chain[0].asks:
                 self._enter(choice)
             return choice
 
@@ -104,19 +104,22 @@ class Session:
             self._enter(choice)
             return replace(choice, moved=moved)
 
-    def request(self, argument: str | None = None, source: str = "argument") -> DeviceRequest:
-        """Return the wish that counts, without asking whether it can be fulfilled.
+    def resolve(self, prefer: str | None = None) -> str:
+        """Return the name of the device that is asked for, unchecked, or of the one in force where none is.
 
         Raises:
             UnknownDevice: For a bad spelling, in the argument or in a variable.
+            DeviceUnavailable: Where nothing is asked for and no device can be used.
         """
-        return decide(self._chain(argument, source))
+        request = decide(self._chain(prefer))
+        return candidates(request, self.computer.machine)[0] if request.asks else self.device().device
 
     def apply_mps_variables(self) -> dict[str, str]:
-        """Set the MPS variables that nobody has set, whatever the device is, and return the environment."""
+        """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""
         with self._lock:
             self.computer.prepare("mps")
-            return self.computer.changes.environ
+            environ = self.computer.changes.environ
+            return {name: environ[name] for name in VARIABLES if name in environ}
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names."""
@@ -126,15 +129,16 @@ class Session:
     def devices(self) -> DeviceList:
         """Return every device with whether it can be used, and why not."""
         with self._lock:
-            choice = self._choice_or_none()
-            return DeviceList(self.computer.rejections(), choice)
+            choice = self._choice_or_error()
+            return DeviceList(self.computer.candidates(), None if isinstance(choice, OpenMedError) else choice)
 
     def explain(self) -> Explanation:
         """Return the chain of wishes, the choice, what was ruled out, and the environment."""
         with self._lock:
-            choice = self.device()
+            choice = self._choice_or_error()
+            device = self._in_force if isinstance(choice, OpenMedError) else choice.device
             variables = shown_variables(self.computer.changes.shell)
-            return Explanation(self._chain(), choice, self.environment(choice.device), variables)
+            return Explanation(self._chain(), choice, self.environment(device or "cpu"), variables)
 
     def environment(self, device: str) -> EnvPlan:
         """Return what became of the MPS variables for a device."""
@@ -146,7 +150,7 @@ class Session:
             return
         with self._lock:
             try:
-                choice = self.computer.plan(self.request())
+                choice = self.computer.plan(decide(self._chain()))
             except OpenMedError:
                 return  # Loading the extension says nothing; the same wish is reported when the device is asked for.
             self.computer.prepare(choice.device)
@@ -165,7 +169,7 @@ class Session:
             spec, choice, follows, options = self._load_plan(name, config, arguments)
             if options:
                 unknown = ", ".join(sorted(options))
-                raise ConfigurationError(f"Loading a model takes no {unknown}.", "Leave it out, or see OpenMedConfig.")
+                raise ConfigurationError(f"load_model() has no option {unknown}.", "Leave it out.")
             return self.models.model(spec, choice.device, follows)
 
     def create_pipeline(
@@ -193,11 +197,11 @@ class Session:
     ) -> AnnotatedText:
         """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
         from .models.annotated import AnnotatedText, check_text
+        from .models.store import run
 
         check_text(text)
         pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
-        with TENSOR_LOCK:
-            entities = pipe(text) if text.strip() else []
+        entities = run(pipe, text) if text.strip() else []
         return AnnotatedText(text, tuple(entities), name or "bundled", canonical(str(pipe.device)), show_text)
 
     def _chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
@@ -215,9 +219,8 @@ class Session:
         wish = config.device if device is None else str(device)
         config, options = with_arguments(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"
-        follows = wish is None or not DeviceRequest.parse(wish, source).asks
         choice = self.device(wish, source)
-        return LoadSpec.of(name, config, remote_code), choice, follows, options
+        return LoadSpec.of(name, config, remote_code), choice, not Wish(source, wish).asks, options
 
     def _enter(self, choice: DeviceChoice) -> None:
         """Bring the environment in line with the device that is now in force for the session."""
@@ -241,11 +244,12 @@ class Session:
                 self._in_force = in_force
                 raise
 
-    def _choice_or_none(self) -> DeviceChoice | None:
+    def _choice_or_error(self) -> DeviceChoice | OpenMedError:
+        """Return the choice, or the error that the list and the explanation help to mend."""
         try:
             return self.device()
-        except OpenMedError:
-            return None  # The list of devices is what a person asks for to mend this very error.
+        except OpenMedError as error:
+            return error
 
 
 SESSION = Session()

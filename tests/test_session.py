@@ -175,7 +175,7 @@ def test_list_of_devices(computers: ModuleType, kind: str, environ: dict[str, st
     """Every device is listed, also where the wish itself is in error, and the one in force is named."""
     listed = getattr(computers, kind)(**environ).session.devices()
 
-    assert [name for name, _ in listed.devices] == names
+    assert [one.device for one in listed.candidates] == names
     assert listed.to_dict()["in_force"] == in_force
 
 
@@ -183,12 +183,42 @@ def test_failed_gpu_is_listed_as_failed(computers: ModuleType):
     """A GPU that failed its probe under one spelling is listed as failed under the other."""
     here = computers.Computer(computers.BOX, computers.BOX_TORCH, {}, cuda="CUDA error: out of memory")
 
-    assert {name: found is None for name, found in here.session.devices().devices} == {
+    assert {one.device: one.usable for one in here.session.devices().candidates} == {
         "mps": False,
         "cuda:0": False,
-        "cuda:1": True,
+        "cuda:1": None,
         "cpu": True,
     }
+
+
+def test_gpu_that_nobody_tried_is_not_called_usable(computers: ModuleType):
+    """A GPU that has not computed yet is listed as not tried, with the magic that tries it."""
+    here = computers.mac(failing="MPS backend out of memory")
+    here.session.use("cpu")
+    listed = here.session.devices()
+
+    assert listed.candidates[0].usable is None
+    row = ("mps", "not tried", "no computation on it was tried yet", "%openmed_device mps")
+    assert listed.report().tables[0].rows[0] == row
+
+
+def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers: ModuleType):
+    """Where the wish is in error, the explanation shows the error with its remedy, and who asked."""
+    here = computers.plain(OPENMED_DEVICE="mps")
+    explained = here.session.explain()
+
+    assert explained.to_dict()["choice"]["error"] == "DeviceUnavailable"
+    assert "Use a Mac" in str(explained)
+    assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
+
+
+def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers: ModuleType):
+    """Variables that were set for a model on mps are shown with their values while the session is on the CPU."""
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    here.session.device("mps")
+    settings = here.session.explain().environment.settings
+
+    assert [(one.value, one.origin) for one in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
 
 
 def test_explanation_tells_the_shell_apart_from_us(computers: ModuleType):

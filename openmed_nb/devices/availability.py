@@ -68,24 +68,22 @@ class Rule:
     remedy: str
 
 
-def _release(here: Surroundings) -> tuple[int, ...]:
-    return here.torch.release
-
-
 TORCH_RULES = (
     Rule(lambda h: h.torch.version is None, "torch is not installed", "Install it: python -m pip install torch."),
     Rule(
-        lambda h: h.device == "mps" and _release(h) < FIRST_TORCH_WITH_MPS,
+        lambda h: h.device == "mps" and h.torch.release < FIRST_TORCH_WITH_MPS,
         "torch {torch} is older than 1.13, the first release with a usable MPS backend",
         "Upgrade it: python -m pip install --upgrade torch.",
     ),
     Rule(
-        lambda h: _release(h) < MINIMUM_TORCH and h.machine.system == "Darwin" and h.machine.architecture == "x86_64",
+        lambda h: (
+            h.torch.release < MINIMUM_TORCH and h.machine.system == "Darwin" and h.machine.architecture == "x86_64"
+        ),
         "torch {torch} is older than 2.6, and no newer one is made for x86_64 Pythons on macOS",
         "Use an arm64 Python on a Mac with Apple Silicon.",
     ),
     Rule(
-        lambda h: _release(h) < MINIMUM_TORCH,
+        lambda h: h.torch.release < MINIMUM_TORCH,
         "torch {torch} is older than 2.6, the first release that this package supports",
         "Upgrade it: python -m pip install --upgrade torch.",
     ),
@@ -109,7 +107,7 @@ MPS_RULES = (
     ),
     Rule(
         lambda h: h.machine.macos is not None and h.machine.macos < MINIMUM_MACOS,
-        "macOS {macos} is older than 14, the first that torch's MPS backend supports",
+        "macOS {macos} is older than 14, the oldest that the MPS backend of current torch supports",
         "Update macOS to 14 or later.",
     ),
     *TORCH_RULES,
@@ -160,7 +158,7 @@ CUDA_RULES = (
     Rule(
         lambda h: h.torch.cuda_names is not None and h.index >= len(h.gpus),
         "this computer has {count}",
-        "Use {last!r} or a lower number.",
+        "Use {choices}.",
     ),
 )
 
@@ -203,6 +201,6 @@ def _words(here: Surroundings) -> dict[str, str]:
         "macos": ".".join(str(part) for part in here.machine.macos or ()),
         "visible": here.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "count": f"{count} GPU" + ("s" if count != 1 else ""),
-        "last": f"cuda:{max(count - 1, 0)}",
+        "choices": " or ".join(repr(f"cuda:{index}") for index in range(count)),
         "failure": here.torch.failure(here.device) or "",
     }

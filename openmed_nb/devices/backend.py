@@ -177,22 +177,23 @@ def probe(device: str) -> str:
     """Compute a little on the device and compare with the CPU; return why that failed, empty where it worked.
 
     "Available" is not "usable": virtual Macs report MPS and then fail every allocation
-    (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU, in float32,
-    whatever the person's defaults are: a seed gives other numbers on MPS, and float64 does not exist there.
+    (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU: a seed gives other
+    numbers on MPS. They are small whole numbers, exact in every precision, so that autocast cannot fail a good GPU.
 
     Example:
         >>> probe("cpu")
         ''
     """
     torch = import_torch()
-    left = torch.linspace(-1, 1, 64, dtype=torch.float32, device="cpu").reshape(8, 8)
-    expected = torch.softmax(left @ left.T, dim=-1)
+    numbers = (torch.arange(64, device="cpu") % 5).to(torch.float32).reshape(8, 8)
+    expected = (numbers @ numbers.T).float()
     try:
-        moved = left.to(device)
-        computed = torch.softmax(moved @ moved.T, dim=-1).cpu()
+        with TENSOR_LOCK:
+            moved = numbers.to(device)
+            computed = (moved @ moved.T).cpu().float()
     except (RuntimeError, TypeError, AssertionError) as error:
         return one_line(str(error)).removesuffix(".") or type(error).__name__
-    return "" if torch.allclose(computed, expected, atol=1e-4) else "it gave other numbers than the CPU"
+    return "" if torch.equal(computed, expected) else "it gave other numbers than the CPU"
 
 
 def mps_allocator_started() -> bool | None:
@@ -212,6 +213,6 @@ def mps_allocator_started() -> bool | None:
 def empty_cache(device: str) -> None:
     """Hand cached blocks of the device back to the system; nothing to do on the CPU."""
     torch = import_torch()
-    kind = device.partition(":")[0]
     emptiers = {"mps": torch.mps.empty_cache, "cuda": torch.cuda.empty_cache}
-    emptiers.get(kind, lambda: None)()
+    with TENSOR_LOCK:
+        emptiers.get(device.partition(":")[0], lambda: None)()

@@ -65,7 +65,8 @@ class EnvironmentChanges:
         """Return the plan for a device, knowing which values torch may have read."""
         self.observe(moment)
         started = True if HIGH in self._settled else moment.allocator_started
-        return plan(self.shell, device, replace(moment, allocator_started=started, seen=dict(self._seen)))
+        standing = {name: value for name, value in self._applied.items() if self._environ.get(name) == value}
+        return plan(self.shell, device, replace(moment, allocator_started=started, seen=dict(self._seen)), standing)
 
     def enter_mps(self, moment: Moment) -> None:
         """Apply the MPS variables, in place of those that were applied before."""

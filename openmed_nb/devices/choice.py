@@ -16,8 +16,8 @@ from .request import NOBODY, DeviceRequest
 AUTO_ORDER = ("mps", "cuda", "cpu")
 
 FLOAT32_REASONS = {
-    "mps": "float64 does not exist on MPS, and reduced precision is unproven for this model",
-    "cuda": "the model's own precision; reduced precision is unproven for this model",
+    "mps": "float64 does not exist on MPS, and reduced precision has not been validated for this model",
+    "cuda": "reduced precision has not been validated for this model",
     "cpu": "16-bit types are slower than float32 on most CPUs",
 }
 

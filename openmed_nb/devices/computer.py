@@ -9,6 +9,7 @@ from .backend import TorchFacts, TorchSeam
 from .changes import EnvironmentChanges
 from .choice import DeviceChoice, needs_probe, resolve
 from .environment import EnvPlan, Moment
+from .explanation import Candidate
 from .machine import Machine
 from .request import DeviceRequest
 
@@ -90,10 +91,13 @@ class Computer:
         """Return what became of the MPS variables for a device."""
         return self.changes.plan(device, self.moment)
 
-    def rejections(self) -> tuple[tuple[str, Rejection | None], ...]:
-        """Return every device of this computer with why it cannot be used, ``None`` where nothing speaks against it."""
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return every device of this computer, with why it cannot be used and whether it was tried."""
         gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
-        return tuple((device, self._rejection(device)) for device in ("mps", *gpus, "cpu"))
+        return tuple(
+            Candidate(device, self._rejection(device), tried=device == "cpu" or self.torch.failure(device) == "")
+            for device in ("mps", *gpus, "cpu")
+        )
 
     def _try(self, device: str) -> None:
         """Load torch, or where it is loaded, compute on the device; either way more is known than before."""

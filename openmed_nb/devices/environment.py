@@ -37,7 +37,7 @@ IN_FORCE = "in force"
 TOO_LATE = "too late"
 UNSURE = "unsure"
 CONFLICT = "conflict"
-IDLE = "not used"
+IDLE = "not for this device"
 
 UNSEEN = "\0"
 """Stands for a value that stood there before anyone looked; no environment variable can hold it."""
@@ -76,7 +76,7 @@ class EnvSetting:
         value: Its value once the plan is applied; ``None`` where it stays unset.
         origin: ``"set"`` by us, ``"kept"`` from the person, or ``"unset"``.
         effect: ``"in time"`` (torch will read it), ``"in force"``, ``"too late"``, ``"unsure"``, ``"conflict"`` or
-            ``"not used"`` (the device is not mps).
+            ``"not for this device"`` (the device is not mps).
         note: What to know about the value.
         remedy: One thing to do, empty where nothing is wrong.
     """
@@ -125,13 +125,19 @@ class EnvPlan(Shown):
         return Report("MPS environment", tables=(self.table(),))
 
 
-def plan(environ: Mapping[str, str], device: str = "mps", moment: Moment | None = None) -> EnvPlan:
+def plan(
+    environ: Mapping[str, str],
+    device: str = "mps",
+    moment: Moment | None = None,
+    applied: Mapping[str, str] | None = None,
+) -> EnvPlan:
     """Plan the MPS variables for a device; nothing is changed.
 
     Args:
-        environ: The environment variables.
+        environ: The environment variables as the person set them.
         device: The device in force; only for ``"mps"`` is anything set.
         moment: What torch has done by now.
+        applied: What we set and what still stands there, for another device of this session.
 
     Returns:
         The plan, one setting for each variable.
@@ -145,8 +151,7 @@ def plan(environ: Mapping[str, str], device: str = "mps", moment: Moment | None 
     """
     moment = moment or Moment()
     if device != "mps":
-        origin = {name: "kept" if name in environ else "unset" for name in VARIABLES}
-        return EnvPlan(tuple(EnvSetting(name, environ.get(name), origin[name], IDLE) for name in VARIABLES))
+        return EnvPlan(tuple(_idle_setting(name, environ, applied or {}) for name in VARIABLES))
     high, low = watermark_defaults(environ.get(HIGH), environ.get(LOW))
     wanted = {FALLBACK: DEFAULT_FALLBACK, HIGH: high, LOW: low}
     conflict = watermark_conflict(environ.get(HIGH, high), environ.get(LOW, low))
@@ -245,6 +250,11 @@ def is_ratio(text: str) -> bool:
 
 def _low_below(high: float) -> str:
     return str(DEFAULT_LOW) if high == 0 or high >= DEFAULT_LOW else f"{DEFAULT_LOW * high:.6g}"
+
+
+def _idle_setting(name: str, environ: Mapping[str, str], applied: Mapping[str, str]) -> EnvSetting:
+    origin = "set" if name in applied else "kept" if name in environ else "unset"
+    return EnvSetting(name, applied.get(name, environ.get(name)), origin, IDLE)
 
 
 def _setting(name: str, environ: Mapping[str, str], wanted: str | None, conflict: str, moment: Moment) -> EnvSetting:

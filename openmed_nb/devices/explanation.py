@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..errors import OpenMedError
 from ..interface.display import Report, Shown, Table
 from .availability import Rejection
-from .choice import DeviceChoice, rejection_table
+from .choice import DeviceChoice
 from .environment import EnvPlan
-from .request import DeviceRequest, Wish
+from .request import Wish, winner
 from .variables import masked
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A device of this computer.
+
+    Attributes:
+        device: Its name.
+        rejection: Why it cannot be used, ``None`` where nothing known so far speaks against it.
+        tried: Whether it has computed; the CPU need not.
+    """
+
+    device: str
+    rejection: Rejection | None = None
+    tried: bool = True
+
+    @property
+    def usable(self) -> bool | None:
+        """Whether it can be used; ``None`` where nobody tried."""
+        return False if self.rejection else True if self.tried else None
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be used, or that nobody tried."""
+        return self.rejection.reason if self.rejection else "" if self.tried else "no computation on it was tried yet"
+
+    @property
+    def remedy(self) -> str:
+        """One thing to do, empty where there is nothing to do."""
+        return self.rejection.remedy if self.rejection else "" if self.tried else f"%openmed_device {self.device}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,31 +50,28 @@ class DeviceList(Shown):
     """Every device of this computer, with why it cannot be used where it cannot.
 
     Attributes:
-        devices: Pairs of a device and its rejection, ``None`` where nothing speaks against it.
+        candidates: The devices.
         choice: The choice in force, ``None`` where the wishes are in error.
     """
 
-    devices: tuple[tuple[str, Rejection | None], ...]
+    candidates: tuple[Candidate, ...]
     choice: DeviceChoice | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the devices as plain mappings, ready for JSON."""
-        devices = [
-            {"device": name, "usable": found is None, "reason": _reason(found), "remedy": found.remedy if found else ""}
-            for name, found in self.devices
-        ]
+        names = ("device", "usable", "reason", "remedy")
+        devices = [{name: getattr(one, name) for name in names} for one in self.candidates]
         return {"devices": devices, "in_force": self.choice.device if self.choice else None}
 
     def report(self) -> Report:
         """Return what there is to show: one row for each device."""
-        rows = tuple(self._row(name, found) for name, found in self.devices)
-        table = Table("Devices of this computer", ("device", "state", "why", "what to do"), rows)
-        return Report("Devices", tables=(table,))
+        rows = tuple((one.device, self._state(one), one.reason, one.remedy) for one in self.candidates)
+        return Report("Devices of this computer", tables=(Table("", ("device", "state", "why", "what to do"), rows),))
 
-    def _row(self, name: str, found: Rejection | None) -> tuple[str, str, str, str]:
-        in_force = self.choice is not None and self.choice.device in (name, name.removesuffix(":0"))
-        state = "cannot be used" if found else "in force" if in_force else "usable"
-        return name, state, _reason(found) or "nothing speaks against it", found.remedy if found else ""
+    def _state(self, one: Candidate) -> str:
+        if self.choice is not None and self.choice.device in (one.device, one.device.removesuffix(":0")):
+            return "in force"
+        return {True: "usable", False: "cannot be used", None: "not tried"}[one.usable]
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,50 +80,38 @@ class Explanation(Shown):
 
     Attributes:
         chain: The wishes, the strongest first.
-        choice: The choice that came out.
+        choice: The choice that came out, or the error that did.
         environment: The MPS variables.
         variables: Other variables that matter, from an allow list, with secrets masked.
     """
 
     chain: tuple[Wish, ...]
-    choice: DeviceChoice
+    choice: DeviceChoice | OpenMedError
     environment: EnvPlan
     variables: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists and strings, ready for JSON."""
         return {
-            "chain": [{"source": wish.source, "says": self._says(wish)} for wish in self.chain],
+            "chain": [{"source": wish.source, "says": _says(wish)} for wish in self.chain],
             "choice": self.choice.to_dict(),
             "environment": self.environment.to_dict(),
             "variables": dict(self.variables),
         }
 
     def report(self) -> Report:
-        """Return what there is to show: four tables."""
-        chain = tuple((wish.source, self._says(wish), self._part(wish)) for wish in self.chain)
-        automatic = ("automatic", "mps, then cuda, then cpu", "" if self._winner else "decides")
+        """Return what there is to show: the choice or the error, and up to four tables."""
+        decides = winner(self.chain)
+        chain = tuple((wish.source, _says(wish), "decides" if wish is decides else "") for wish in self.chain)
+        automatic = ("automatic", "mps, then cuda, then cpu", "" if decides else "decides")
         tables = [Table("Who asks, the strongest first", ("source", "says", ""), (*chain, automatic))]
-        tables += [rejection_table(self.choice.rejected)] if self.choice.rejected else []
+        if isinstance(self.choice, OpenMedError):
+            answer = Report("Device: none", (self.choice.what, self.choice.remedy))
+        else:
+            answer = self.choice.report()
         others = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
-        tables += [self.environment.table(), others]
-        return Report(self.choice.report().title, self.choice.report().sentences, tuple(tables))
-
-    @property
-    def _winner(self) -> Wish | None:
-        said = (wish for wish in self.chain if wish.spelling is not None)
-        return next((wish for wish in said if wish.final or _asks(wish)), None)
-
-    def _part(self, wish: Wish) -> str:
-        return "decides" if wish == self._winner else ""
-
-    def _says(self, wish: Wish) -> str:
-        return "(nothing)" if wish.spelling is None else masked(wish.source, wish.spelling)
+        return replace(answer, tables=(*tables, *answer.tables, self.environment.table(), others))
 
 
-def _asks(wish: Wish) -> bool:
-    return DeviceRequest.parse(wish.spelling or "auto", wish.source).asks
-
-
-def _reason(found: Rejection | None) -> str:
-    return found.reason if found else ""
+def _says(wish: Wish) -> str:
+    return "(nothing)" if wish.spelling is None else masked(wish.source, wish.spelling)

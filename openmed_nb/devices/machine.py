@@ -54,11 +54,6 @@ class Machine:
         """Whether this is an Apple chip and a Python built for it: what torch's MPS backend needs."""
         return self.apple_silicon and not self.translated and self.architecture == "arm64"
 
-    @property
-    def name(self) -> str:
-        """What a person would call this computer, such as ``"Apple M2 Pro"`` or ``"x86_64 Linux"``."""
-        return self.chip or f"{self.architecture} {self.system}"
-
 
 def read_machine(
     system: str = platform.system(),

@@ -52,8 +52,7 @@ class DeviceRequest:
             openmed_nb.errors.UnknownDevice: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
 are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
-        value = str(spelling).strip().lower()
-        value = SAME_AS.get(value, value)
+        value = normalised(spelling)
         if match := CUDA.fullmatch(value):
             return cls(f"cuda:{int(match[1])}", source)
         if value not in SPELLINGS or value == "cuda:n":
@@ -74,6 +73,11 @@ class Wish:
     spelling: str | None
     final: bool = False
     """Whether ``auto`` ends the search here instead of leaving it to the next in line."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether the search ends here: something was said that is not ``auto``, or ``auto`` is final."""
+        return self.spelling is not None and (self.final or normalised(self.spelling) != "auto")
 
 
 def precedence(
@@ -97,8 +101,18 @@ def precedence(
     return (argument or Wish("argument", None), session, *(Wish(name, environ.get(name)) for name in VARIABLES))
 
 
+def winner(chain: tuple[Wish, ...]) -> Wish | None:
+    """Return the first wish of the chain that asks for a device, ``None`` where none does.
+
+    Example:
+        >>> winner(precedence({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"})).source
+        'OPENMED_DEVICE'
+    """
+    return next((wish for wish in chain if wish.asks), None)
+
+
 def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
-    """Return the first wish of the chain that asks for a device, or ``auto`` by nobody.
+    """Return what the first wish of the chain that asks for a device asks for, or ``auto`` by nobody.
 
     Raises:
         UnknownDevice: For a bad spelling that nothing stronger hides.
@@ -107,12 +121,19 @@ def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
         >>> decide(precedence({"OPENMED_DEVICE": "CUDA:1"}))
         DeviceRequest(value='cuda:1', source='OPENMED_DEVICE')
     """
-    for wish in chain:
-        if wish.spelling is not None:
-            request = DeviceRequest.parse(wish.spelling, wish.source)
-            if request.asks or wish.final:
-                return request
-    return DeviceRequest("auto", NOBODY)
+    wish = winner(chain)
+    return DeviceRequest.parse(str(wish.spelling), wish.source) if wish else DeviceRequest("auto", NOBODY)
+
+
+def normalised(spelling: str) -> str:
+    """Return a spelling in lower case, without space around it, and without its synonyms.
+
+    Example:
+        >>> normalised(" Default"), normalised("MPS:0")
+        ('auto', 'mps')
+    """
+    value = str(spelling).strip().lower()
+    return SAME_AS.get(value, value)
 
 
 def canonical(device: str) -> str:

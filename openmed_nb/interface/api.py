@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..devices.choice import DeviceChoice
-from ..devices.environment import VARIABLES
 from ..models.config import OpenMedConfig
 from ..session import SESSION
 
@@ -70,9 +69,9 @@ def resolve_torch_device(prefer: str | None = "auto") -> str:
         prefer: A device, or ``"auto"`` or ``None`` for the one in force.
 
     Returns:
-        ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for comes back normalised, whether or
-        not it is there; loading a model checks that. ``"gpu"`` is the GPU of this computer, where OpenMed says
-        ``"cuda"`` even on a Mac.
+        ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for, here, for the session or in a
+        variable, comes back normalised, whether or not it is there; loading a model checks that. ``"gpu"`` is
+        ``"mps"`` on a Mac, where OpenMed says ``"cuda"``.
 
     Raises:
         UnknownDevice: For a spelling that names no device.
@@ -81,10 +80,7 @@ def resolve_torch_device(prefer: str | None = "auto") -> str:
         >>> resolve_torch_device(" CUDA:1 ")
         'cuda:1'
     """
-    request = SESSION.request(prefer)
-    if request.value == "gpu":
-        return "mps" if SESSION.computer.machine.system == "Darwin" else "cuda"
-    return request.value if request.asks else SESSION.device().device
+    return SESSION.resolve(prefer)
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,7 @@ def apply_mps_tuning() -> MpsTuning:
         'float32'
         >>> SESSION.stop()
     """
-    variables = SESSION.apply_mps_variables()
-    return MpsTuning({name: variables[name] for name in VARIABLES if name in variables})
+    return MpsTuning(SESSION.apply_mps_variables())
 
 
 class ModelLoader:

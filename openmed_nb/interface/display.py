@@ -29,7 +29,7 @@ STYLE = """<style>
 
 @dataclass(frozen=True)
 class Table:
-    """A small table of strings; the first cell of a row is the name of the row."""
+    """A small table of strings, perhaps with a caption; the first cell of a row is the name of the row."""
 
     caption: str
     columns: tuple[str, ...]
@@ -114,7 +114,7 @@ def to_text(report: Report) -> str:
     if report.figure_text:
         lines.append(report.figure_text)
     for table in report.tables:
-        lines.append(table.caption)
+        lines += [table.caption] if table.caption else []
         lines.extend(_text_rows(table))
     return "\n".join(line.rstrip() for line in lines)
 
@@ -144,5 +144,5 @@ def _html_table(table: Table) -> str:
         f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
         for first, *rest in table.rows
     )
-    caption = f"<caption>{escape(table.caption)}</caption>"
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

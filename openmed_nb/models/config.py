@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
+from ..devices.request import DeviceRequest
 from ..errors import ConfigurationError
 
 BACKEND = "hf"
@@ -43,7 +44,7 @@ class OpenMedConfig:
     """How models are found and loaded.
 
     Args:
-        backend: ``"hf"``: Hugging Face models on PyTorch, the only one here.
+        backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
         device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session.
         dtype: ``"float32"`` (also the default), ``"float16"`` or ``"bfloat16"``.
         revision: The branch, tag or commit of hub models.
@@ -56,6 +57,7 @@ class OpenMedConfig:
 
     Raises:
         ConfigurationError: For a backend or a type that is not here.
+        UnknownDevice: For a device that is not one.
 
     Example:
         >>> OpenMedConfig(device="cpu").dtype
@@ -71,7 +73,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
     device: str | None = None
     dtype: str = "float32"
     revision: str | None = None
-    cache_dir: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
     hf_token: str | None = field(default=None, repr=False)
     local_only: bool = False
     default_org: str = "OpenMed"
@@ -81,6 +83,8 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
     def __post_init__(self) -> None:
         if self.backend not in (BACKEND, None):
             raise _unknown_backend(str(self.backend))
+        if self.device is not None:
+            DeviceRequest.parse(self.device, "OpenMedConfig")
         for name, types in TYPES.items():
             _check_type(name, getattr(self, name), types)
         object.__setattr__(self, "dtype", check_dtype(self.dtype))
@@ -101,7 +105,7 @@ def check_dtype(dtype: object) -> str:
     """
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ConfigurationError(f"{name!r} is no type that models are loaded in.", f"Use one of {', '.join(DTYPES)}.")
+        raise ConfigurationError(f"Models cannot be loaded as {name!r}.", f"Use one of {', '.join(DTYPES)}.")
     return name
 
 
@@ -162,7 +166,7 @@ def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     """Check a setting; its value is not shown, because it could be a token."""
     if not isinstance(value, types):
         accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
-        raise ConfigurationError(f"The setting {name!r} cannot be of type {type(value).__name__}.", f"Use {accepted}.")
+        raise ConfigurationError(f"{name!r} cannot be {type(value).__name__}.", f"Use {accepted}.")
 
 
 def _unknown_backend(backend: str) -> ConfigurationError:

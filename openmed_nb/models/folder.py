@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelRefused, ModelUnusable
+from .registry import ModelReference
 
 HEAD = "ForTokenClassification"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -27,7 +28,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     """
     file = folder / "config.json"
     if not file.is_file():
-        raise ModelUnusable(f"The folder of {name!r} holds no model: it has no config.json.", ANOTHER)
+        raise ModelUnusable(f"{name!r} holds no model: it has no config.json.", ANOTHER)
     try:
         config = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -35,18 +36,18 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         raise ModelUnusable(what, "Download the model again.") from error
     if not isinstance(config, dict):
         raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
-    check_task(config, name)
+    check_head(config, name)
     return config
 
 
-def check_task(config: dict[str, Any], name: str) -> None:
+def check_head(config: dict[str, Any], name: str) -> None:
     """Check that a model has a token-classification head.
 
     Raises:
         ModelUnusable: Where its ``architectures`` name another head; it would be filled with random numbers.
 
     Example:
-        >>> check_task({"architectures": ["BertForMaskedLM"]}, "mine")
+        >>> check_head({"architectures": ["BertForMaskedLM"]}, "mine")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ModelUnusable: The model 'mine' is a BertForMaskedLM, which is no token classifier. \
@@ -82,13 +83,23 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     )
 
 
-def check_remote_code(config: dict[str, Any], name: str, location: str, allowed: tuple[str, ...], asked: bool) -> bool:
+def is_allowed(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
+    """Tell whether a model is on a list of names; the case of hub ids does not count, that of folders does.
+
+    Example:
+        >>> is_allowed(ModelReference("privacy_filter", "openai/privacy-filter", on_hub=True), ("OpenAI/privacy-filter",))
+        True
+    """
+    fold = str.casefold if reference.on_hub else str
+    return bool({fold(reference.name), fold(reference.location)} & {fold(one) for one in allowed})
+
+
+def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: tuple[str, ...], asked: bool) -> bool:
     """Decide whether a model's own Python code is run.
 
     Args:
         config: The model's ``config.json``.
-        name: What the person calls the model.
-        location: Its hub id or folder.
+        reference: Where the model is.
         allowed: The names and hub ids that may run code of their own.
         asked: Whether the person passed ``trust_remote_code=True``.
 
@@ -98,14 +109,14 @@ def check_remote_code(config: dict[str, Any], name: str, location: str, allowed:
     Raises:
         ModelRefused: Where code is asked for or needed, and the model is not allowed by name.
     """
-    permitted = {name.casefold(), location.casefold()} & {one.casefold() for one in allowed}
+    permitted = is_allowed(reference, allowed)
     needed = "auto_map" in config and not _transformers_knows(config)
     if (asked or needed) and not permitted:
         raise ModelRefused(
-            f"The model {name!r} would run Python code of its own.",
-            f"If you trust it, allow it by name: OpenMedConfig(remote_code_allowed=({name!r},)).",
+            f"The model {reference.name!r} would run Python code of its own.",
+            f"If you trust it, allow it by name: OpenMedConfig(remote_code_allowed=({reference.name!r},)).",
         )
-    return bool(permitted) and (asked or needed)
+    return permitted and (asked or needed)
 
 
 def _transformers_knows(config: dict[str, Any]) -> bool:

@@ -6,12 +6,13 @@ files in a folder, loading needs no network at all.
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..errors import ModelError, ModelUnreachable, UnknownModel, one_line
+from ..errors import ModelError, ModelUnreachable, UnknownModel, cause
 from .config import OpenMedConfig
 from .registry import unknown_model
 
@@ -21,7 +22,10 @@ MODEL_FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.
 PICKLE_FILES = ("pytorch_model*.bin",)
 CODE_FILES = ("*.py",)
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+
 OFFLINE_REMEDY = "Connect and try again, or use 'bundled', which works offline."
+DISK_REMEDY = "Make room in the cache of huggingface_hub, or name another folder with cache_dir."
 
 
 def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path:
@@ -37,12 +41,12 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
 
     Raises:
         UnknownModel: Where the hub has no such model or revision.
-        ModelUnreachable: Where the hub does not answer or lets us not in, and the cache does not have the model; it
+        ModelUnreachable: Where the hub does not answer or refuses access, and the cache does not have the model; it
             takes three seconds at most where there is no network.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    offline = config.local_only or constants.is_offline_mode() or not answers(constants.ENDPOINT)
+    offline = why_offline(config)
     patterns = MODEL_FILES + (PICKLE_FILES if config.allow_pickle else ()) + (CODE_FILES if code else ())
     try:
         folder = snapshot_download(
@@ -50,7 +54,7 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
             revision=config.revision,
             cache_dir=config.cache_dir,
             token=config.hf_token,
-            local_files_only=offline,
+            local_files_only=bool(offline),
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
         )
@@ -60,23 +64,40 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
     return Path(folder)
 
 
-def explain(error: Exception, repo_id: str, revision: str | None, offline: bool) -> ModelError:
-    """Return the error of ours for what huggingface_hub raised."""
+def why_offline(config: OpenMedConfig) -> str:
+    """Return why the network is left alone, empty where the hub can be asked."""
+    from huggingface_hub import constants
+
+    if config.local_only:
+        return "local_only=True switches the network off"
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE switches the network off"
+    return "" if answers(constants.ENDPOINT) else "the model hub cannot be reached"
+
+
+def explain(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
+    """Return the error of ours for what huggingface_hub raised.
+
+    Args:
+        error: What was raised.
+        repo_id: The id on the hub.
+        revision: The revision that was asked for.
+        offline: Why the network was left alone, empty where it was used.
+    """
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return ModelUnreachable(
-            f"The model {repo_id!r} is gated.", "Ask for access at its page on the hub, then run: hf auth login."
-        )
+        what = f"The model {repo_id!r} is gated."
+        return ModelUnreachable(what, "Ask for access at its page on the hub, then run: hf auth login.")
     if isinstance(error, errors.RevisionNotFoundError):
         return UnknownModel(f"The model {repo_id!r} has no revision {revision!r}.", "Use a branch, tag or commit.")
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        return unknown_model(repo_id)
+        return unknown_model(repo_id, "If it is private, run: hf auth login.")
     if offline:
-        return ModelUnreachable(
-            f"The model {repo_id!r} is not on this computer, and the model hub cannot be reached.", OFFLINE_REMEDY
-        )
-    return ModelUnreachable(f"The model {repo_id!r} could not be downloaded: {_cause(error)}.", OFFLINE_REMEDY)
+        return ModelUnreachable(f"The model {repo_id!r} is not on this computer, and {offline}.", OFFLINE_REMEDY)
+    full = isinstance(error, OSError) and error.errno in DISK_ERRORS
+    what = f"The model {repo_id!r} could not be downloaded: {cause(first_cause(error))}."
+    return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)
 
 
 def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
@@ -119,8 +140,8 @@ def _address(endpoint: str) -> tuple[str, int]:
     return url.hostname or "localhost", url.port or (443 if url.scheme == "https" else 80)
 
 
-def _cause(error: Exception) -> str:
-    """Return the first cause of an error in one short line."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error at the start of a chain of causes."""
+    while error.__cause__ is not None:
         error = error.__cause__
-    return one_line(str(error))[:200].rstrip(".") or type(error).__name__
+    return error

@@ -1,18 +1,18 @@
-"""From a name to a model on a device: find the files, check them, load, convert, move. Each step fails by itself."""
+"""From a name to a model on a device: find the files, check them, load, convert, move. Each step has its own error."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK
-from ..errors import DeviceUnavailable, ModelUnusable, shorten
+from ..errors import DeviceUnavailable, ModelUnusable, cause
 from .config import OpenMedConfig
-from .folder import check_remote_code, check_weights, read_config
+from .folder import check_remote_code, check_weights, is_allowed, read_config
 from .hub import fetch_model
 from .registry import ModelReference, find_model
 
@@ -28,22 +28,25 @@ MODELS_WITH_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "cam
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """Everything that makes two loads the same model.
+    """Everything that makes two loads the same model; how its files are fetched does not.
 
     Attributes:
         reference: Where the model is.
-        config: How it is loaded.
-        remote_code: Whether ``trust_remote_code=True`` was passed for it.
+        remote_code: Whether ``trust_remote_code=True`` was passed.
+        settings: The settings that change what is loaded, or whether it may be.
+        config: All settings.
     """
 
     reference: ModelReference
-    config: OpenMedConfig
-    remote_code: bool = False
+    remote_code: bool
+    settings: tuple[Any, ...]
+    config: OpenMedConfig = field(compare=False)
 
     @classmethod
     def of(cls, name: str | None, config: OpenMedConfig, remote_code: bool = False) -> LoadSpec:
-        """Return the specification for a name; the device is no part of it."""
-        return cls(find_model(name, config.default_org), replace(config, device=None), remote_code)
+        """Return the specification for a name."""
+        settings = (config.dtype, config.revision, config.cache_dir, config.allow_pickle, config.remote_code_allowed)
+        return cls(find_model(name, config.default_org), remote_code, settings, config)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class LoadedModel:
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from running while transformers is imported, which takes a fifth less time so.
+    """Keep the garbage collector from running while transformers is imported, which saves a fifth of the time.
 
     Importing makes some hundred thousand objects that stay, and the collector would look through them again and again.
     ``benchmarks/startup.py`` measures it.
@@ -83,7 +86,6 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-@collector_at_rest()
 def load(spec: LoadSpec, device: str) -> LoadedModel:
     """Load a model and move it to a device.
 
@@ -101,9 +103,8 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     folder = model_folder(spec)
     settings = read_config(folder, name)
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
-    location, allowed = spec.reference.location, spec.config.remote_code_allowed
-    remote = check_remote_code(settings, name, location, allowed, spec.remote_code)
-    with quiet_transformers():
+    remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
+    with collector_at_rest(), quiet_transformers():
         config = load_config(folder, name, spec.config.dtype, remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
         model = load_weights(folder, name, config, safetensors, remote)
@@ -114,11 +115,10 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
 
 def model_folder(spec: LoadSpec) -> Path:
     """Return the folder with the model's files, downloading them where they are on the hub."""
-    if spec.reference.kind == "hub":
-        allowed = {one.casefold() for one in spec.config.remote_code_allowed}
-        names = {spec.reference.name.casefold(), spec.reference.location.casefold()}
-        return fetch_model(spec.reference.location, spec.config, code=bool(allowed & names))
-    return Path(spec.reference.location)
+    if not spec.reference.on_hub:
+        return Path(spec.reference.location)
+    code = is_allowed(spec.reference, spec.config.remote_code_allowed)
+    return fetch_model(spec.reference.location, spec.config, code)
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:
-        raise ModelUnusable(f"The {part} of {name!r} does not load: {_cause(error)}.", _again(folder)) from error
+        raise ModelUnusable(f"The {part} of {name!r} does not load: {cause(error)}.", _again(folder)) from error
 
 
 def load_config(folder: Path, name: str, dtype: str, remote: bool) -> PreTrainedConfig:
@@ -227,9 +227,12 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
         except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without the device
             model.to(former)
             raise DeviceUnavailable(
-                f"The model {name!r} could not be moved to {device}: {_cause(error)}.",
+                f"The model {name!r} could not be moved to {device}: {cause(error)}.",
                 "Unload other models first, or use the CPU.",
             ) from error
+        except BaseException:  # An interrupted move leaves no model in two halves.
+            model.to(former)
+            raise
 
 
 def usable_length(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> int:
@@ -271,10 +274,6 @@ def _without_float64(model: PreTrainedModel) -> None:
     smaller = {torch.float64: torch.float32, torch.complex128: torch.complex64}
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.to(smaller.get(tensor.dtype, tensor.dtype))
-
-
-def _cause(error: Exception) -> str:
-    return shorten(str(error), 200).rstrip(".") or type(error).__name__
 
 
 def _again(folder: Path) -> str:

@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UnknownModel, shorten
@@ -41,17 +41,22 @@ HUB_ID_SHAPE = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Where a model is.
+    """Where a model is; two names for one place are the same reference.
 
     Attributes:
         name: What a person calls it.
         location: The folder, or the id on the hub.
-        kind: ``"bundled"``, ``"folder"`` or ``"hub"``.
+        on_hub: Whether the location is an id on the hub.
     """
 
-    name: str
+    name: str = field(compare=False)
     location: str
-    kind: str
+    on_hub: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the model can be called."""
+        return self.name, self.location
 
 
 def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:
@@ -66,23 +71,23 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
         UnknownModel: For an alias that does not exist; it names the nearest ones.
 
     Example:
-        >>> find_model(None).kind, find_model("disease_detection_tiny").location
-        ('bundled', 'OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M')
+        >>> find_model(None).on_hub, find_model("disease_detection_tiny").location
+        (False, 'OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M')
         >>> find_model("OpenMed-NER-DiseaseDetect-TinyMed-135M").location
         'OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M'
     """
     text = "bundled" if name is None else str(name)
     if text in BUNDLED:
-        return ModelReference(text, str(BUNDLED[text]), "bundled")
+        return ModelReference(text, str(BUNDLED[text]))
     if folder := _folder(text):
-        return ModelReference(text, folder, "folder")
+        return ModelReference(text, folder)
     if location := _hub_id(text, default_org):
-        return ModelReference(text, location, "hub")
+        return ModelReference(text, location, on_hub=True)
     raise unknown_model(text)
 
 
-def unknown_model(name: str) -> UnknownModel:
-    """Return the error for a name that stands for no model, with the nearest names that do.
+def unknown_model(name: str, hint: str = "") -> UnknownModel:
+    """Return the error for a name that stands for no model, with the nearest names that do, and perhaps a hint.
 
     Example:
         >>> unknown_model("disease_detection_tinny").remedy.startswith("Use 'disease_detection_tiny'")
@@ -93,10 +98,8 @@ def unknown_model(name: str) -> UnknownModel:
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
     offered = ", ".join(repr(known[one]) for one in nearest)
     shown = shorten(name)
-    return UnknownModel(
-        f"There is no model named {shown!r}: no folder, alias or hub id.",
-        f"Use {offered}, or 'bundled', which works offline." if offered else "Use 'bundled', which works offline.",
-    )
+    remedy = f"Use {offered}, or 'bundled', which works offline." if offered else "Use 'bundled', which works offline."
+    return UnknownModel(f"There is no model named {shown!r}: no folder, alias or hub id.", f"{hint} {remedy}".strip())
 
 
 def openmed_aliases() -> dict[str, str]:

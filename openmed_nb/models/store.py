@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK, empty_cache
 from ..devices.request import canonical
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DeviceUnavailable, cause
 from .loading import LoadedModel, LoadSpec, collector_at_rest, load, move
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ModelStore:
                 former = str(loaded.model.device)
                 move(loaded.model, device, loaded.name)
                 done.append((loaded, former))
-        except Exception:
+        except BaseException:  # An interrupted move too.
             for loaded, former in done:
                 move(loaded.model, former, loaded.name)
             raise
@@ -115,15 +115,14 @@ class ModelStore:
 
         A model that a variable of yours still holds stays in memory until that variable is gone.
         """
-        gone = [key for key in self._models if name in (None, key.spec.reference.name)]
+        gone = [key for key in self._models if name is None or name in key.spec.reference.names]
         devices = {str(self._models[key].model.device) for key in gone}
         self._pipelines = {key: pipe for key, pipe in self._pipelines.items() if key.model not in gone}
         for key in gone:
             del self._models[key]
         gc.collect()
         for device in devices:
-            with TENSOR_LOCK:
-                empty_cache(device)
+            empty_cache(device)
         return tuple(dict.fromkeys(key.spec.reference.name for key in gone))
 
     def _tell_pipelines(self) -> None:
@@ -158,6 +157,22 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
             f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
         ) from error
     return pipe
+
+
+def run(pipe: TokenClassificationPipeline, text: str) -> list[dict[str, Any]]:
+    """Return the entities that a pipeline finds in a text.
+
+    Raises:
+        DeviceUnavailable: Where the device fails, for lack of memory above all.
+    """
+    try:
+        with TENSOR_LOCK:
+            return list(pipe(text))
+    except (RuntimeError, MemoryError, IndexError) as error:
+        raise DeviceUnavailable(
+            f"The model could not run on {canonical(str(pipe.device))}: {cause(error)}.",
+            "Shorten the text or unload other models, or use the CPU.",
+        ) from error
 
 
 def default_stride(loaded: LoadedModel) -> int:

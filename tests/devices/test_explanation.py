@@ -9,7 +9,7 @@ import pytest
 from openmed_nb.devices.availability import Rejection
 from openmed_nb.devices.choice import DeviceChoice
 from openmed_nb.devices.environment import FALLBACK, plan
-from openmed_nb.devices.explanation import DeviceList, Explanation
+from openmed_nb.devices.explanation import Candidate, DeviceList, Explanation
 from openmed_nb.devices.request import DeviceRequest, Wish, precedence
 
 NO_MAC = Rejection("mps", "this computer runs Linux", "Use a Mac.")
@@ -23,27 +23,26 @@ def choice(device: str = "cpu", rejected: tuple[Rejection, ...] = ()) -> DeviceC
 @pytest.mark.parametrize(
     ("in_force", "states"),
     [
-        ("cuda", ["cannot be used", "in force", "usable", "usable"]),
-        ("cuda:0", ["cannot be used", "in force", "usable", "usable"]),
+        ("cuda", ["cannot be used", "in force", "not tried", "usable"]),
+        ("cuda:0", ["cannot be used", "in force", "not tried", "usable"]),
         ("cuda:1", ["cannot be used", "usable", "in force", "usable"]),
-        ("cpu", ["cannot be used", "usable", "usable", "in force"]),
-        (None, ["cannot be used", "usable", "usable", "usable"]),
+        ("cpu", ["cannot be used", "usable", "not tried", "in force"]),
+        (None, ["cannot be used", "usable", "not tried", "usable"]),
     ],
 )
 def test_list_of_devices(in_force: str | None, states: list[str]):
     """Each device has its state, and the one in force is marked under either of its spellings."""
-    listed = DeviceList(
-        (("mps", NO_MAC), ("cuda:0", None), ("cuda:1", None), ("cpu", None)), in_force and choice(in_force)
-    )
+    gpus = (Candidate("cuda:0"), Candidate("cuda:1", tried=False))
+    listed = DeviceList((Candidate("mps", NO_MAC), *gpus, Candidate("cpu")), in_force and choice(in_force))
 
     assert [row[1] for row in listed.report().tables[0].rows] == states
     assert listed.to_dict()["in_force"] == in_force
-    assert [one["usable"] for one in listed.to_dict()["devices"]] == [False, True, True, True]
+    assert [one["usable"] for one in listed.to_dict()["devices"]] == [False, True, None, True]
 
 
 def test_list_tells_why_not():
     """A device that cannot be used shows the reason and the remedy, in text, in HTML and as JSON."""
-    listed = DeviceList((("mps", NO_MAC), ("cpu", None)))
+    listed = DeviceList((Candidate("mps", NO_MAC), Candidate("cpu")))
 
     for shown in (str(listed), listed._repr_html_(), json.dumps(listed.to_dict())):
         assert "this computer runs Linux" in shown

@@ -88,19 +88,6 @@ def test_native_apple_silicon(recorded: str, architecture: str, native: bool):
     assert MACS[recorded, architecture].native_apple_silicon is native
 
 
-@pytest.mark.parametrize(
-    ("machine", "name"),
-    [
-        (MACS["m4_max", "arm64"], "Apple M4 Max"),
-        (MACS["unreadable", "arm64"], "arm64 Darwin"),
-        (Machine("Linux", "x86_64"), "x86_64 Linux"),
-    ],
-)
-def test_name(machine: Machine, name: str):
-    """A computer is called by its chip, else by its architecture and system."""
-    assert machine.name == name
-
-
 @pytest.mark.parametrize("file", GPU_DRIVER_FILES)
 def test_driver_on_linux(file: str):
     """On Linux any one file of an NVIDIA, WSL or AMD driver tells that a driver is loaded."""

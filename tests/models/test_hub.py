@@ -218,14 +218,14 @@ class TestWhatMustBeAllowed:
 class TestNoNetwork:
     """Without a way to the hub there is one error, soon, and never another model."""
 
-    def check_soon(self, answer):
+    def check_soon(self, answer, *why):
         """Check for the error and for the time it took."""
-        check_unreachable(answer)
+        check_unreachable(answer, *why)
         assert answer["seconds"] < OFFLINE_SECONDS
 
     def test_network_left_alone(self, hub, load):
         """With local_only, the hub is not asked."""
-        self.check_soon(load(local_only=True))
+        self.check_soon(load(local_only=True), "local_only=True switches the network off")
         assert hub.requests == []
 
     @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
@@ -257,7 +257,7 @@ class TestNoNetwork:
         hub.requests.clear()
         client = start_client(HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1")
         assert client.load(ID, cache_dir=str(tmp_path)) == FOUND
-        self.check_soon(client.load(ID))
+        self.check_soon(client.load(ID), "HF_HUB_OFFLINE switches the network off")
         assert hub.requests == []
 
 

@@ -21,7 +21,7 @@ TINY = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
 def test_own_table_says_what_openmed_says(alias):
     """Each alias of the short table is one of openmed's, and stands for the same model there."""
     assert ALIASES[alias] == OPENMED_MODELS[alias].model_id
-    assert find_model(alias) == ModelReference(alias, ALIASES[alias], "hub")
+    assert find_model(alias) == ModelReference(alias, ALIASES[alias], on_hub=True)
 
 
 def test_privacy_filter_has_an_alias_of_ours():
@@ -67,7 +67,7 @@ def test_no_plain_pytorch_token_classifier_of_openmed_is_left_out():
 )
 def test_name_of_a_hub_model(name, location):
     """An alias, a bare name and a hub id stand for a hub id."""
-    assert find_model(name) == ModelReference(name, location, "hub")
+    assert find_model(name) == ModelReference(name, location, on_hub=True)
 
 
 def test_bare_name_belongs_to_the_default_organisation():
@@ -82,7 +82,7 @@ def test_bare_name_belongs_to_the_default_organisation():
 def test_bundled_models(name, folder):
     """No name and the names of the bundled models stand for folders inside the package."""
     found = find_model(name)
-    assert (found.kind, Path(found.location).name) == ("bundled", folder)
+    assert (found.on_hub, Path(found.location).name) == (False, folder)
     assert Path(found.location).is_dir()
 
 
@@ -93,7 +93,7 @@ def test_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (expected, tmp_path / "model", "model", "./model", "~/model", Path("model")):
-        assert find_model(name) == ModelReference(str(name), expected, "folder")
+        assert find_model(name) == ModelReference(str(name), expected)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
     except UnknownModel:
         return
     assert found.name == text
-    assert found.location.count("/") == 1 if found.kind == "hub" else Path(found.location).is_dir()
+    assert found.location.count("/") == 1 if found.on_hub else Path(found.location).is_dir()

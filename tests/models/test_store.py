@@ -73,7 +73,7 @@ class TestCache:
         assert len({id(pipe.model) for pipe in pipes}) == 1
 
     @pytest.mark.parametrize(
-        "settings", [{"dtype": "bfloat16"}, {"revision": "v2"}, {"allow_pickle": True}, {"hf_token": "hf_x"}]
+        "settings", [{"dtype": "bfloat16"}, {"revision": "v2"}, {"allow_pickle": True}, {"cache_dir": "elsewhere"}]
     )
     def test_other_settings_are_another_copy(self, store, spec, keyword_model, settings):
         """A model loaded with other settings is another copy, and does not change the first."""
@@ -81,6 +81,18 @@ class TestCache:
         other = store.model(LoadSpec.of(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
         assert other.model is not former.model
         assert former.model.dtype == torch.float32
+
+    @pytest.mark.parametrize("settings", [{"hf_token": "hf_x"}, {"local_only": True}, {"backend": None}])
+    def test_way_of_fetching_is_no_other_copy(self, store, spec, keyword_model, settings):
+        """How the files are fetched makes no other model of them."""
+        other = LoadSpec.of(str(keyword_model), OpenMedConfig(**settings))
+        assert store.model(other, "cpu", True) is store.model(spec, "cpu", True)
+
+    def test_two_names_of_one_folder_are_one_copy(self, store, spec, keyword_model, monkeypatch):
+        """A folder under its relative and its absolute path is one model."""
+        monkeypatch.chdir(keyword_model.parent)
+        relative = LoadSpec.of(f"./{keyword_model.name}", OpenMedConfig())
+        assert store.model(relative, "cpu", True) is store.model(spec, "cpu", True)
 
     def test_device_of_the_settings_is_no_other_copy(self, store, spec, keyword_model):
         """The device in the settings does not count; the one that it was resolved to does."""
