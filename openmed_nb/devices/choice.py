@@ -59,7 +59,7 @@ class DeviceChoice(Shown):
         if self.moved:
             sentences.append(f"Moved to {self.device}: {', '.join(self.moved)}.")
         tables = (rejection_table(self.rejected),) if self.rejected else ()
-        return Report(f"Device: {self.device} ({self.grade})", tuple(sentences), tables)
+        return Report(f"Device: {self.device} ({self.grade})", tuple(sentences), tables=tables)
 
     @property
     def grade(self) -> str:

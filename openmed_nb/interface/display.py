@@ -1,4 +1,4 @@
-"""All rendering and all escaping: a value describes itself as a Report, this file makes text and HTML of it.
+"""All rendering and all escaping: a value describes itself as a Report; this file makes text and HTML of it.
 
 This is the one room that every floor may use; it imports nothing else of the package. HTML made here needs no script
 and no network, says the same without its style sheet (which Jupyter drops from notebooks it does not trust), and takes
@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+COLOURS = 6
+"""How many colours the style sheet has for labels."""
 
 STYLE = """<style>
 .openmed-nb {color: var(--jp-content-font-color1, inherit); font-size: 0.95em; line-height: 1.5;}
@@ -37,17 +42,22 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a value says of itself: a title, sentences, tables, and ready-made HTML for what neither can say.
+class Piece:
+    """A piece of a running text, with the label and the details that mark it; without a label it is plain."""
 
-    ``figure`` is HTML whose every inserted string went through :func:`escape`; ``figure_text`` is the same as text.
-    """
+    text: str
+    label: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a value says of itself: a title, sentences, tables, and a running text with marks in it."""
 
     title: str
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    figure: str = ""
-    figure_text: str = ""
+    pieces: tuple[Piece, ...] = ()
 
 
 class Shown:
@@ -103,7 +113,7 @@ def to_text(report: Report) -> str:
     """Return the report as plain text.
 
     Example:
-        >>> print(to_text(Report("cpu", ("Asked for.",), (Table("Others", ("device", "why"), (("mps", "no Mac"),)),))))
+        >>> print(to_text(Report("cpu", ("Asked for.",), tables=(Table("Others", ("device", "why"), (("mps", "no Mac"),)),))))
         cpu
           Asked for.
         Others
@@ -111,8 +121,8 @@ def to_text(report: Report) -> str:
           mps     no Mac
     """
     lines = [report.title, *(f"  {sentence}" for sentence in report.sentences)]
-    if report.figure_text:
-        lines.append(report.figure_text)
+    if report.pieces:
+        lines += ["".join(_text_piece(piece) for piece in report.pieces).rstrip(), *_legend(report.pieces)]
     for table in report.tables:
         lines += [table.caption] if table.caption else []
         lines.extend(_text_rows(table))
@@ -129,7 +139,45 @@ def to_html(report: Report) -> str:
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
     tables = "".join(_html_table(table) for table in report.tables)
     title = f"<p><strong>{escape(report.title)}</strong></p>"
-    return f'{STYLE}<div class="openmed-nb tex2jax_ignore">{title}{sentences}{report.figure}{tables}</div>'
+    text = _html_text(report.pieces) if report.pieces else ""
+    return f'{STYLE}<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}</div>'
+
+
+def labels(pieces: Iterable[Piece]) -> dict[str, int]:
+    """Return the labels of a running text in alphabetical order, each with how often it occurs.
+
+    Example:
+        >>> labels([Piece("He has "), Piece("asthma", "DISEASE"), Piece("."), Piece("5 mg", "DOSE")])
+        {'DISEASE': 1, 'DOSE': 1}
+    """
+    return dict(sorted(Counter(piece.label for piece in pieces if piece.label).items()))
+
+
+def _text_piece(piece: Piece) -> str:
+    return f"[{piece.text}]({piece.label})" if piece.label else piece.text
+
+
+def _legend(pieces: tuple[Piece, ...]) -> list[str]:
+    counts = ", ".join(f"{label} {count}" for label, count in labels(pieces).items())
+    return [f"Labels: {counts}"] if counts else []
+
+
+def _html_text(pieces: tuple[Piece, ...]) -> str:
+    """Return the text with its marks, and a legend; each label keeps one colour."""
+    found = labels(pieces)
+    colours = {label: f"openmed-colour-{index % COLOURS}" for index, label in enumerate(found)}
+    text = "".join(_html_piece(piece, colours.get(piece.label, "")) for piece in pieces)
+    marks = (f'<mark class="{colours[label]}">{escape(label)}</mark> {count}' for label, count in found.items())
+    legend = f"<p>Labels: {', '.join(marks)}</p>" if found else ""
+    return f'<div dir="auto" style="white-space: pre-wrap">{text}</div>{legend}'
+
+
+def _html_piece(piece: Piece, colour: str) -> str:
+    if not piece.label:
+        return escape(piece.text)
+    label, details = escape(piece.label), escape(piece.details)
+    content = f"{escape(piece.text)} <small>{label}</small>"
+    return f'<mark class="{colour}" title="{label} {details}">{content}</mark>'
 
 
 def _text_rows(table: Table) -> list[str]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UnreadableText
-from ..interface.display import Report, Shown, Table, escape
+from ..interface.display import Piece, Report, Shown, Table
 
-COLOURS = 6
-HIDDEN = "(the text is not shown: OpenMedMagics.show_text is False)"
+HIDDEN = "(the text is hidden)"
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,11 +39,6 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return iter(self.entities)
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels that were found, in alphabetical order."""
-        return tuple(sorted({label(entity) for entity in self.entities}))
-
     def to_dict(self) -> dict[str, Any]:
         """Return text, entities, model and device as plain mappings, lists, strings and numbers."""
         entities = [{**entity, "score": float(entity["score"])} for entity in self.entities]
@@ -56,11 +50,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         title = f"{count} {'entity' if count == 1 else 'entities'} found by {self.model} on {self.device}"
         tables = (self._table(),) if count else ()
         if not self.show_text:
-            return Report(title, (HIDDEN,), tables)
-        return Report(title, (), tables, figure=self._html() + self._legend_html(), figure_text=self._text())
-
-    def _count(self, name: str) -> int:
-        return sum(label(entity) == name for entity in self.entities)
+            return Report(title, (HIDDEN,), tables=tables)
+        return Report(title, pieces=tuple(self._pieces()), tables=tables)
 
     def _table(self) -> Table:
         rows = tuple(
@@ -72,39 +63,17 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def _word(self, entity: Mapping[str, Any]) -> str:
         return " ".join(self.text[entity["start"] : entity["end"]].split()) if self.show_text else "…"
 
-    def _html(self) -> str:
-        pieces = (escape(piece) if entity is None else self._mark(piece, entity) for piece, entity in self._pieces())
-        return f'<div dir="auto" style="white-space: pre-wrap">{"".join(pieces)}</div>'
-
-    def _mark(self, piece: str, entity: Mapping[str, Any]) -> str:
-        name = escape(label(entity))
-        hover = f"{name} {float(entity['score']):.3f}, characters {entity['start']} to {entity['end']}"
-        content = f"{escape(piece)} <small>{name}</small>"
-        return f'<mark class="{self._colour(label(entity))}" title="{hover}">{content}</mark>'
-
-    def _legend_html(self) -> str:
-        marks = (
-            f'<mark class="{self._colour(name)}">{escape(name)}</mark> {self._count(name)}' for name in self.labels
-        )
-        return f"<p>Labels: {', '.join(marks)}</p>" if self.labels else ""
-
-    def _colour(self, name: str) -> str:
-        return f"openmed-colour-{self.labels.index(name) % COLOURS}"
-
-    def _text(self) -> str:
-        pieces = (piece if entity is None else f"[{piece}]({label(entity)})" for piece, entity in self._pieces())
-        legend = ", ".join(f"{name} {self._count(name)}" for name in self.labels)
-        return "".join(pieces).rstrip() + (f"\nLabels: {legend}" if legend else "")
-
-    def _pieces(self) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
-        """Yield the text in pieces, each with its entity; one that overlaps an earlier one is left to the table."""
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the text in pieces, the entities marked; one that overlaps an earlier one is left to the table."""
         position = 0
         for entity in sorted(self.entities, key=lambda one: (one["start"], one["end"])):
-            if entity["start"] >= position < entity["end"]:
-                yield self.text[position : entity["start"]], None
-                yield self.text[entity["start"] : entity["end"]], entity
-                position = entity["end"]
-        yield self.text[position:], None
+            start, end = entity["start"], entity["end"]
+            if start >= position < end:
+                yield Piece(self.text[position:start])
+                details = f"{float(entity['score']):.3f}, characters {start} to {end}"
+                yield Piece(self.text[start:end], label(entity), details)
+                position = end
+        yield Piece(self.text[position:])
 
 
 def check_text(text: object) -> None:

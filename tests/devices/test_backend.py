@@ -136,6 +136,14 @@ def test_probe_under_the_defaults_of_a_person():
         torch.set_default_dtype(former)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_probe_under_autocast(dtype: str):
+    """A device is not blamed for the reduced precision that a person has switched on around the call."""
+    torch = import_torch()
+    with torch.autocast("cpu", getattr(torch, dtype)):
+        assert probe("cpu") == ""
+
+
 def test_probe_that_gives_no_numbers():
     """A device that computes nothing comparable fails its probe in words."""
     assert "meta" in probe("meta")

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from openmed_nb.interface.display import STYLE, Report, Table, to_html, to_text
-from openmed_nb.models.annotated import COLOURS
+from openmed_nb.interface.display import COLOURS, STYLE, Report, Table, to_html, to_text
 
 BACKGROUNDS = dict(re.findall(r"\.openmed-colour-(\d) \{background: #(\w{6});\}", STYLE))
 INK = re.search(r"mark \{[^}]*color: #(\w{6})", STYLE)[1]

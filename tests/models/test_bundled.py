@@ -104,3 +104,16 @@ def test_card_says_what_one_must_know(name, said):
     """The card names the data, the licences, the figures, the limits, and the script that trained the model."""
     card = (BUNDLED[name] / "README.md").read_text("utf-8")
     assert said.lower() in card.lower()
+
+
+def test_card_shows_the_figures_of_the_training(name):
+    """The table of the card holds the scores that the evaluation recorded, to the last digit."""
+    folder = BUNDLED[name]
+    figures = json.loads((folder / "figures.json").read_text("utf-8"))
+    card = (folder / "README.md").read_text("utf-8")
+
+    for corpus, title in (("ncbi", "NCBI Disease"), ("bc5cdr", "BC5CDR (diseases)")):
+        for split, short in (("test", "test"), ("devel", "dev")):
+            scores = figures[split][corpus]
+            row = [f"{scores[one]:.2f}" for one in ("precision", "recall", "f1")]
+            assert f"| {title} | {short} | {' | '.join(row)} |" in card

@@ -17,7 +17,7 @@ from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusab
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.models.store import ModelStore
+from openmed_nb.models.store import ModelStore, run
 
 LAZY = "lazy:0"
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
@@ -251,3 +251,13 @@ def test_entities_are_those_of_transformers(store, request, model, strategy):
     for text in TEXTS:
         readable = text if stride else text[:200]  # without windows, transformers cuts a text off
         assert ours(readable) == theirs(readable)
+
+
+def test_device_that_fails_while_it_computes(store, spec):
+    """A device that fails in the middle of a text gives one error of ours, without the text."""
+    pipe = store.pipeline(spec, "cpu", False, "first", {})
+    pipe.model.to("meta")
+
+    with pytest.raises(DeviceUnavailable, match="could not run on") as caught:
+        run(pipe, "the patient has hypertension")
+    assert "hypertension" not in str(caught.value)
