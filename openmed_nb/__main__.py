@@ -49,7 +49,7 @@ def read_note(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigurationError(f"The note {str(path)!r} cannot be read: {reason}.", "Name a text file.") from error
 
 

@@ -5,7 +5,7 @@ OpenMedError
 ├── DeviceError
 │   ├── UnknownDevice       a spelling that names no device
 │   ├── DeviceUnavailable   a device that this computer cannot use now
-│   └── TorchUnusable       torch is missing or does not import
+│   └── TorchUnusable       torch is missing or cannot be imported
 ├── ModelError
 │   ├── UnknownModel        no alias, hub id or folder of that name
 │   ├── ModelUnreachable    the model hub cannot be reached or refuses access
@@ -74,7 +74,7 @@ class DeviceUnavailable(DeviceError, RuntimeError):
 
 
 class TorchUnusable(DeviceError, ImportError):
-    """Torch is missing, too old, or does not import."""
+    """Torch is missing or cannot be imported."""
 
 
 class ModelError(OpenMedError):

@@ -40,7 +40,7 @@ def test_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "disease_detection_tinny"], "UnknownModel: There is no model named 'disease_detection_tinny'"),
         (["no such note.txt"], "cannot be read: No such file or directory"),
         ([str(NOTE.parent)], "cannot be read: Is a directory"),
-        ([str(NOTE.parent / "disease" / "model.safetensors")], "it is no UTF-8 text"),
+        ([str(NOTE.parent / "disease" / "model.safetensors")], "it is not UTF-8 text"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import TorchUnusable, one_line
+from ..errors import TorchUnusable, cause
 from .request import canonical
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def import_torch() -> Any:
     except Exception as error:
         # A damaged installation fails in any way: missing libraries, other versions of numpy, half-written files.
         raise TorchUnusable(
-            f"torch does not import: {str(error).rstrip('.') or type(error).__name__}.",
+            f"torch cannot be imported: {cause(error)}.",
             "Reinstall it: python -m pip install --force-reinstall torch.",
         ) from error
     if not hasattr(torch, "Tensor"):
@@ -192,7 +192,7 @@ def probe(device: str) -> str:
             moved = numbers.to(device)
             computed = (moved @ moved.T).cpu().float()
     except (RuntimeError, TypeError, AssertionError) as error:
-        return one_line(str(error)).removesuffix(".") or type(error).__name__
+        return cause(error)
     return "" if torch.equal(computed, expected) else "it gave other numbers than the CPU"
 
 

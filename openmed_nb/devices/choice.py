@@ -171,7 +171,7 @@ def _choice(
 def _reason(request: DeviceRequest, rejected: tuple[Rejection, ...], switch: str) -> str:
     if request.asks:
         return f"{request.value!r} was asked for by {request.source}"
-    asked = "Nothing was asked for" if request.source == NOBODY else f"'auto' was asked for by {request.source}"
+    asked = "No device was asked for" if request.source == NOBODY else f"'auto' was asked for by {request.source}"
     others = " and ".join(one.device for one in rejected)
     why = switch or (f"{others} cannot be used here" if others else f"{AUTO_ORDER[0]} comes first")
     return f"{asked}, and {why}"

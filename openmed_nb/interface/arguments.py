@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.utils.process import arg_split
 
-from ..errors import MagicError, shorten
+from ..errors import MagicError, cause, shorten
 
 QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
@@ -32,7 +32,7 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     try:
         arguments, others = parser.parse_known_args(words(line))
     except (UsageError, ValueError) as error:
-        raise _mistake(magic, shorten(str(error).removesuffix("."), 120)) from None
+        raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
     if others:
         raise _mistake(magic, _unknown(others))
     return arguments
@@ -79,9 +79,9 @@ def clean(line: str) -> str:
 def _unknown(others: list[str]) -> str:
     """Name the first unknown flag; other words may be part of a note, so they are only counted."""
     flags = [word for word in others if word.startswith("-")]
-    return f"there is no {shorten(flags[0])}" if flags else f"{len(others)} of its words are too many"
+    return f"has no option {shorten(flags[0])}" if flags else f"got {len(others)} words too many"
 
 
 def _mistake(magic: Callable[..., Any], what: str) -> MagicError:
     name = f"%{magic.__name__}"
-    return MagicError(f"{name} does not understand its line: {what}.", f"See {name} --help.")
+    return MagicError(f"{name} {what}.", f"See {name} --help.")

@@ -57,7 +57,8 @@ class OpenMedMagics(Magics):
         """Show the device of this session and why, or change it."""
         arguments = parse(self.openmed_device, line)
         if arguments.help:
-            return print(usage(self.openmed_device))
+            print(usage(self.openmed_device))
+            return None
         answer = self._device_verb(arguments)
         return Json.of(answer.to_dict()) if arguments.json else answer
 
@@ -72,11 +73,12 @@ class OpenMedMagics(Magics):
         """Find entities in the text of the cell and show them in it."""
         arguments = parse(self.openmed_ner, line)
         if arguments.help:
-            return print(usage(self.openmed_ner))
+            print(usage(self.openmed_ner))
+            return None
         if cell is None:
             raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
         if arguments.out is not None and (not arguments.out.isidentifier() or iskeyword(arguments.out)):
-            raise MagicError(f"{shorten(arguments.out)!r} is no name of a variable.", "Use a name such as 'found'.")
+            raise MagicError(f"{shorten(arguments.out)!r} is not a valid variable name.", "Use a name such as 'found'.")
         model = arguments.model or self.default_model
         strategy = arguments.strategy or self.aggregation_strategy
         result = SESSION.annotate(cell, model, arguments.device, strategy, self.show_text)
