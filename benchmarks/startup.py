@@ -25,6 +25,8 @@ shell.run_line_magic("load_ext", {extension!r})
 print(time.perf_counter() - start)
 """
 
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
+
 OURS = """
 %load_ext openmed_nb
 import openmed_nb as nb
@@ -48,7 +50,7 @@ def load_seconds(extension: str) -> float:
 def kernel_seconds(cell: str) -> float:
     """Return how long it takes from starting a kernel to the end of its first cell, in seconds."""
     start = time.perf_counter()
-    manager, client = start_new_kernel(kernel_name="python3", env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    manager, client = start_new_kernel(kernel_name="python3", env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     try:
         reply = client.execute_interactive(cell, output_hook=lambda _message: None, timeout=120)
         seconds = time.perf_counter() - start

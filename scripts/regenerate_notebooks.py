@@ -8,6 +8,7 @@ A second run changes nothing. CI compares the stored outputs with new ones throu
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -22,7 +23,7 @@ def regenerate(path: Path) -> None:
     """Execute one notebook from its top and write it back."""
     notebook = nbformat.read(path, as_version=4)
     options = {"store_widget_state": False, "record_timing": False, "timeout": 120}
-    NotebookClient(notebook, kernel_name="python3", **options).execute()
+    NotebookClient(notebook, kernel_name="python3", **options).execute(stderr=subprocess.DEVNULL)
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL})
     nbformat.write(notebook, path)
 

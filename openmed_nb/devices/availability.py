@@ -136,14 +136,14 @@ CUDA_RULES = (
     ),
     *TORCH_RULES,
     Rule(
+        lambda h: h.machine.gpu_driver is False and not h.gpus,
+        "no {maker} driver is loaded",
+        "Use a computer with an {maker} GPU, and install its driver.",
+    ),
+    Rule(
         lambda h: h.torch.gpu_build == "",
         "torch {torch} is a build for the CPU only",
         "Install a CUDA build of torch: https://pytorch.org/get-started/locally shows the command.",
-    ),
-    Rule(
-        lambda h: h.machine.gpu_driver is False and not h.gpus,
-        "no {maker} driver is loaded",
-        "Install the {maker} driver, or use a computer with an {maker} GPU.",
     ),
     Rule(
         lambda h: h.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") and not h.gpus,

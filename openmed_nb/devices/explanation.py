@@ -104,7 +104,7 @@ class Explanation(Shown):
         decides = winner(self.chain)
         chain = tuple((wish.source, _says(wish), "decides" if wish is decides else "") for wish in self.chain)
         automatic = ("automatic", "mps, then cuda, then cpu", "" if decides else "decides")
-        tables = [Table("Who asks, the strongest first", ("source", "says", ""), (*chain, automatic))]
+        tables = [Table("Who asks, the strongest first", ("source", "says", "result"), (*chain, automatic))]
         if isinstance(self.choice, OpenMedError):
             answer = Report("Device: none", (self.choice.what, self.choice.remedy))
         else:

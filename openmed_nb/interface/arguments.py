@@ -34,7 +34,7 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     except (UsageError, ValueError) as error:
         raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
     if others:
-        raise _mistake(magic, _unknown(others))
+        raise _mistake(magic, _unknown(others), _nearest(others, parser))
     return arguments
 
 
@@ -82,6 +82,17 @@ def _unknown(others: list[str]) -> str:
     return f"has no option {shorten(flags[0])}" if flags else f"got {len(others)} words too many"
 
 
-def _mistake(magic: Callable[..., Any], what: str) -> MagicError:
+def _nearest(others: list[str], parser: argparse.ArgumentParser) -> str:
+    """Return the option that the first unknown flag may have meant, empty where there is none like it."""
+    import difflib
+
+    options = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001
+    flags = [word for word in others if word.startswith("-")]
+    near = difflib.get_close_matches(flags[0], options, n=1) if flags else []
+    return near[0] if near else ""
+
+
+def _mistake(magic: Callable[..., Any], what: str, nearest: str = "") -> MagicError:
     name = f"%{magic.__name__}"
-    return MagicError(f"{name} {what}.", f"See {name} --help.")
+    remedy = f"Use {nearest}, or see {name} --help." if nearest else f"See {name} --help."
+    return MagicError(f"{name} {what}.", remedy)

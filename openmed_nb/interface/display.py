@@ -18,8 +18,8 @@ COLOURS = 6
 """How many colours the style sheet has for labels."""
 
 STYLE = """<style>
-.openmed-nb {color: var(--jp-content-font-color1, inherit); font-size: 0.95em; line-height: 1.5;}
-.openmed-nb table {border-collapse: collapse; margin: 0.4em 0;}
+.openmed-nb {color: var(--jp-content-font-color1, inherit); line-height: 1.5;}
+.openmed-nb.tex2jax_ignore table {border-collapse: collapse; margin: 0.4em 0; font-size: 1em;}
 .openmed-nb caption {text-align: left; font-weight: 600; color: inherit; padding: 0.2em 0; caption-side: top;}
 .openmed-nb.tex2jax_ignore table th, .openmed-nb.tex2jax_ignore table td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
 .openmed-nb tbody tr {border-top: 1px solid var(--jp-border-color2, #8888);}
@@ -123,7 +123,7 @@ def to_text(report: Report) -> str:
     lines = [report.title, *(f"  {sentence}" for sentence in report.sentences)]
     if report.pieces:
         lines += ["".join(_text_piece(piece) for piece in report.pieces).rstrip(), *_legend(report.pieces)]
-    for table in report.tables:
+    for table in filled(report.tables):
         lines += [table.caption] if table.caption else []
         lines.extend(_text_rows(table))
     return "\n".join(line.rstrip() for line in lines)
@@ -137,7 +137,7 @@ def to_html(report: Report) -> str:
         True
     """
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
-    tables = "".join(_html_table(table) for table in report.tables)
+    tables = "".join(_html_table(table) for table in filled(report.tables))
     title = f"<p><strong>{escape(report.title)}</strong></p>"
     text = _html_text(report.pieces) if report.pieces else ""
     return f'{STYLE}<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}</div>'
@@ -151,6 +151,22 @@ def labels(pieces: Iterable[Piece]) -> dict[str, int]:
         {'DISEASE': 1, 'DOSE': 1}
     """
     return dict(sorted(Counter(piece.label for piece in pieces if piece.label).items()))
+
+
+def filled(tables: Iterable[Table]) -> tuple[Table, ...]:
+    """Return the tables that have rows, without the columns that are empty throughout.
+
+    Example:
+        >>> filled([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
+        (Table(caption='Half', columns=('a',), rows=(('1',), ('2',))),)
+    """
+    return tuple(_without_empty_columns(table) for table in tables if table.rows)
+
+
+def _without_empty_columns(table: Table) -> Table:
+    kept = [index for index in range(len(table.columns)) if index == 0 or any(row[index] for row in table.rows)]
+    columns = tuple(table.columns[index] for index in kept)
+    return Table(table.caption, columns, tuple(tuple(row[index] for index in kept) for row in table.rows))
 
 
 def _text_piece(piece: Piece) -> str:

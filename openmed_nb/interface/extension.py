@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import MethodType
 
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets import TraitError
 
+from ..errors import ConfigurationError, cause
 from ..session import SESSION
 from .completion import openmed_matcher
 from .magics import OpenMedMagics
@@ -13,10 +15,28 @@ from .magics import OpenMedMagics
 
 def load(shell: InteractiveShell) -> None:
     """Apply the MPS variables in time, then register the magics and their completion."""
-    unregister(shell)
+    magics = make_magics(shell)
+    unregister(shell, keep=magics)
     SESSION.start()
-    shell.register_magics(OpenMedMagics)
+    shell.register_magics(magics)
     shell.Completer.custom_matchers.append(openmed_matcher)
+
+
+def make_magics(shell: InteractiveShell) -> OpenMedMagics:
+    """Return the magics with the settings of ``%config`` and of the profile.
+
+    Raises:
+        ConfigurationError: For a setting that is not valid; the magics that are registered stay as they are.
+    """
+    before = list(shell.configurables)
+    try:
+        return OpenMedMagics(shell)
+    except TraitError as error:
+        shell.configurables[:] = before  # IPython adds the magics there before it reads their settings.
+        raise ConfigurationError(
+            f"A setting of OpenMedMagics is not valid: {cause(error)}.",
+            "Set it again with %config, or restart the kernel.",
+        ) from error
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -25,7 +45,7 @@ def unload(shell: InteractiveShell) -> None:
     SESSION.stop()
 
 
-def unregister(shell: InteractiveShell) -> None:
+def unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> None:
     """Remove every magic, configurable and matcher of ours; IPython has no call for it.
 
     ``register_magics`` adds to ``configurables`` each time and takes nothing back (IPython's ``core/magic.py``).
@@ -34,7 +54,8 @@ def unregister(shell: InteractiveShell) -> None:
         magics = shell.magics_manager.magics[kind]
         for name in [name for name, method in magics.items() if _is_ours(method)]:
             del magics[name]
-    shell.configurables[:] = [one for one in shell.configurables if type(one).__name__ != OpenMedMagics.__name__]
+    others = [one for one in shell.configurables if one is keep or type(one).__name__ != OpenMedMagics.__name__]
+    shell.configurables[:] = others
     matchers = shell.Completer.custom_matchers
     matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "openmed_nb.magics"]
 

@@ -94,7 +94,10 @@ def explain(error: Exception, repo_id: str, revision: str | None, offline: str) 
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         return unknown_model(repo_id, "If it is private, run: hf auth login.")
     if offline:
-        return ModelUnreachable(f"The model {repo_id!r} is not on this computer, and {offline}.", OFFLINE_REMEDY)
+        return ModelUnreachable(
+            f"The model {repo_id!r} is not on this computer, neither as a folder nor downloaded, and {offline}.",
+            OFFLINE_REMEDY,
+        )
     full = isinstance(error, OSError) and error.errno in DISK_ERRORS
     what = f"The model {repo_id!r} could not be downloaded: {cause(first_cause(error))}."
     return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)

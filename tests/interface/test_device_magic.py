@@ -229,3 +229,10 @@ def test_a_terminal_shows_an_error_as_one_line(run_ipython, arguments):
     assert lines[0].startswith("UnknownDevice: 'banana' (from %openmed_device) names no device.")
     assert len(lines) == 1
     assert process.returncode != 0
+
+
+def test_misspelt_option_names_the_nearest(kernel):
+    """An option that does not exist is answered with the one that was probably meant."""
+    reply = kernel.run("%openmed_device --lsit")
+
+    assert reply.error[1] == "%openmed_device has no option --lsit. Use --list, or see %openmed_device --help."

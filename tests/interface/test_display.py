@@ -54,3 +54,14 @@ def test_text_and_html_say_the_same():
     words = re.sub(r"<[^>]+>", " ", to_html(REPORT).removeprefix(STYLE)).split()
 
     assert to_text(REPORT).split() == words
+
+
+def test_empty_tables_and_columns_are_left_out():
+    """A table without rows, and a column that is empty throughout, are shown neither as text nor as HTML."""
+    empty, half = Table("Nothing", ("name",), ()), Table("Half", ("name", "note"), (("a", ""), ("b", "")))
+    report = Report("title", tables=(empty, half))
+
+    for shown in (to_text(report), to_html(report)):
+        assert "Nothing" not in shown
+        assert "note" not in shown
+        assert "Half" in shown

@@ -160,3 +160,16 @@ def test_the_override_ends_with_the_extension(kernel):
     kernel.run("%load_ext openmed_nb")
 
     assert kernel.value("__import__('openmed_nb').device().requested_by") == "OPENMED_DEVICE"
+
+
+def test_setting_that_is_not_valid_is_one_line_on_reload(kernel):
+    """A bad value for a setting gives one line when the extension is reloaded, and the magics stay."""
+    kernel.run("get_ipython().config.OpenMedMagics.aggregation_strategy = 'frist'")
+    try:
+        reply = kernel.run("%load_ext openmed_nb\nfrom openmed_nb.interface.extension import load\nload(get_ipython())")
+        assert reply.error[0] == "ConfigurationError"
+        assert "'frist'" in reply.error[1]
+        assert len(reply.error[2]) == 1
+        assert kernel.run("%openmed_device").status == "ok"
+    finally:
+        kernel.run("get_ipython().config.pop('OpenMedMagics', None)")
