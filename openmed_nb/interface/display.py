@@ -24,7 +24,7 @@ STYLE = """<style>
 .openmed-nb.tex2jax_ignore table th, .openmed-nb.tex2jax_ignore table td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
 .openmed-nb tbody tr {border-top: 1px solid var(--jp-border-color2, #8888);}
 .openmed-nb p {margin: 0.15em 0;}
-.openmed-nb mark {border-radius: 3px; padding: 0 0.2em; color: #000000;}
+.openmed-nb mark {border-radius: 3px; box-decoration-break: clone; -webkit-box-decoration-break: clone; padding: 0 0.2em; color: #000000;}
 .openmed-nb mark small {font-weight: 600;}
 .openmed-nb .openmed-colour-0 {background: #ffd8a8;} .openmed-nb .openmed-colour-1 {background: #a5d8ff;}
 .openmed-nb .openmed-colour-2 {background: #b2f2bb;} .openmed-nb .openmed-colour-3 {background: #eebefa;}
