@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     report = Json.of({"choice": choice.to_dict(), **found.to_dict()}) if asked.json else f"{choice}\n\n{found}"
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     print(report)
     return 0
 
@@ -47,7 +50,7 @@ def read_note(path: Path) -> str:
         ConfigurationError: Where it cannot be read as UTF-8 text.
     """
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigurationError(f"The note {str(path)!r} cannot be read: {reason}.", "Name a text file.") from error

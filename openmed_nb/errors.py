@@ -112,7 +112,23 @@ def one_line(text: str) -> str:
         >>> one_line("two\n  lines")
         'two lines'
     """
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))
+
+
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
+
+def visible(text: str) -> str:
+    r"""Return the text with control characters as pictures, so that a note or a model cannot steer the terminal.
+
+    Example:
+        >>> visible("\x1b[2J cleared\r\n")
+        '␛[2J cleared\n'
+    """
+    return text.replace("\r\n", "\n").translate(CONTROL_PICTURES)
 
 
 def shorten(text: str, length: int = 60) -> str:

@@ -163,7 +163,7 @@ class Session:
             self.computer.changes.unpublish()
             self.computer.leave_mps()
 
-    def load_model(self, name: str | None, config: OpenMedConfig, **arguments: Any) -> LoadedModel:
+    def load_model(self, name: str | None, config: OpenMedConfig, /, **arguments: Any) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
         with self._unchanged_on_error():
             spec, choice, follows, options = self._load_plan(name, config, arguments)
@@ -176,6 +176,7 @@ class Session:
         self,
         name: str | None,
         config: OpenMedConfig,
+        /,
         task: str = "token-classification",
         aggregation_strategy: str | None = None,
         **arguments: Any,

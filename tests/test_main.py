@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,17 @@ def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert said in printed.err
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
+
+
+def test_control_characters_of_a_note_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Escape codes in a note are shown as pictures, and a byte order mark is no character of the note."""
+    note = tmp_path / "note.txt"
+    note.write_bytes(b"\xef\xbb\xbfPatient \x1b[2Jwith asthma\r\n")
+    main([str(note), "--model", "bundled_small"])
+
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "␛[2J" in printed
+    assert "\ufeff" not in printed

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..devices.choice import DeviceChoice
+from ..errors import ConfigurationError
 from ..models.config import OpenMedConfig
 from ..session import SESSION
 
@@ -121,6 +122,8 @@ class ModelLoader:
     """
 
     def __init__(self, config: OpenMedConfig | None = None) -> None:
+        if not isinstance(config, OpenMedConfig | None):
+            raise ConfigurationError(f"A loader cannot be made of {type(config).__name__}.", "Pass an OpenMedConfig.")
         self.config = config or OpenMedConfig()
 
     def load_model(self, model_name: str | None = None, **arguments: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """All rendering and all escaping: a value describes itself as a Report; this file makes text and HTML of it.
 
-This is the one room that every floor may use; it imports nothing else of the package. HTML made here needs no script
+This is the one room that every floor may use; it imports nothing of the package but the errors. HTML made here needs no script
 and no network, says the same without its style sheet (which Jupyter drops from notebooks it does not trust), and takes
 its colours from the theme of the front end.
 """
@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from ..errors import visible
 
 COLOURS = 6
 """How many colours the style sheet has for labels."""
@@ -126,7 +128,7 @@ def to_text(report: Report) -> str:
     for table in filled(report.tables):
         lines += [table.caption] if table.caption else []
         lines.extend(_text_rows(table))
-    return "\n".join(line.rstrip() for line in lines)
+    return visible("\n".join(line.rstrip() for line in lines))
 
 
 def to_html(report: Report) -> str:

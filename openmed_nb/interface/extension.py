@@ -35,7 +35,7 @@ def make_magics(shell: InteractiveShell) -> OpenMedMagics:
         shell.configurables[:] = before  # IPython adds the magics there before it reads their settings.
         raise ConfigurationError(
             f"A setting of OpenMedMagics is not valid: {cause(error)}.",
-            "Set it again with %config, or restart the kernel.",
+            "Set it again with %config, then run %load_ext openmed_nb.",
         ) from error
 
 

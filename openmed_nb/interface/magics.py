@@ -77,15 +77,19 @@ class OpenMedMagics(Magics):
             return None
         if cell is None:
             raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
-        if arguments.out is not None and (not arguments.out.isidentifier() or iskeyword(arguments.out)):
+        if arguments.out is not None and not self._may_assign(arguments.out):
             raise MagicError(f"{shorten(arguments.out)!r} is not a valid variable name.", "Use a name such as 'found'.")
-        model = arguments.model or self.default_model
-        strategy = arguments.strategy or self.aggregation_strategy
+        model = self.default_model if arguments.model is None else arguments.model
+        strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
         result = SESSION.annotate(cell, model, arguments.device, strategy, self.show_text)
         if arguments.out is None:
             return result
         self.shell.push({arguments.out: result})
         return None
+
+    def _may_assign(self, name: str) -> bool:
+        """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""
+        return name.isidentifier() and not iskeyword(name) and name not in self.shell.user_ns_hidden
 
     def _device_verb(self, arguments: Any) -> Any:
         """Call the one verb that the arguments ask for."""

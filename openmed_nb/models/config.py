@@ -152,7 +152,8 @@ def with_arguments(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[Op
         >>> config.dtype, rest
         ('bfloat16', {'stride': 32})
     """
-    names = ("dtype", "revision", "cache_dir", "local_only", "allow_pickle")
+    arguments = {("dtype" if name == "torch_dtype" else name): value for name, value in arguments.items()}
+    names = ("dtype", "revision", "cache_dir", "hf_token", "local_only", "remote_code_allowed", "allow_pickle")
     settings = {name: arguments[name] for name in names if name in arguments}
     return replace(config, **settings), {name: value for name, value in arguments.items() if name not in names}
 

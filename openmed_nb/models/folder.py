@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelRefused, ModelUnusable
 from .registry import ModelReference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 HEAD = "ForTokenClassification"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -37,6 +40,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
     check_head(config, name)
+    check_redirections(config, name)
     return config
 
 
@@ -58,6 +62,39 @@ Use the name or the folder of a token-classification model in safetensors.
     if architectures and not any(one.endswith(HEAD) for one in architectures):
         what = f"The model {name!r} is a {architectures[0]}, which is no token classifier."
         raise ModelUnusable(what, ANOTHER)
+
+
+def check_redirections(config: dict[str, Any], name: str) -> None:
+    """Check that a model is made of the files that are looked at here, and of nothing from elsewhere.
+
+    Raises:
+        ModelRefused: Where its settings name another file of weights, which could be a pickle, or a kernel on the hub.
+
+    Example:
+        >>> check_redirections({"attn_implementation": "sdpa"}, "mine")
+    """
+    if config.get("transformers_weights"):
+        what = f"The config.json of {name!r} names weights of its own in transformers_weights."
+        raise ModelRefused(what, "Remove that line, and keep the weights in model.safetensors.")
+    if "/" in str(config.get("attn_implementation", "")):
+        what = f"The config.json of {name!r} asks for code from the hub in attn_implementation."
+        raise ModelRefused(what, "Remove that line.")
+
+
+def check_labels(config: PreTrainedConfig, name: str) -> None:
+    """Check that every output of a model has a label that can be written down.
+
+    Raises:
+        ModelUnusable: Where a label is missing, no text, or cannot be encoded.
+    """
+    labels = config.id2label
+    if set(labels) != set(range(config.num_labels)) or not all(_is_label(label) for label in labels.values()):
+        what = f"The id2label of {name!r} does not give one text for each of its {config.num_labels} labels."
+        raise ModelUnusable(what, "Correct id2label in its config.json.")
+
+
+def _is_label(label: object) -> bool:
+    return isinstance(label, str) and label.isprintable() and not any("\ud800" <= one <= "\udfff" for one in label)
 
 
 def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
@@ -84,14 +121,15 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
 
 
 def is_allowed(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
-    """Tell whether a model is on a list of names; the case of hub ids does not count, that of folders does.
+    """Tell whether a model is on a list of names: a hub model by alias or id in any case, a folder by its full path.
 
     Example:
         >>> is_allowed(ModelReference("privacy_filter", "openai/privacy-filter", on_hub=True), ("OpenAI/privacy-filter",))
         True
     """
-    fold = str.casefold if reference.on_hub else str
-    return bool({fold(reference.name), fold(reference.location)} & {fold(one) for one in allowed})
+    if not reference.on_hub:
+        return reference.location in allowed
+    return bool({one.casefold() for one in reference.names} & {one.casefold() for one in allowed})
 
 
 def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: tuple[str, ...], asked: bool) -> bool:
@@ -111,10 +149,11 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
     """
     permitted = is_allowed(reference, allowed)
     needed = "auto_map" in config and not _transformers_knows(config)
+    wanted = reference.name if reference.on_hub else reference.location
     if (asked or needed) and not permitted:
         raise ModelRefused(
             f"The model {reference.name!r} would run Python code of its own.",
-            f"If you trust it, allow it by name: OpenMedConfig(remote_code_allowed=({reference.name!r},)).",
+            f"If you trust it, allow it by name: OpenMedConfig(remote_code_allowed=({wanted!r},)).",
         )
     return permitted and (asked or needed)
 

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..devices.variables import masked
 from ..errors import ModelError, ModelUnreachable, UnknownModel, cause
 from .config import OpenMedConfig
 from .registry import unknown_model
@@ -99,7 +100,7 @@ def explain(error: Exception, repo_id: str, revision: str | None, offline: str) 
             OFFLINE_REMEDY,
         )
     full = isinstance(error, OSError) and error.errno in DISK_ERRORS
-    what = f"The model {repo_id!r} could not be downloaded: {cause(first_cause(error))}."
+    what = f"The model {repo_id!r} could not be downloaded: {masked('', cause(first_cause(error)))}."
     return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)
 
 
@@ -128,7 +129,7 @@ def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
 def _connect(address: tuple[str, int], seconds: float, connected: threading.Event) -> None:
     try:
         socket.create_connection(address, timeout=seconds).close()
-    except OSError:
+    except (OSError, UnicodeError):
         return
     connected.set()
 

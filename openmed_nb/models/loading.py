@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..devices.backend import TENSOR_LOCK
-from ..errors import DeviceUnavailable, ModelUnusable, cause
+from ..devices.backend import TENSOR_LOCK, import_torch
+from ..errors import DeviceUnavailable, ModelError, ModelUnusable, cause
 from .config import OpenMedConfig
-from .folder import check_remote_code, check_weights, is_allowed, read_config
+from .folder import check_labels, check_remote_code, check_weights, is_allowed, read_config
 from .hub import fetch_model
 from .registry import ModelReference, find_model
 
@@ -34,19 +35,29 @@ class LoadSpec:
         reference: Where the model is.
         remote_code: Whether ``trust_remote_code=True`` was passed.
         settings: The settings that change what is loaded, or whether it may be.
+        files: Name, size and time of each file of a folder, which can change under our hands; empty for the hub.
         config: All settings.
     """
 
     reference: ModelReference
     remote_code: bool
     settings: tuple[Any, ...]
+    files: tuple[tuple[str, int, int], ...]
     config: OpenMedConfig = field(compare=False)
 
     @classmethod
     def of(cls, name: str | None, config: OpenMedConfig, remote_code: bool = False) -> LoadSpec:
         """Return the specification for a name."""
         settings = (config.dtype, config.revision, config.cache_dir, config.allow_pickle, config.remote_code_allowed)
-        return cls(find_model(name, config.default_org), remote_code, settings, config)
+        reference = find_model(name, config.default_org)
+        return cls(reference, remote_code, settings, () if reference.on_hub else files_in(reference.location), config)
+
+
+def files_in(folder: str) -> tuple[tuple[str, int, int], ...]:
+    """Return name, size in bytes and time of change in nanoseconds of each file in a folder."""
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
 
 @dataclass(frozen=True)
@@ -104,13 +115,46 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     settings = read_config(folder, name)
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
     remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
-    with collector_at_rest(), quiet_transformers():
+    with collector_at_rest():
+        import_transformers()
+    with quiet_transformers():
         config = load_config(folder, name, spec.config.dtype, remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
+        check_labels(config, name)
         model = load_weights(folder, name, config, safetensors, remote)
+    check_vocabulary(tokenizer, model, name)
     tokenizer.model_max_length = usable_length(tokenizer, model.config)
     move(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config)
+
+
+def import_transformers() -> None:
+    """Import torch, and what of transformers a load needs.
+
+    Raises:
+        TorchUnusable: Where torch cannot be imported.
+        ModelError: Where transformers cannot, for instance because an earlier import was interrupted.
+    """
+    import_torch()
+    try:
+        from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
+    except Exception as error:
+        # A damaged installation, or one that was interrupted while it was imported, fails in any way.
+        what = f"transformers cannot be imported: {cause(error)}."
+        raise ModelError(what, "Restart the kernel; if it fails again, reinstall transformers.") from error
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name: str) -> None:
+    """Check that the model has an embedding for every token of its tokenizer.
+
+    Raises:
+        ModelUnusable: Where it has not: an error in the middle of a text on a CPU, silently zero rows on MPS.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= rows:
+        what = f"The tokenizer of {name!r} has token {largest}, and the model has embeddings for {rows} tokens."
+        raise ModelUnusable(what, "Call resize_token_embeddings on the model, and save both together.")
 
 
 def model_folder(spec: LoadSpec) -> Path:

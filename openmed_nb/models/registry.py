@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 from dataclasses import dataclass, field
@@ -108,10 +107,10 @@ def openmed_aliases() -> dict[str, str]:
     Importing its registry takes about a second and loads neither torch nor transformers; the result is empty where the
     package is not installed.
     """
-    if importlib.util.find_spec("openmed") is None:
-        return {}
-    from openmed.core.model_registry import OPENMED_MODELS
-
+    try:
+        from openmed.core.model_registry import OPENMED_MODELS
+    except ImportError:
+        return {}  # It is not installed, or a file of yours has its name.
     return {alias: info.model_id for alias, info in OPENMED_MODELS.items() if _is_plain_pytorch(info)}
 
 

@@ -7,8 +7,8 @@ model that was loaded for a named device stays there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK, empty_cache
@@ -63,7 +63,11 @@ class ModelStore:
         if follows:
             self.follow(device)
         if key not in self._models:
-            self._models[key] = load(spec, device)
+            loaded = load(spec, device)
+            self._forget(
+                old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec
+            )
+            self._models[key] = loaded
         return self._models[key]
 
     def pipeline(
@@ -95,6 +99,10 @@ class ModelStore:
         Raises:
             DeviceUnavailable: Where one does not fit; all are then where they were before.
         """
+        with TENSOR_LOCK:
+            return self._follow(device)
+
+    def _follow(self, device: str) -> tuple[str, ...]:
         followers = [loaded for key, loaded in self._models.items() if key.device is None]
         movers = [loaded for loaded in followers if not same_device(str(loaded.model.device), device)]
         done: list[tuple[LoadedModel, str]] = []
@@ -117,13 +125,16 @@ class ModelStore:
         """
         gone = [key for key in self._models if name is None or name in key.spec.reference.names]
         devices = {str(self._models[key].model.device) for key in gone}
-        self._pipelines = {key: pipe for key, pipe in self._pipelines.items() if key.model not in gone}
-        for key in gone:
-            del self._models[key]
+        self._forget(gone)
         gc.collect()
         for device in devices:
             empty_cache(device)
         return tuple(dict.fromkeys(key.spec.reference.name for key in gone))
+
+    def _forget(self, keys: Iterable[ModelKey]) -> None:
+        gone = set(keys)
+        self._pipelines = {key: pipe for key, pipe in self._pipelines.items() if key.model not in gone}
+        self._models = {key: loaded for key, loaded in self._models.items() if key not in gone}
 
     def _tell_pipelines(self) -> None:
         for pipe in self._pipelines.values():

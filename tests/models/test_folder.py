@@ -246,3 +246,45 @@ class OwnForTokenClassification(BertForTokenClassification):
         with pytest.raises(ModelUnusable, match="tokenizer"):
             load_folder(folder)
         assert not marker.exists()
+
+
+def test_weights_that_the_settings_name_are_refused(folder, load_folder):
+    """Settings that send transformers to another file of weights are refused, because it could be a pickle."""
+    config(transformers_weights="other.safetensors.index.json")(folder)
+    with pytest.raises(ModelRefused, match="transformers_weights"):
+        load_folder(folder)
+
+
+def test_kernels_from_the_hub_are_refused(folder, load_folder):
+    """Settings that ask for an attention kernel of the hub are refused, because it is code."""
+    config(attn_implementation="someone/kernel")(folder)
+    with pytest.raises(ModelRefused, match="attn_implementation"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"0": "O", "1": "B-DISEASE", "5": "I-DISEASE"},
+        {"0": "O", "1": None, "2": None},
+        {"0": "O", "1": ["x"], "2": {}},
+        {"-1": "O", "0": "B-X", "1": "I-X"},
+        {"0": "O", "1": "B-\ud800", "2": "I-X"},
+        {"0": 0, "1": 1, "2": 2},
+    ],
+)
+def test_labels_that_are_no_labels(folder, load_folder, labels):
+    """A label map that leaves an output without a text is refused when the model is loaded, not in the middle of a note."""
+    config(id2label=labels)(folder)
+    with pytest.raises(ModelUnusable, match=r"id2label|lack|does not load"):
+        load_folder(folder)
+
+
+def test_token_without_an_embedding(folder, load_folder):
+    """A tokenizer with more tokens than the model has embeddings is refused when the model is loaded."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text("utf-8"))
+    tokenizer["model"]["vocab"]["extraordinary"] = len(tokenizer["model"]["vocab"])
+    file.write_text(json.dumps(tokenizer), "utf-8")
+    with pytest.raises(ModelUnusable, match=r"has token .* and the model has embeddings for"):
+        load_folder(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -155,3 +157,12 @@ def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
         return
     assert found.name == text
     assert found.location.count("/") == 1 if found.on_hub else Path(found.location).is_dir()
+
+
+def test_file_of_the_name_openmed(tmp_path):
+    """A file of a person's that is called openmed.py does not break the names of models."""
+    (tmp_path / "openmed.py").write_text("x = 1\n", "utf-8")
+    code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert "UnknownModel: There is no model named 'heart_model'" in done.stderr

@@ -261,3 +261,15 @@ def test_device_that_fails_while_it_computes(store, spec):
     with pytest.raises(DeviceUnavailable, match="could not run on") as caught:
         run(pipe, "the patient has hypertension")
     assert "hypertension" not in str(caught.value)
+
+
+def test_folder_that_changed_is_loaded_again(store, folder):
+    """A model that was saved again in the same folder replaces the loaded one."""
+    former = store.model(LoadSpec.of(str(folder), OpenMedConfig()), "cpu", True)
+    config = folder / "config.json"
+    config.write_text(config.read_text("utf-8").replace("DISEASE", "FINDING"), "utf-8")
+    later = store.model(LoadSpec.of(str(folder), OpenMedConfig()), "cpu", True)
+
+    assert later is not former
+    assert "B-FINDING" in later.config.id2label.values()
+    assert len(store.unload()) == 1
