@@ -85,7 +85,8 @@ class LoadedModel:
 def collector_at_rest() -> Iterator[None]:
     """Keep the garbage collector from running while transformers is imported, which saves a fifth of the time.
 
-    Importing makes some hundred thousand objects that stay, and the collector would look through them again and again.
+    Importing makes some hundred thousand objects that stay, and the collector would look through them again and again;
+    the code of a model's family is imported with its load.
     ``benchmarks/startup.py`` measures it.
     """
     was_on = gc.isenabled()
@@ -117,7 +118,7 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
     with collector_at_rest():
         import_transformers()
-    with quiet_transformers():
+    with collector_at_rest(), quiet_transformers():
         config = load_config(folder, name, spec.config.dtype, remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
         check_labels(config, name)
