@@ -52,7 +52,7 @@ class OpenMedConfig:
         hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.
         local_only: Whether the network is left alone.
         default_org: The organisation of bare model names.
-        remote_code_allowed: The models, by hub id or folder, that may run Python code of their own.
+        remote_code_allowed: The models, by alias, hub id or full path, that may run Python code of their own.
         allow_pickle: Whether weights in pickle files, which can run any code, may be loaded.
 
     Raises:

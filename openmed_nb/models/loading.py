@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..devices.backend import TENSOR_LOCK, import_torch
-from ..errors import DeviceUnavailable, ModelError, ModelUnusable, cause
+from ..devices.backend import TENSOR_LOCK
+from ..errors import DeviceUnavailable, ModelUnusable, cause
 from .config import OpenMedConfig
 from .folder import check_labels, check_remote_code, check_weights, is_allowed, read_config
 from .hub import fetch_model
+from .importing import collector_at_rest, import_transformers, quiet_transformers
 from .registry import ModelReference, find_model
 
 if TYPE_CHECKING:
@@ -81,23 +81,6 @@ class LoadedModel:
         return {"model": self.model, "tokenizer": self.tokenizer, "config": self.config}
 
 
-@contextlib.contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from running while transformers is imported, which saves a fifth of the time.
-
-    Importing makes some hundred thousand objects that stay, and the collector would look through them again and again;
-    the code of a model's family is imported with its load.
-    ``benchmarks/startup.py`` measures it.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def load(spec: LoadSpec, device: str) -> LoadedModel:
     """Load a model and move it to a device.
 
@@ -116,8 +99,7 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     settings = read_config(folder, name)
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
     remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
-    with collector_at_rest():
-        import_transformers()
+    import_transformers()
     with collector_at_rest(), quiet_transformers():
         config = load_config(folder, name, spec.config.dtype, remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
@@ -127,22 +109,6 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     tokenizer.model_max_length = usable_length(tokenizer, model.config)
     move(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config)
-
-
-def import_transformers() -> None:
-    """Import torch, and what of transformers a load needs.
-
-    Raises:
-        TorchUnusable: Where torch cannot be imported.
-        ModelError: Where transformers cannot, for instance because an earlier import was interrupted.
-    """
-    import_torch()
-    try:
-        from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
-    except Exception as error:
-        # A damaged installation, or one that was interrupted while it was imported, fails in any way.
-        what = f"transformers cannot be imported: {cause(error)}."
-        raise ModelError(what, "Restart the kernel; if it fails again, reinstall transformers.") from error
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name: str) -> None:
@@ -292,25 +258,6 @@ def usable_length(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) 
     shortest = tokenizer.num_special_tokens_to_add() + 1
     limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
     return int(min((limit for limit in limits if shortest <= limit < LONGEST_REAL_LIMIT), default=512))
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bar and warnings during a load, and give them back as they were.
-
-    What its warnings say of missing weights is an error here.
-    """
-    from transformers.utils import logging
-
-    bar_was_on, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar_was_on:
-            logging.enable_progress_bar()
 
 
 def _without_float64(model: PreTrainedModel) -> None:

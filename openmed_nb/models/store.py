@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..devices.backend import TENSOR_LOCK, empty_cache
 from ..devices.request import canonical
 from ..errors import ConfigurationError, DeviceUnavailable, cause
-from .loading import LoadedModel, LoadSpec, collector_at_rest, load, move
+from .importing import collector_at_rest
+from .loading import LoadedModel, LoadSpec, load, move
 
 if TYPE_CHECKING:
     from transformers import TokenClassificationPipeline
