@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import OpenMedError
     from .interface.api import (
         ModelLoader,
+        annotate,
         apply_mps_tuning,
         device,
         load_model,
@@ -50,6 +51,7 @@ _HOMES = {
     "ModelLoader": "interface.api",
     "OpenMedConfig": "models.config",
     "OpenMedError": "errors",
+    "annotate": "interface.api",
     "apply_mps_tuning": "interface.api",
     "device": "interface.api",
     "load_model": "interface.api",
@@ -66,6 +68,7 @@ __all__ = [
     "OpenMedConfig",
     "OpenMedError",
     "__version__",
+    "annotate",
     "apply_mps_tuning",
     "device",
     "errors",

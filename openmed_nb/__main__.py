@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         SESSION.start()
         text = read_note(asked.note)
-        found = SESSION.annotate(text, asked.model, asked.device)
+        found = SESSION.annotate_text(text, asked.model, asked.device)
         choice = SESSION.device(asked.device)
     except OpenMedError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

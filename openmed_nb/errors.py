@@ -14,6 +14,9 @@ OpenMedError
 ├── UnreadableText          a text that no tokenizer can read
 └── MagicError              a magic line that cannot be understood
 
+KeyboardInterrupt
+└── Interrupted             a run over many texts was stopped; what was done is in it
+
 Each says what happened, with the value, and then one thing to do. In a notebook it is one clean line, and still a
 real error: it stops "Run All", and nbval and nbclient see it.
 """
@@ -103,6 +106,26 @@ class UnreadableText(OpenMedError, ValueError):
 
 class MagicError(OpenMedError, ValueError):
     """A magic line that cannot be understood."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run over many texts was stopped; it is no ``Exception``, so that no ``except Exception`` goes on after it.
+
+    Args:
+        done: How many texts have their answer.
+        annotations: The answers.
+        file: The file that they are in too, empty where there is none.
+    """
+
+    def __init__(self, done: int, annotations: object, file: str) -> None:
+        self.done, self.annotations, self.file = done, annotations, file
+        again = repr(file) if file else "sys.last_value.annotations"
+        self.what = f"Interrupted after {done:,} texts; nothing of them is lost."
+        self.remedy = f"Go on with annotate(texts, resume={again})."
+        super().__init__(f"{self.what} {self.remedy}")
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
 
 
 def one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from .errors import ConfigurationError, OpenMedError
 from .models.config import OpenMedConfig, check_strategy, check_task, with_arguments
 
 if TYPE_CHECKING:
-    from .models.annotated import AnnotatedText
+    from .annotation.annotated import AnnotatedText
+    from .annotation.annotations import Annotations
     from .models.loading import LoadedModel, LoadSpec
     from .models.store import ModelStore
 
@@ -182,13 +183,31 @@ class Session:
         **arguments: Any,
     ) -> Any:
         """Return a token-classification pipeline on the device that the configuration or the session says."""
+        from .annotation.building import pipeline_over
+
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
         with self._unchanged_on_error():
             spec, choice, follows, options = self._load_plan(name, config, arguments)
-            return self.models.pipeline(spec, choice.device, follows, strategy, options)
+            return pipeline_over(self.models.model(spec, choice.device, follows), strategy, options)
 
-    def annotate(
+    def annotate(self, texts: Any, model: Any, arguments: Mapping[str, Any], /, **running: Any) -> Annotations:
+        """Return the entities that a model finds in many texts.
+
+        Args:
+            texts: Any series of texts.
+            model: The name of a model, ``None`` for the bundled one, or a pipeline of ours.
+            arguments: Those of :meth:`create_pipeline`, for a name.
+            running: Those of ``annotation.corpus.annotate_texts``.
+        """
+        from .annotation.corpus import annotate_texts, checked_pipeline
+
+        if model is None or isinstance(model, str):
+            pipe = self.create_pipeline(model, OpenMedConfig(), **arguments)
+            return annotate_texts(pipe, texts, model or "bundled", **running)
+        return annotate_texts(checked_pipeline(model, arguments), texts, type(model.model).__name__, **running)
+
+    def annotate_text(
         self,
         text: str,
         name: str | None = None,
@@ -197,13 +216,12 @@ class Session:
         show_text: bool = True,
     ) -> AnnotatedText:
         """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
-        from .models.annotated import AnnotatedText, check_text
-        from .models.store import run
+        from .annotation.annotated import AnnotatedText
+        from .annotation.texts import check_text
 
         check_text(text)
         pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
-        entities = run(pipe, text) if text.strip() else []
-        return AnnotatedText(text, tuple(entities), name or "bundled", canonical(str(pipe.device)), show_text)
+        return AnnotatedText(text, tuple(pipe(text)), name or "bundled", canonical(str(pipe.device)), show_text)
 
     def _chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
         return precedence(self.computer.changes.shell, Wish(source, argument), self._override)

@@ -46,10 +46,10 @@ def test_tree_is_as_drawn():
 
 
 def test_every_error_of_the_file_is_in_the_tree():
-    """The file defines no error outside of its tree."""
+    """The file defines no error outside of its tree, but for the one that is no Exception."""
     defined = {one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == errors.__name__}
 
-    assert defined == set(ALL)
+    assert defined - {errors.Interrupted} == set(ALL)
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "openmed_nb"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 HEAVY = ("torch", "transformers", "ipywidgets", "numpy", "huggingface_hub", "safetensors", "tokenizers", "openmed")
-FLOORS = ("errors", "interface.display", "devices", "models", "session", "interface", "openmed_nb")
+FLOORS = ("errors", "interface.display", "devices", "models", "annotation", "session", "interface", "openmed_nb")
 """From the ground up. ``interface.display`` renders for every floor; the last is the package's own face."""
 
 
@@ -66,12 +66,18 @@ def test_imports_go_down(file: Path):
     assert [module for module in package_imports(file) if floor_of(module) > floor] == []
 
 
+ALLOWED = {"annotation": {"numpy"}, "annotation.pipeline": {"numpy", "torch", "transformers"}}
+"""What may be imported by files that are themselves imported only in functions: arrays, and a subclass's base class."""
+
+
 @pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_nothing_heavy_at_import_time(file: Path):
-    """Importing a file imports no heavy package."""
+    """Importing a file imports no heavy package, but for the floor that computes on arrays."""
+    module = module_of(file)
+    allowed = ALLOWED.get(module, ALLOWED.get(module.split(".")[0], set()))
     names = set(import_time_names(ast.parse(file.read_text("utf-8"))))
 
-    assert names.isdisjoint(HEAVY)
+    assert names.isdisjoint(set(HEAVY) - allowed)
 
 
 def test_ground_floor_imports_nothing():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..devices.choice import DeviceChoice
 from ..errors import ConfigurationError
 from ..models.config import OpenMedConfig
 from ..session import SESSION
+
+if TYPE_CHECKING:
+    from ..annotation.annotations import Annotations
 
 
 def device() -> DeviceChoice:
@@ -198,3 +201,58 @@ def load_model(model: str | None = None, device: str | None = None, **arguments:
         ModelError, DeviceError: As for :meth:`ModelLoader.load_model`.
     """
     return ModelLoader().load_model(model, device=device, **arguments)
+
+
+def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
+    texts: Iterable[str],
+    model: Any = None,
+    *,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+    resume: Any = None,
+    on_error: str = "raise",
+    show_text: bool = True,
+    **arguments: Any,
+) -> Annotations:
+    """Return the entities that a model finds in many texts, near the speed of the bare model.
+
+    Args:
+        texts: A list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything that gives strings one
+            by one. They are read as they are needed; some 40 bytes for each entity are kept, and the first texts.
+        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model, or a pipeline of
+            :func:`load_pipeline`.
+        batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
+        progress: Whether to show a bar with texts per second, for what takes more than a second.
+        resume: A file that every answer is written to at once, one line of JSON for each text. Where it is there already,
+            the run goes on after its last text, also when the process was killed. Or the ``annotations`` that an
+            interrupted run has left.
+        on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory; ``"record"`` goes on and notes
+            it in ``errors``.
+        show_text: Whether texts, and the words in them, are part of what is shown.
+        arguments: Those of :meth:`ModelLoader.create_pipeline`, such as ``device`` or ``aggregation_strategy``.
+
+    Returns:
+        A sequence with one list of entities for each text, in the order of the texts.
+
+    Raises:
+        UnreadableText: For a text that cannot be read, with ``on_error="raise"``.
+        DeviceUnavailable: For a text that does not fit in memory alone, and where the device fails.
+        ConfigurationError: For what is no series of texts, an option that does not exist, or a file of another run.
+        Interrupted: Where the run was stopped, a ``KeyboardInterrupt``. Every error has an attribute ``annotations``
+            with what was done until then.
+
+    Example:
+        >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
+        >>> [[entity["word"] for entity in entities] for entities in found]
+        [['asthma'], []]
+    """
+    return SESSION.annotate(
+        texts,
+        model,
+        arguments,
+        batch_tokens=batch_tokens,
+        progress=progress,
+        resume=resume,
+        on_error=on_error,
+        show_text=show_text,
+    )

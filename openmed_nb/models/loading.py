@@ -69,12 +69,14 @@ class LoadedModel:
         model: The model, in evaluation mode, on its device.
         tokenizer: A fast tokenizer, whose ``model_max_length`` the model can really take.
         config: The model's settings.
+        pipelines: The pipelines over it, by their options; they go when it goes.
     """
 
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: PreTrainedConfig
+    pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the three parts under the names that OpenMed's ``load_model`` uses."""

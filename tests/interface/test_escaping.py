@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openmed_nb.annotation.annotated import AnnotatedText
 from openmed_nb.devices.availability import Rejection
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.choice import DeviceChoice
@@ -17,7 +18,6 @@ from openmed_nb.devices.environment import plan
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import OpenMedError
 from openmed_nb.interface.display import STYLE, Report, Table, to_html
-from openmed_nb.models.annotated import AnnotatedText
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.session import Session
 

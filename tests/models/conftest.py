@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -20,41 +19,10 @@ FOLDER = Path(__file__).parent
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 
 
-def sibling(name: str) -> ModuleType:
-    """Return a plain module of this folder, which is no package in pytest's importlib mode."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def tiny() -> ModuleType:
-    """The module that makes tiny models."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return sibling("tiny_models")
-
-
-@pytest.fixture(scope="session")
-def hub_server() -> ModuleType:
+def hub_server(helper: Callable[[Path], ModuleType]) -> ModuleType:
     """The module with a model hub on 127.0.0.1."""
-    return sibling("hub_server")
-
-
-@pytest.fixture(scope="session")
-def keyword_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that finds a few known words; tests read it and copy it, and do not change it."""
-    return tiny.save(tmp_path_factory.mktemp("keyword"), tiny.keyword_bert())
-
-
-@pytest.fixture(scope="session")
-def random_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model whose predictions are arbitrary but fixed."""
-    return tiny.save(tmp_path_factory.mktemp("random"), tiny.random_bert())
+    return helper(FOLDER / "hub_server.py")
 
 
 @pytest.fixture
@@ -76,19 +44,9 @@ def load_folder() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def words_of() -> Callable[..., list[str]]:
-    """A function that returns the pieces of a text that a pipeline takes for entities."""
-
-    def words_of(pipe: Any, text: str = NOTE) -> list[str]:
-        return [text[entity["start"] : entity["end"]] for entity in pipe(text)]
-
-    return words_of
-
-
-@pytest.fixture(scope="session")
 def find(load_folder: Callable[..., Any], words_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """A function that returns the pieces of a text that the model of a folder takes for entities."""
-    from openmed_nb.models.store import build_pipeline
+    from openmed_nb.annotation.building import build_pipeline
 
     def find(folder: Path, text: str = NOTE, strategy: str = "first", **config: Any) -> list[str]:
         return words_of(build_pipeline(load_folder(folder, **config), strategy, {}), text)

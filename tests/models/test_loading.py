@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
+from openmed_nb.annotation.building import build_pipeline
 from openmed_nb.errors import ModelUnusable
 from openmed_nb.models.loading import _without_float64, usable_length
-from openmed_nb.models.store import build_pipeline
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]

@@ -11,13 +11,12 @@ import weakref
 import pytest
 import torch
 import torch._lazy.ts_backend
-from transformers import pipeline as transformers_pipeline
 
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable
+from openmed_nb.annotation.building import pipeline_over
+from openmed_nb.errors import DeviceUnavailable, ModelUnusable
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move
-from openmed_nb.models.registry import BUNDLED
-from openmed_nb.models.store import ModelStore, run
+from openmed_nb.models.store import ModelStore
 
 LAZY = "lazy:0"
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
@@ -60,13 +59,13 @@ class TestCache:
     def test_asked_again_gives_the_same_objects(self, store, spec):
         """The same model and the same pipeline come back when they are asked for again."""
         assert store.model(spec, "cpu", True) is store.model(spec, "cpu", True)
-        first = store.pipeline(spec, "cpu", True, "first", {"stride": 8, "ignore_labels": ["O"]})
-        assert store.pipeline(spec, "cpu", True, "first", {"ignore_labels": ["O"], "stride": 8}) is first
+        first = pipeline_over(store.model(spec, "cpu", True), "first", {"stride": 8, "ignore_labels": ["O"]})
+        assert pipeline_over(store.model(spec, "cpu", True), "first", {"ignore_labels": ["O"], "stride": 8}) is first
 
     def test_pipelines_share_the_weights(self, store, spec):
         """Pipelines that differ in strategy or options are different, over one copy of the weights."""
         pipes = [
-            store.pipeline(spec, "cpu", True, strategy, options)
+            pipeline_over(store.model(spec, "cpu", True), strategy, options)
             for strategy, options in (("first", {}), ("simple", {}), ("first", {"stride": 8}))
         ]
         assert len({id(pipe) for pipe in pipes}) == 3
@@ -103,7 +102,7 @@ class TestCache:
         """Asking for another device gives a model there, and the first stays where it is."""
         here, there = store.model(spec, "cpu", False), store.model(spec, LAZY, False)
         assert (place(here), place(there)) == ("cpu", LAZY)
-        assert words_of(store.pipeline(spec, LAZY, False, "first", {})) == WORDS
+        assert words_of(pipeline_over(store.model(spec, LAZY, False), "first", {})) == WORDS
 
     def test_failed_load_leaves_nothing(self, store, tmp_path, spec):
         """A model that does not load is not kept, and the others stay."""
@@ -128,12 +127,12 @@ class TestFollowing:
 
     def test_pipeline_goes_on_working_where_its_model_is(self, store, spec, words_of):
         """A pipeline that a person holds gives the same entities after every move."""
-        pipe = store.pipeline(spec, "cpu", True, "first", {})
+        pipe = pipeline_over(store.model(spec, "cpu", True), "first", {})
         for device in (LAZY, "cpu", LAZY):
             store.follow(device)
             assert str(pipe.device) == device
             assert words_of(pipe) == WORDS
-            assert store.pipeline(spec, device, True, "first", {}) is pipe
+            assert pipeline_over(store.model(spec, device, True), "first", {}) is pipe
 
     def test_asking_for_a_follower_brings_all_followers(self, store, spec, another_spec):
         """A follower that is asked for on the session's new device is there, and so are the others."""
@@ -144,7 +143,7 @@ class TestFollowing:
     def test_failed_move_leaves_all_where_they_were(self, store, spec, another_spec, words_of):
         """Where one follower cannot be moved, those that moved before it are moved back, and one error says which."""
         movable, stuck = store.model(spec, "cpu", True), store.model(another_spec, "cpu", True)
-        pipe = store.pipeline(spec, "cpu", True, "first", {})
+        pipe = pipeline_over(store.model(spec, "cpu", True), "first", {})
         store.follow(LAZY)
         stuck.model.to("meta")  # without contents, so that it cannot be moved anywhere
         with pytest.raises(DeviceUnavailable, match=r"could not be moved to cpu.*no data") as caught:
@@ -160,7 +159,7 @@ class TestFollowing:
         with pytest.raises(DeviceUnavailable, match=f"could not be moved to {device}"):
             move(loaded.model, device, loaded.name)
         assert place(loaded) == "cpu"
-        assert words_of(store.pipeline(spec, "cpu", True, "first", {})) == WORDS
+        assert words_of(pipeline_over(store.model(spec, "cpu", True), "first", {})) == WORDS
 
 
 class TestUnloading:
@@ -168,7 +167,7 @@ class TestUnloading:
 
     def test_memory_is_freed(self, store, spec):
         """After unloading, nothing holds the model or its pipelines any more."""
-        gone = [weakref.ref(store.pipeline(spec, "cpu", True, "first", {}))]
+        gone = [weakref.ref(pipeline_over(store.model(spec, "cpu", True), "first", {}))]
         gone.append(weakref.ref(store.model(spec, "cpu", True).model))
         gc.disable()
         try:
@@ -189,87 +188,3 @@ class TestUnloading:
         """Unloading nothing, or a name that is not loaded, is no error."""
         assert store.unload() == ()
         assert store.unload("never loaded") == ()
-
-
-class TestOptions:
-    """The remaining arguments go to transformers' pipeline."""
-
-    def test_option_is_used(self, store, spec, words_of):
-        """An option that the pipeline has takes effect."""
-        pipe = store.pipeline(spec, "cpu", True, "none", {"ignore_labels": ["O", "I-DISEASE"]})
-        assert words_of(pipe) == ["diabetes", "hyper", "asthma"]
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"banana": 1},
-            {"grouped_entities": True},
-            {"stride": "wide"},
-            {"stride": -1},
-            {"stride": 1.5},
-            {"stride": 64},
-            {"batch_size": 0},
-            {"batch_size": "x"},
-            {"ignore_labels": 5},
-            {"tokenizer": None},
-            {"model_kwargs": {}},
-        ],
-        ids=str,
-    )
-    def test_option_that_does_not_work(self, store, spec, options, words_of):
-        """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
-        loaded = store.model(spec, "cpu", True)
-        with pytest.raises(ConfigurationError, match="does not take these options"):
-            store.pipeline(spec, "cpu", True, "first", options)
-        assert store.model(spec, "cpu", True) is loaded
-        assert words_of(store.pipeline(spec, "cpu", True, "first", {})) == WORDS
-
-
-TEXTS = [
-    "the patient has diabetes mellitus and hypertension . no asthma .",
-    "",
-    ".",
-    "hypertension hypertension\n\nhypertension",
-    "no history of type 2 diabetes mellitus, hyper tension or (asthma).",
-    "mellitus of tension 2 , unknown words : Schwannoma\tübel 😀 " * 3,
-    "the patient was seen . " * 60 + "asthma",
-]
-
-
-@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-@pytest.mark.parametrize("model", ["keyword_model", "random_model", "bundled_small"])
-def test_entities_are_those_of_transformers(store, request, model, strategy):
-    """A pipeline of the store gives the same entities and scores as transformers' own over the same folder."""
-    folder = str(BUNDLED[model] if model in BUNDLED else request.getfixturevalue(model))
-    ours = store.pipeline(LoadSpec.of(folder, OpenMedConfig()), "cpu", True, strategy, {})
-    limit = ours.tokenizer.model_max_length
-    stride = {} if strategy == "none" else {"stride": min(64, limit // 4)}
-    theirs = transformers_pipeline(
-        "token-classification", folder, aggregation_strategy=strategy, dtype="float32", device="cpu", **stride
-    )
-    theirs.tokenizer.model_max_length = limit
-    for text in TEXTS:
-        readable = text if stride else text[:200]  # without windows, transformers cuts a text off
-        assert ours(readable) == theirs(readable)
-
-
-def test_device_that_fails_while_it_computes(store, spec):
-    """A device that fails in the middle of a text gives one error of ours, without the text."""
-    pipe = store.pipeline(spec, "cpu", False, "first", {})
-    pipe.model.to("meta")
-
-    with pytest.raises(DeviceUnavailable, match="could not run on") as caught:
-        run(pipe, "the patient has hypertension")
-    assert "hypertension" not in str(caught.value)
-
-
-def test_folder_that_changed_is_loaded_again(store, folder):
-    """A model that was saved again in the same folder replaces the loaded one."""
-    former = store.model(LoadSpec.of(str(folder), OpenMedConfig()), "cpu", True)
-    config = folder / "config.json"
-    config.write_text(config.read_text("utf-8").replace("DISEASE", "FINDING"), "utf-8")
-    later = store.model(LoadSpec.of(str(folder), OpenMedConfig()), "cpu", True)
-
-    assert later is not former
-    assert "B-FINDING" in later.config.id2label.values()
-    assert len(store.unload()) == 1

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from openmed_nb.annotation.annotated import AnnotatedText, label
+from openmed_nb.annotation.texts import check_text
 from openmed_nb.errors import UnreadableText
-from openmed_nb.models.annotated import AnnotatedText, check_text, label
 
 TEXT = "He has asthma and type 2 diabetes."
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UnreadableText
 from ..interface.display import Piece, Report, Shown, Table
 
 HIDDEN = "(the text is hidden)"
@@ -51,7 +50,7 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         tables = (self._table(),) if count else ()
         if not self.show_text:
             return Report(title, (HIDDEN,), tables=tables)
-        return Report(title, pieces=tuple(self._pieces()), tables=tables)
+        return Report(title, pieces=tuple(marked(self.text, self.entities)), tables=tables)
 
     def _table(self) -> Table:
         rows = tuple(
@@ -63,40 +62,18 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def _word(self, entity: Mapping[str, Any]) -> str:
         return " ".join(self.text[entity["start"] : entity["end"]].split()) if self.show_text else "…"
 
-    def _pieces(self) -> Iterator[Piece]:
-        """Yield the text in pieces, the entities marked; one that overlaps an earlier one is left to the table."""
-        position = 0
-        for entity in sorted(self.entities, key=lambda one: (one["start"], one["end"])):
-            start, end = entity["start"], entity["end"]
-            if start >= position < end:
-                yield Piece(self.text[position:start])
-                details = f"{float(entity['score']):.3f}, characters {start} to {end}"
-                yield Piece(self.text[start:end], label(entity), details)
-                position = end
-        yield Piece(self.text[position:])
 
-
-def check_text(text: object) -> None:
-    r"""Check that a text can be read.
-
-    Raises:
-        UnreadableText: For anything but a text, and for half of a surrogate pair, which no encoding can write.
-
-    Example:
-        >>> check_text("\ud800")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.UnreadableText: The text has half of a surrogate pair at character 0. Remove it, or read the file it comes from with its right encoding.
-    """
-    if not isinstance(text, str):
-        raise UnreadableText(f"A text is expected, not {type(text).__name__}.", "Pass a string.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnreadableText(
-            f"The text has half of a surrogate pair at character {error.start}.",
-            "Remove it, or read the file it comes from with its right encoding.",
-        ) from None
+def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
+    """Yield a text in pieces, the entities marked; one that overlaps an earlier one is left out."""
+    position = 0
+    for entity in sorted(entities, key=lambda one: (one["start"], one["end"])):
+        start, end = entity["start"], entity["end"]
+        if start >= position < end:
+            yield Piece(text[position:start])
+            details = f"{float(entity['score']):.3f}, characters {start} to {end}"
+            yield Piece(text[start:end], label(entity), details)
+            position = end
+    yield Piece(text[position:])
 
 
 def label(entity: Mapping[str, Any]) -> str:

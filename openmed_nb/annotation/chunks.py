@@ -1,0 +1,67 @@
+"""A stream of texts -> lists of texts, long enough to be sorted by length and short enough to be held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+FIRST_PART = 8
+"""The first chunk has one in so many of the characters of a full one, the next twice as many: answers come soon."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive texts of a stream.
+
+    Attributes:
+        first: The number of the first text in the stream.
+        texts: The texts, each a string or a list of words, or whatever else the stream gave.
+        error: What the stream itself failed with after these texts.
+    """
+
+    first: int
+    texts: list[Any]
+    error: Exception | None = None
+
+
+def in_chunks(texts: Iterable[Any], characters: int, first: int = 0) -> Iterator[Chunk]:
+    """Yield the texts of a stream in order, in chunks of about so many characters; the first text has the number ``first``.
+
+    A failure of the stream comes as a value of the last chunk, so that the texts before it are not lost.
+
+    Example:
+        >>> [chunk.texts for chunk in in_chunks(["aaaa", "b", "c", "d"], characters=8)]
+        [['aaaa'], ['b'], ['c', 'd']]
+    """
+    stream, size = iter(texts), max(1, characters // FIRST_PART)
+    while True:
+        chunk = next_chunk(stream, size, first)
+        if chunk.texts or chunk.error:
+            yield chunk
+        if not chunk.texts or chunk.error:
+            return
+        first += len(chunk.texts)
+        size = min(2 * size, characters)
+
+
+def next_chunk(stream: Iterator[Any], characters: int, first: int) -> Chunk:
+    """Return the next texts of a stream, none where it is at its end."""
+    texts: list[Any] = []
+    left = characters
+    try:
+        while left > 0:
+            texts.append(next(stream))
+            left -= weight(texts[-1])
+    except StopIteration:
+        pass
+    except Exception as error:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it
+        return Chunk(first, texts, error)
+    return Chunk(first, texts)
+
+
+def weight(text: Any) -> int:
+    """Return about how many characters a text has; every text counts, also an empty one."""
+    if isinstance(text, str):
+        return len(text) + 1
+    return 1 + sum(map(weight, text)) if isinstance(text, list) else 1

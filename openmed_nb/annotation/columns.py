@@ -1,0 +1,115 @@
+"""The answers to many texts, in some 40 bytes for each entity, so that a hundred thousand notes fit beside the model."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from .decoding import Entity
+
+Answered = tuple[int, list[Entity] | str]
+"""The fingerprint of a text, and its entities or why it has none."""
+
+
+class Answers(Sequence[list[Entity]]):
+    """The entities of texts in the order of the texts; each list is made when it is asked for.
+
+    Texts that have no answer have an empty list, and their reason in ``errors``. Of a text itself only a fingerprint is
+    kept, to tell on resuming whether it is the same one.
+    """
+
+    def __init__(self) -> None:
+        self.errors: dict[int, str] = {}
+        self.fingerprints = array("Q")
+        self._bounds = array("q", [0])
+        self._starts, self._ends, self._indices = array("q"), array("q"), array("q")
+        self._scores = array("d")
+        self._labels: list[str] = []
+        self._words: list[str] = []
+        self._key = "entity_group"
+        self._known: dict[str, str] = {}
+
+    def add(self, fingerprint: int, answer: Sequence[Entity] | str) -> None:
+        """Add the answer to the next text: its entities, or why it has none."""
+        if isinstance(answer, str):
+            self.errors[len(self)] = answer
+            answer = ()
+        for entity in answer:
+            self._add_entity(entity)
+        self._bounds.append(len(self._scores))
+        self.fingerprints.append(fingerprint)
+
+    def _add_entity(self, entity: Entity) -> None:
+        self._key = "entity" if "entity" in entity else "entity_group"
+        self._labels.append(self._same(entity[self._key]))
+        self._words.append(self._same(entity["word"]))
+        self._scores.append(entity["score"])
+        self._starts.append(entity["start"])
+        self._ends.append(entity["end"])
+        if "index" in entity:
+            self._indices.append(entity["index"])
+
+    def _same(self, word: str) -> str:
+        """Return a string equal to this one that is already held, where there is one."""
+        return self._known.setdefault(word, word)
+
+    def copy(self) -> Answers:
+        """Return the same answers, to which others can be added."""
+        answers = Answers()
+        for fingerprint, answer in self.items():
+            answers.add(fingerprint, answer)
+        return answers
+
+    def items(self) -> Iterator[Answered]:
+        """Yield the fingerprint and the answer of each text, in the form that :meth:`add` takes."""
+        for number, fingerprint in enumerate(self.fingerprints):
+            yield fingerprint, self.errors.get(number, self[number])
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        place = range(len(self))[number]
+        return [self._entity(row) for row in range(self._bounds[place], self._bounds[place + 1])]
+
+    def _entity(self, row: int) -> Entity:
+        entity: Entity = {self._key: self._labels[row], "score": self._scores[row]}
+        if self._indices:
+            entity["index"] = self._indices[row]
+        return {**entity, "word": self._words[row], "start": self._starts[row], "end": self._ends[row]}
+
+    def counts(self) -> Iterator[int]:
+        """Yield how many entities each text has."""
+        return (last - first for first, last in pairwise(self._bounds))
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The label of every entity, text after text."""
+        return self._labels
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The word of every entity, text after text."""
+        return self._words
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield every entity with the number of its text, as a row of a table."""
+        for number, entities in enumerate(self):
+            yield from ({"text": number, **entity} for entity in entities)
+
+
+def fingerprint_of(text: Any) -> int:
+    """Return a number that tells one text from another; of what is no text, only its kind counts.
+
+    Example:
+        >>> fingerprint_of("asthma") == fingerprint_of("asthma") != fingerprint_of("asthma ")
+        True
+    """
+    readable = text if isinstance(text, str) else f"\0{type(text).__name__}"
+    digest = hashlib.blake2b(readable.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

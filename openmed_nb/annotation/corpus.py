@@ -1,0 +1,213 @@
+"""Many texts -> Annotations: any kind of series of texts, a progress bar, and nothing lost when a run ends early."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..devices.backend import TENSOR_LOCK
+from ..devices.request import canonical
+from ..errors import ConfigurationError, Interrupted, OpenMedError
+from .annotations import SHOWN_TEXTS, Annotations
+from .columns import Answered, Answers, fingerprint_of
+from .resume import ResultsFile
+
+if TYPE_CHECKING:
+    from .pipeline import AnnotationPipeline
+    from .stream import Annotator
+
+Resume = str | os.PathLike[str] | Annotations | None
+"""A file of results, or what an interrupted run has left in memory."""
+
+ON_ERROR = ("raise", "record")
+
+
+def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
+    pipe: AnnotationPipeline,
+    texts: Iterable[Any],
+    model: str,
+    *,
+    batch_tokens: int | None = None,
+    progress: bool = True,
+    resume: Resume = None,
+    on_error: str = "raise",
+    show_text: bool = True,
+) -> Annotations:
+    """Return what a pipeline finds in many texts; see :func:`openmed_nb.annotate`.
+
+    Whatever ends a run early carries what was done until then in its attribute ``annotations``.
+    """
+    if on_error not in ON_ERROR:
+        raise ConfigurationError(f"on_error cannot be {on_error!r}.", f"Use one of {', '.join(ON_ERROR)}.")
+    annotator = pipe.own_annotator(batch_tokens)
+    reading, answers, device = Reading(checked(texts)), Answers(), canonical(str(pipe.device))
+    total = len(texts) if isinstance(texts, Sized) else None
+
+    def done() -> Annotations:
+        return Annotations(answers, tuple(reading.first_texts[: len(answers)]), model, device, show_text)
+
+    with progress_bar(total, progress, device) as bar, results(resume, pipe, annotator) as file:
+        run = Run(reading, answers, file, bar)
+        try:
+            run.replay(resume.answers.items() if isinstance(resume, Annotations) else file.earlier())
+            run.go_on(annotator, on_error)
+        except KeyboardInterrupt as error:
+            raise Interrupted(len(answers), done(), file.name) from error
+        except Exception as error:
+            error.annotations = done()  # type: ignore[attr-defined]
+            raise
+    return done()
+
+
+def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
+    """Return a pipeline that was passed in the place of a model's name.
+
+    Raises:
+        ConfigurationError: For anything but a pipeline of ours, and for arguments that would build another.
+    """
+    from .pipeline import AnnotationPipeline
+
+    if not isinstance(pipe, AnnotationPipeline):
+        what = f"{type(pipe).__name__} is no model to annotate with."
+        raise ConfigurationError(what, "Pass the name of a model, or a pipeline of load_pipeline().")
+    if arguments:
+        what = f"A pipeline that is built already takes no {', '.join(sorted(arguments))}."
+        raise ConfigurationError(what, "Pass it to load_pipeline() instead.")
+    return pipe
+
+
+def checked(texts: Any) -> Iterator[Any]:
+    """Return an iterator over texts.
+
+    Raises:
+        ConfigurationError: For what is no series of texts, or would be read as something else.
+
+    Example:
+        >>> checked("asthma")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: str is no series of texts. Pass a list, a generator or a column, such as [text].
+    """
+    series = (
+        isinstance(texts, Iterable) and not isinstance(texts, (str, bytes, Mapping)) and not hasattr(texts, "columns")
+    )
+    if not series:
+        what = f"{type(texts).__name__} is no series of texts."
+        raise ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")
+    return iter(texts)
+
+
+@dataclass
+class Reading(Iterator[Any]):
+    """The texts of a run, as they are pulled.
+
+    Attributes:
+        stream: The texts that were not pulled yet.
+        first_texts: The first of all, to be shown.
+        pulled: The fingerprints of those that have no answer yet.
+    """
+
+    stream: Iterator[Any]
+    first_texts: list[str] = field(default_factory=list)
+    pulled: deque[int] = field(default_factory=deque)
+
+    def __next__(self) -> Any:
+        text = next(self.stream)
+        self.pulled.append(fingerprint_of(text))
+        if len(self.first_texts) < SHOWN_TEXTS:
+            self.first_texts.append(text if isinstance(text, str) else "")
+        return text
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run over many texts.
+
+    Attributes:
+        reading: The texts.
+        answers: The answers so far.
+        file: The file that they are written to.
+        bar: The progress bar.
+    """
+
+    reading: Reading
+    answers: Answers
+    file: ResultsFile | NoFile
+    bar: Any
+
+    def replay(self, earlier: Iterable[Answered]) -> None:
+        """Take over the answers of an earlier run, text by text.
+
+        Raises:
+            ConfigurationError: Where the texts are not those of that run.
+        """
+        pulled = self.reading.pulled
+        for answered in earlier:
+            next(self.reading, None)
+            if not pulled or pulled.popleft() != answered[0]:
+                what = f"Text {len(self.answers)} is not the one that the earlier run has an answer for."
+                raise ConfigurationError(what, "Pass the same texts in the same order, or resume from something else.")
+            self.add(answered)
+
+    def go_on(self, annotator: Annotator, on_error: str) -> None:
+        """Annotate the texts that are left; with ``raise``, up to the first that cannot be."""
+        for chunk in annotator.answers(self.reading, first=len(self.answers)):
+            failures = [answer for answer in chunk if isinstance(answer, OpenMedError)]
+            stop = chunk.index(failures[0]) if failures and on_error == "raise" else len(chunk)
+            told = [str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk[:stop]]
+            answered = [(self.reading.pulled.popleft(), answer) for answer in told]
+            self.file.append(answered)
+            for one in answered:
+                self.add(one)
+            if stop < len(chunk):
+                raise failures[0]
+
+    def add(self, answered: Answered) -> None:
+        """Keep the answer to the next text."""
+        self.answers.add(*answered)
+        self.bar.update(1)
+
+
+class NoFile(contextlib.nullcontext[Any]):
+    """Stands where results are not written."""
+
+    name = ""
+
+    def __enter__(self) -> NoFile:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def earlier(self) -> Iterator[Answered]:
+        """Yield nothing: there was no earlier run."""
+        return iter(())
+
+    def append(self, answers: Iterable[Answered]) -> None:
+        """Write nothing."""
+
+
+def results(resume: Resume, pipe: AnnotationPipeline, annotator: Annotator) -> ResultsFile | NoFile:
+    """Return the file that results are written to."""
+    if resume is None or isinstance(resume, Annotations):
+        return NoFile()
+    return ResultsFile(resume, {"model": fingerprint_of_model(pipe), **asdict(annotator.settings)})
+
+
+def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
+    """Return a short text that tells a model from others: of its settings, and of the first numbers of each weight."""
+    digest = hashlib.blake2b(repr(sorted(pipe.model.config.id2label.items())).encode(), digest_size=8)
+    with TENSOR_LOCK:
+        for name, weight in pipe.model.named_parameters():
+            digest.update(f"{name} {tuple(weight.shape)}".encode())
+            digest.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def progress_bar(total: int | None, shown: bool, device: str) -> Any:
+    """Return a bar with texts per second, in the form that the front end can show; none for what takes under a second."""
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1)

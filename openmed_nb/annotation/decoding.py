@@ -1,0 +1,193 @@
+"""Labels and scores of tokens -> entities, as arithmetic over all tokens of many texts at once.
+
+The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_entities`` in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .labels import LabelTables
+from .tokens import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Entity = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of each token; ``T`` tokens, ``C`` labels.
+
+    Attributes:
+        labels: ``(T,)`` int64, the number of the most probable label.
+        scores: ``(T,)`` float32, its probability.
+        probabilities: ``(T, C)`` float32, where a word's label is that of its mean; else ``None``.
+    """
+
+    labels: np.ndarray
+    scores: np.ndarray
+    probabilities: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is joined to entities: tokens or words; ``U`` of them.
+
+    Attributes:
+        firsts: ``(U,)`` int64, the first token of each.
+        lasts: ``(U,)`` int64, one past its last token.
+        labels: ``(U,)`` int64, the number of its label.
+        scores: ``(U,)`` float32, the probability of the label.
+    """
+
+    firsts: np.ndarray
+    lasts: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Makes entities of what a model says of tokens.
+
+    Attributes:
+        tokenizer: Spells the words.
+        tables: What the labels mean.
+        strategy: How tokens become entities: ``none``, ``simple``, ``first``, ``average`` or ``max``.
+        tokens_before: How many special tokens stand before a text's own.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    tables: LabelTables
+    strategy: str
+    tokens_before: int
+
+    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> list[list[Entity]]:
+        """Return the entities of each sequence of tokens, in the order of the text.
+
+        Args:
+            texts: The texts that the ``owners`` of the tokens count.
+            tokens: The tokens.
+            predictions: What the model says of them.
+        """
+        found: list[list[Entity]] = [[] for _ in tokens.owners]
+        if len(tokens):
+            speller = Speller(self.tokenizer, texts, tokens)
+            several = self.single_tokens if self.strategy == "none" else self.groups
+            for sequence, entity in several(speller, tokens, predictions):
+                found[sequence].append(entity)
+        return found
+
+    def single_tokens(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
+        """Yield every token whose label is an answer, with the number of its sequence."""
+        positions = np.flatnonzero(self.tables.label_kept[predictions.labels])
+        for position, sequence in zip(positions.tolist(), tokens.sequences(positions).tolist(), strict=True):
+            yield (
+                sequence,
+                {
+                    "entity": self.tables.names[predictions.labels[position]],
+                    "score": float(predictions.scores[position]),
+                    "index": position - int(tokens.bounds[sequence]) + self.tokens_before,
+                    "word": speller.token(position),
+                    "start": int(tokens.starts[position]),
+                    "end": int(tokens.ends[position]),
+                },
+            )
+
+    def groups(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
+        """Yield every entity that is an answer, with the number of its sequence."""
+        joined = self.strategy != "simple"
+        units = words(tokens, predictions, self.strategy) if joined else whole_tokens(predictions)
+        edges = group_edges(tokens, units, self.tables)
+        totals = np.add.reduceat(units.scores.astype(np.float64), edges[:-1])
+        kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
+        sequences = tokens.sequences(units.firsts[edges[kept]])
+        for group, sequence in zip(kept.tolist(), sequences.tolist(), strict=True):
+            begin, end = int(edges[group]), int(edges[group + 1])
+            yield (
+                sequence,
+                {
+                    "entity_group": self.tables.groups[units.labels[begin]],
+                    "score": float(totals[group] / (end - begin)),
+                    "word": speller.units(units, begin, end, joined),
+                    "start": int(tokens.starts[units.firsts[begin]]),
+                    "end": int(tokens.ends[units.lasts[end - 1] - 1]),
+                },
+            )
+
+
+def whole_tokens(predictions: Predictions) -> Units:
+    """Return every token as a unit."""
+    firsts = np.arange(len(predictions.labels))
+    return Units(firsts, firsts + 1, predictions.labels, predictions.scores)
+
+
+def words(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
+    """Return the words, each with the label that a strategy gives it."""
+    firsts = word_starts(tokens)
+    lasts = np.append(firsts[1:], len(tokens))
+    if strategy == "average":
+        assert predictions.probabilities is not None  # noqa: S101 - tells mypy what the caller sees to
+        means = np.add.reduceat(predictions.probabilities, firsts) / (lasts - firsts)[:, None]
+        return Units(firsts, lasts, means.argmax(1), means.max(1))
+    deciding = best_tokens(predictions.scores, firsts, lasts) if strategy == "max" else firsts
+    return Units(firsts, lasts, predictions.labels[deciding], predictions.scores[deciding])
+
+
+def word_starts(tokens: Tokens) -> np.ndarray:
+    """Return the positions of the tokens that begin a word; every sequence begins with one."""
+    begins = ~tokens.subwords
+    begins[tokens.bounds[:-1][np.diff(tokens.bounds) > 0]] = True
+    return np.flatnonzero(begins)
+
+
+def best_tokens(scores: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+    """Return the position of the highest score of each word, the first of them where several are equal."""
+    highest = np.repeat(np.maximum.reduceat(scores, firsts), lasts - firsts)
+    candidates = np.flatnonzero(scores == highest)
+    return candidates[np.searchsorted(candidates, firsts)]
+
+
+def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray:
+    """Return where each entity begins among the units, and one past the last: a new kind, a B- label, a new text."""
+    kinds, sequences = tables.kinds[units.labels], tokens.sequences(units.firsts)
+    begins = tables.begins[units.labels]
+    begins[1:] |= (kinds[1:] != kinds[:-1]) | (sequences[1:] != sequences[:-1])
+    begins[0] = True
+    return np.append(np.flatnonzero(begins), len(begins))
+
+
+class Speller:
+    """Writes tokens as words, as transformers does; the same words come again and again, so they are remembered."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: Tokens) -> None:
+        self.tokenizer, self.texts, self.tokens = tokenizer, texts, tokens
+        self._joined: dict[tuple[str, ...], str] = {}
+
+    def token(self, position: int) -> str:
+        """Return a token as it stands in the vocabulary, or in the text where the vocabulary does not have it."""
+        tokens = self.tokens
+        number = int(tokens.ids[position])
+        if number != self.tokenizer.unk_token_id:
+            return str(self.tokenizer.convert_ids_to_tokens(number))
+        return tokens.piece(self.texts, position)
+
+    def units(self, units: Units, begin: int, end: int, joined: bool) -> str:
+        """Return the text of some units; words are joined first from their tokens, and then among themselves."""
+        stretches = [range(units.firsts[unit], units.lasts[unit]) for unit in range(begin, end)]
+        if joined:
+            return self.join(self.join(self.token(position) for position in stretch) for stretch in stretches)
+        return self.join(self.token(stretch.start) for stretch in stretches)
+
+    def join(self, pieces: Iterable[str]) -> str:
+        """Return pieces as the tokenizer's decoder puts them together."""
+        key = tuple(pieces)
+        if key not in self._joined:
+            self._joined[key] = self.tokenizer.convert_tokens_to_string(list(key))
+        return self._joined[key]

@@ -1,0 +1,206 @@
+"""The drop-in token-classification pipeline: transformers' own class, with batches of ours.
+
+This file imports transformers, because a subclass needs its base; it is itself imported where a pipeline is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import chain
+from typing import Any
+
+import torch
+from transformers import TokenClassificationPipeline
+
+from ..devices.backend import TENSOR_LOCK
+from ..errors import ConfigurationError, OpenMedError
+from ..models.loading import move, usable_length
+from .batches import Budget
+from .decoding import Decoder, Entity
+from .forward import Network, input_names
+from .labels import LabelTables
+from .stream import Annotator, Answer, Settings
+from .tokens import Frame
+
+BATCH_TOKENS = {"cpu": 1024, "mps": 8192, "cuda": 32768}
+"""How many tokens run at once where nobody says; ``benchmarks/annotate.py`` measures them for cpu and cuda."""
+
+
+class AnnotationPipeline(TokenClassificationPipeline):
+    """transformers' ``TokenClassificationPipeline`` near the speed of the bare model, with the same answers.
+
+    It takes and returns what that class does, with every argument of it. What differs:
+
+    - A text longer than the model takes is read whole, in overlapping windows, and a word is never cut by an edge.
+      transformers silently drops the rest (``truncation=True`` does that here too) or, with ``stride``, keeps the
+      longer of two overlapping entities (``stride`` gives exactly its answers here).
+    - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size`` limits the rows as well.
+    - ``pipe.device`` is always the device of ``pipe.model``, and setting it moves the model.
+    - Scores are Python floats, so that answers can be written as JSON.
+    - No warning where a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
+    - Several threads may call it at once; all work on the device runs under one lock.
+
+    Args:
+        kwargs: Those of transformers' class, and ``batch_tokens``: how many tokens run at once, by default what suits
+            the device; ``truncation``: whether what is longer than the model takes is dropped.
+
+    Example:
+        >>> from openmed_nb import load_pipeline
+        >>> pipe = load_pipeline("bundled_small", device="cpu")
+        >>> [[entity["word"] for entity in entities] for entities in pipe(["Type 2 diabetes.", "No asthma."])]
+        [['type 2 diabetes'], ['asthma']]
+    """
+
+    _frame: Frame | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model, where all work is done."""
+        return self.model.device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if getattr(self.model, "hf_device_map", None) is None and torch.device(device) != self.model.device:
+            move(self.model, str(device), type(self.model).__name__)
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens run at once."""
+        return int(self._forward_params.get("batch_tokens", BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])))
+
+    @batch_tokens.setter
+    def batch_tokens(self, tokens: int) -> None:
+        self._forward_params["batch_tokens"] = checked_tokens(tokens)
+
+    @property
+    def frame(self) -> Frame | None:
+        """What the tokenizer puts around the tokens of a text; ``None`` where it gives no offsets."""
+        if self._frame is None and self.tokenizer.is_fast:
+            self._frame = Frame.of(self.tokenizer)
+        return self._frame
+
+    def _sanitize_parameters(
+        self, batch_tokens: int | None = None, truncation: bool | None = None, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        if batch_tokens is not None:
+            forward["batch_tokens"] = checked_tokens(batch_tokens)
+        if truncation is not None:
+            preprocess["truncation"] = bool(truncation)
+        return preprocess, forward, postprocess
+
+    def forward(self, model_inputs: Any, **_forward_params: Any) -> Any:
+        """Run transformers' own forward pass, under the lock of all device work."""
+        with TENSOR_LOCK:
+            return super().forward(model_inputs)
+
+    def get_iterator(  # noqa: PLR0913, PLR0917 - transformers' signature
+        self,
+        inputs: Iterable[Any],
+        num_workers: int,
+        batch_size: int,
+        preprocess_params: Mapping[str, Any],
+        forward_params: Mapping[str, Any],
+        postprocess_params: Mapping[str, Any],
+    ) -> Iterator[list[Entity]]:
+        """Return an iterator over the answers to texts; transformers calls this for every kind of input.
+
+        Texts whose offsets the caller brings along are left to transformers, and so are tokenizers without offsets.
+        """
+        if "offset_mapping" in preprocess_params or self.frame is None:
+            reading = {name: value for name, value in preprocess_params.items() if name != "truncation"}
+            theirs: Iterator[list[Entity]] = super().get_iterator(
+                inputs, num_workers, batch_size, reading, {}, postprocess_params
+            )
+            return theirs
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size cannot be {batch_size!r}.", "Use a whole number from 1.")
+        rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also what nobody asked for
+        return EachAnswer(inputs, self.annotator(preprocess_params, forward_params, postprocess_params, rows))
+
+    def own_annotator(self, batch_tokens: int | None = None) -> Annotator:
+        """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens."""
+        forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
+        return self.annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
+
+    def annotator(
+        self,
+        preprocess_params: Mapping[str, Any],
+        forward_params: Mapping[str, Any],
+        postprocess_params: Mapping[str, Any],
+        rows: int | None = None,
+    ) -> Annotator:
+        """Return what annotates a stream of texts, from transformers' three mappings of parameters."""
+        frame = self.frame
+        if frame is None:
+            what = f"The tokenizer of {type(self.model).__name__} gives no offsets."
+            raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
+        strategy = postprocess_params.get("aggregation_strategy")
+        ignored = postprocess_params.get("ignore_labels")
+        limit = usable_length(self.tokenizer, self.model.config) - frame.size
+        settings = Settings(
+            strategy="none" if strategy is None else strategy.value,
+            ignored=("O",) if ignored is None else tuple(ignored),
+            limit=limit,
+            delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
+            stride=checked_stride(preprocess_params.get("tokenizer_params", {}).get("stride"), limit),
+            truncation=preprocess_params.get("truncation", False),
+        )
+        names = input_names(self.model, self.tokenizer.model_input_names)
+        tokens = forward_params.get("batch_tokens", self.batch_tokens)
+        budget = Budget(tokens, rows, few_shapes=self.device.type == "mps", padding="attention_mask" in names)
+        network = Network(self.model, frame, names, whole=settings.strategy == "average")
+        tables = LabelTables.of(self.model.config.id2label, settings.ignored)
+        decoder = Decoder(self.tokenizer, tables, settings.strategy, len(frame.before))
+        return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
+
+
+class EachAnswer(Iterator[list[Entity]]):
+    """The answers to texts, one at a time; as long as the texts, where these have a length."""
+
+    def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
+        self._inputs = inputs
+        self._answers: Iterator[Answer] = chain.from_iterable(annotator.answers(inputs))
+
+    def __len__(self) -> int:
+        if isinstance(self._inputs, Sized):
+            return len(self._inputs)
+        raise TypeError("Answers to a generator have no length.")
+
+    def __next__(self) -> list[Entity]:
+        answer = next(self._answers)
+        if isinstance(answer, OpenMedError):
+            raise answer
+        return answer
+
+
+def checked_tokens(tokens: Any) -> int:
+    """Return a budget of tokens.
+
+    Raises:
+        ConfigurationError: For anything but a whole number from 1.
+
+    Example:
+        >>> checked_tokens(0)
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: batch_tokens cannot be 0. Use a whole number from 1, such as 4096.
+    """
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise ConfigurationError(f"batch_tokens cannot be {tokens!r}.", "Use a whole number from 1, such as 4096.")
+    return tokens
+
+
+def checked_stride(stride: Any, limit: int) -> int | None:
+    """Return an overlap of windows that is shorter than a window.
+
+    Raises:
+        ConfigurationError: For anything but a whole number from 0 to ``limit - 1``, or ``None``.
+
+    Example:
+        >>> checked_stride(64, limit=254)
+        64
+    """
+    if stride is None or (isinstance(stride, int) and not isinstance(stride, bool) and 0 <= stride < limit):
+        return stride
+    raise ConfigurationError(f"stride cannot be {stride!r}.", f"Use a whole number of tokens from 0 to {limit - 1}.")

@@ -1,0 +1,210 @@
+"""Texts -> tokens, end to end in flat arrays, so that everything after is arithmetic over whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..devices.backend import TENSOR_LOCK
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerBase
+
+SPACE = ord(" ")
+
+SAMPLES = ("a", "the", "1", ".", "中")
+"""Texts of which a tokenizer surely makes a token, to see what it puts around it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a tokenizer puts before and after the tokens of a text, and what fills a row up.
+
+    Attributes:
+        before: Token numbers before the text's.
+        after: Token numbers after the text's.
+        before_types: The token types of ``before``.
+        after_types: The token types of ``after``.
+        token_type: The token type of the text's own tokens.
+        padding: The token number that fills a row up.
+        padding_type: Its token type.
+        padding_left: Whether rows are filled up on the left.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    before_types: tuple[int, ...]
+    after_types: tuple[int, ...]
+    token_type: int
+    padding: int
+    padding_type: int
+    padding_left: bool
+
+    @property
+    def size(self) -> int:
+        """How many tokens it adds."""
+        return len(self.before) + len(self.after)
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Frame | None:
+        """Return the frame of a tokenizer, ``None`` where it makes no token of anything."""
+        samples = encode(tokenizer, SAMPLES, special_tokens=True)
+        inner = [(sample, np.flatnonzero(np.equal(sample.special_tokens_mask, 0))) for sample in samples]
+        for sample, positions in inner:
+            if len(positions):
+                before, after = slice(0, positions[0]), slice(positions[-1] + 1, None)
+                ids, types = tuple(sample.ids), tuple(sample.type_ids)
+                return cls(
+                    before=ids[before],
+                    after=ids[after],
+                    before_types=types[before],
+                    after_types=types[after],
+                    token_type=types[positions[0]],
+                    padding=tokenizer.pad_token_id or 0,
+                    padding_type=tokenizer.pad_token_type_id,
+                    padding_left=tokenizer.padding_side == "left",
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of some sequences, end to end; ``T`` tokens in ``S`` sequences.
+
+    Attributes:
+        ids: ``(T,)`` int64, token numbers.
+        starts: ``(T,)`` int64, where in its text a token begins, in characters.
+        ends: ``(T,)`` int64, where it ends.
+        subwords: ``(T,)`` bool, whether a token goes on with the word of the one before it.
+        bounds: ``(S + 1,)`` int64, where each sequence begins; the last is ``T``.
+        owners: ``(S,)`` int64, the number of the text that a sequence is of.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    subwords: np.ndarray
+    bounds: np.ndarray
+    owners: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, firsts: np.ndarray, lasts: np.ndarray) -> Tokens:
+        """Return these tokens with each stretch from ``firsts`` up to ``lasts`` as a sequence of its own."""
+        lengths = lasts - firsts
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], lengths)
+        owners = self.owners[self.sequences(firsts)]
+        ids, starts, ends, subwords = (array[positions] for array in (self.ids, self.starts, self.ends, self.subwords))
+        return Tokens(ids, starts, ends, subwords, bounds, owners)
+
+    def sequences(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of the sequence that each token position is in."""
+        return np.searchsorted(self.bounds, positions, side="right") - 1
+
+    def piece(self, texts: Sequence[str], position: int) -> str:
+        """Return what the text has in the place of a token."""
+        text = int(self.owners[int(self.sequences(np.array(position)))])
+        return texts[text][int(self.starts[position]) : int(self.ends[position])]
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Any], words: bool = False, special_tokens: bool = False
+) -> list[Encoding]:
+    """Return what a fast tokenizer makes of whole texts: nothing cut off, nothing filled up.
+
+    A tokenizer's settings for both are its own state, hence the lock.
+    """
+    backend = tokenizer.backend_tokenizer
+    with TENSOR_LOCK:
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+        if len(texts) == 1:  # No threads for one text.
+            return [backend.encode(texts[0], is_pretokenized=words, add_special_tokens=special_tokens)]
+        encodings: list[Encoding] = backend.encode_batch(
+            list(texts), is_pretokenized=words, add_special_tokens=special_tokens
+        )
+    return encodings
+
+
+def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
+    """Return the tokens of some texts, one sequence for each.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        texts: The texts, of any length.
+    """
+    encodings = encode(tokenizer, texts)
+    starts, ends = offsets(encodings)
+    return assemble(tokenizer, encodings, texts, starts, ends)
+
+
+def tokenise_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]], delimiter: str) -> Tokens:
+    """Return the tokens of texts that are split into words; offsets count in the words joined by the delimiter."""
+    encodings = encode(tokenizer, texts, words=True)
+    shifts = [
+        np.array([0, *accumulate(len(word) + len(delimiter) for word in words)])[np.array(encoding.word_ids, np.int64)]
+        for words, encoding in zip(texts, encodings, strict=True)
+    ]
+    shift = np.concatenate([np.zeros(0, np.int64), *shifts])
+    starts, ends = offsets(encodings)
+    return assemble(tokenizer, encodings, [delimiter.join(words) for words in texts], starts + shift, ends + shift)
+
+
+def assemble(
+    tokenizer: PreTrainedTokenizerBase,
+    encodings: Sequence[Encoding],
+    texts: Sequence[str],
+    starts: np.ndarray,
+    ends: np.ndarray,
+) -> Tokens:
+    """Return encodings as one flat value."""
+    bounds = np.array([0, *accumulate(map(len, encodings))])
+    ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
+    owners = np.arange(len(texts))
+    if getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None):
+        subwords = token_lengths(tokenizer, ids) != ends - starts
+    else:
+        subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
+    if tokenizer.unk_token_id is not None:
+        subwords &= ids != tokenizer.unk_token_id
+    return Tokens(ids, starts, ends, subwords, bounds, owners)
+
+
+def offsets(encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
+    """Return where all tokens begin and end, in characters."""
+    pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
+    flat = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
+    return flat[:, 0], flat[:, 1]
+
+
+def token_lengths(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> np.ndarray:
+    """Return the length of each token as it stands in the vocabulary, in characters.
+
+    A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
+    transformers' ``TokenClassificationPipeline.gather_pre_entities``.
+    """
+    distinct, places = np.unique(ids, return_inverse=True)
+    names = tokenizer.convert_ids_to_tokens(distinct.tolist())
+    return np.fromiter(map(len, names), np.int64, len(names))[places]
+
+
+def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Tell of each token whether there is no space at its first character or just before it.
+
+    This is what transformers takes for the inside of a word where a tokenizer does not mark it (byte-level BPE and
+    Unigram), also in languages without spaces.
+    """
+    codes = np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-32-le"), np.uint32)
+    begins = np.array([0, *accumulate(len(text) + 1 for text in texts)])
+    positions = begins[owners] + starts
+    spaces = codes == SPACE
+    inside: np.ndarray = (starts > 0) & ~spaces[positions] & ~spaces[positions - 1]
+    return inside

@@ -1,0 +1,90 @@
+"""Matrix products on a CPU: through oneDNN where it is faster than the library that torch takes for float32.
+
+torch computes float32 products with MKL where it has it, and MKL leaves half of the vector units of AMD's processors
+idle: on an EPYC with AVX-512, 190 against 430 GFLOP/s on two cores (``benchmarks/annotate.py`` prints the ratio).
+oneDNN is part of torch; ``torch.compile`` uses the same function. Nothing is packed or remembered, so weights may change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+WORTH = 1.2
+"""oneDNN is taken where it is at least so many times faster."""
+
+FEWEST_ROWS = 32
+"""Below, a product is too small to gain."""
+
+
+def fast_linear(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which ``torch.nn.functional.linear`` is as fast as this computer can.
+
+    Args:
+        device: The device of the model; on any but the CPU the context does nothing.
+    """
+    return linear_mode()() if device.type == "cpu" and onednn_gain() >= WORTH else contextlib.nullcontext()
+
+
+@functools.cache
+def linear_mode() -> Callable[[], Any]:
+    """Return the class of the context; it is made here, because its base is torch's."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    linear, onednn = torch.nn.functional.linear, torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
+
+    class OneDnnLinear(TorchFunctionMode):
+        """Sends linear layers to oneDNN, and every other function where it belongs."""
+
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is linear and not kwargs and suits(*args):
+                inputs, weight, bias = (*args, None)[:3]
+                return onednn(inputs, weight, bias, "none", [], "")
+            return function(*args, **(kwargs or {}))
+
+    return OneDnnLinear
+
+
+def suits(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Tell whether a product is one that oneDNN takes and speeds up: dense float32, many rows."""
+    import torch
+
+    tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
+    plain = all(tensor.dtype == torch.float32 and tensor.layout == torch.strided for tensor in tensors)
+    return plain and weight.ndim == 2 and inputs.numel() >= FEWEST_ROWS * weight.shape[1]  # noqa: PLR2004
+
+
+@functools.cache
+def onednn_gain() -> float:
+    """Return how many times faster oneDNN is here than torch's own choice, 0 where it cannot be used.
+
+    Measured once in a process, in some 30 milliseconds.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return 0.0
+    numbers = torch.linspace(-1, 1, 768 * 768).reshape(768, 768)
+    product = functools.partial(torch.nn.functional.linear, numbers[:512], numbers)
+    with torch.inference_mode():
+        own, expected = best_seconds(product), product()
+        with linear_mode()():
+            onednn, computed = best_seconds(product), product()
+    return own / onednn if torch.allclose(computed, expected, rtol=1e-4, atol=1e-3) else 0.0
+
+
+def best_seconds(function: Callable[[], Any], times: int = 4) -> float:
+    """Return the shortest of a few runs, in seconds."""
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
