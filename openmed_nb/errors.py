@@ -108,6 +108,10 @@ class MagicError(OpenMedError, ValueError):
     """A magic line that cannot be understood."""
 
 
+IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"
+"""How a run goes on that has no file; Python and IPython keep the last error under that name."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A run over many texts was stopped; it is no ``Exception``, so that no ``except Exception`` goes on after it.
 
@@ -119,10 +123,13 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, done: int, annotations: object, file: str) -> None:
         self.done, self.annotations, self.file = done, annotations, file
-        again = repr(file) if file else "sys.last_value.annotations"
-        self.what = f"Interrupted after {done:,} texts; nothing of them is lost."
-        self.remedy = f"Go on with annotate(texts, resume={again})."
-        super().__init__(f"{self.what} {self.remedy}")
+        again = f"repeat the call with resume={file!r}" if file else IN_MEMORY
+        self.what = f"Interrupted after {done:,} {'text' if done == 1 else 'texts'}; nothing of them is lost."
+        self.remedy = f"To go on, {again}."
+        super().__init__(done, annotations, file)
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.remedy}"
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -202,9 +202,9 @@ class Session:
         """
         from .annotation.corpus import annotate_texts, checked_pipeline
 
-        if model is None or isinstance(model, str):
-            pipe = self.create_pipeline(model, OpenMedConfig(), **arguments)
-            return annotate_texts(pipe, texts, model or "bundled", **running)
+        if model is None or isinstance(model, (str, os.PathLike)):
+            name = "bundled" if model is None else str(model)
+            return annotate_texts(self.create_pipeline(name, OpenMedConfig(), **arguments), texts, name, **running)
         return annotate_texts(checked_pipeline(model, arguments), texts, type(model.model).__name__, **running)
 
     def annotate_text(

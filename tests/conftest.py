@@ -38,6 +38,15 @@ def computers() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def lazy_device() -> str:
+    """A second device that really computes: torch's "lazy" one, which every build has and which starts only once."""
+    import torch._lazy.ts_backend
+
+    torch._lazy.ts_backend.init()
+    return "lazy:0"
+
+
+@pytest.fixture(scope="session")
 def tiny() -> ModuleType:
     """The module that makes tiny models."""
     from transformers.utils import logging

@@ -8,7 +8,7 @@ import pytest
 
 import openmed_nb
 
-HEAVY = {"torch", "transformers", "ipywidgets", "huggingface_hub", "openmed", "numpy", "pandas"}
+HEAVY = {"torch", "transformers", "ipywidgets", "huggingface_hub", "openmed", "numpy", "pandas", "tqdm", "filelock"}
 
 ENTRY_POINTS = {
     "import": "import openmed_nb",
@@ -27,6 +27,7 @@ ENTRY_POINTS = {
     "use": "import openmed_nb as nb\nnb.use('cpu')\nnb.device()\nnb.reset()",
     "resolve_torch_device": "import openmed_nb as nb\nnb.resolve_torch_device('mps')",
     "apply_mps_tuning": "import openmed_nb as nb\nnb.apply_mps_tuning()",
+    "annotate": "import openmed_nb as nb\nnb.annotate.__doc__",
     "every public name": "import openmed_nb as nb\nnames = [getattr(nb, name) for name in nb.__all__]",
     "a bad device": "%load_ext openmed_nb\ntry:\n    get_ipython().run_line_magic('openmed_device', 'mpss')\nexcept ValueError:\n    pass",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
@@ -35,6 +35,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         model: The name of the model.
         device: The device that it ran on.
         show_text: Whether texts, and the words in them, are part of what is shown.
+        run: What tells this run from another: the model and everything that changes its answers.
     """
 
     answers: Answers
@@ -42,6 +43,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
     model: str
     device: str
     show_text: bool = True
+    run: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -80,9 +82,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        columns = ["text", "entity_group", "score", "word", "start", "end"]
-        rows = list(self.answers.rows())
-        return pd.DataFrame(rows, columns=list(rows[0]) if rows else columns)
+        return pd.DataFrame(self.answers.columns())
 
     def summary(self) -> Summary:
         """Return counts: of texts, of entities by label, and of the words that were found most often."""
@@ -108,7 +108,10 @@ class Annotations(Shown, Sequence[list[Entity]]):
 
     def _pieces(self) -> Iterator[Piece]:
         for number, (text, entities) in enumerate(zip(self.first_texts, self, strict=False)):
-            shown = text[:SHOWN_CHARACTERS]
             yield Piece(f"{number}: ")
+            if number in self.answers.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
+                yield Piece("(no answer)\n")
+                continue
+            shown = text[:SHOWN_CHARACTERS]
             yield from marked(shown, [entity for entity in entities if entity["end"] <= len(shown)])
             yield Piece("…\n" if len(shown) < len(text) else "\n")

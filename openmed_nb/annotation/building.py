@@ -20,7 +20,7 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
     Args:
         loaded: The model.
         strategy: How tokens become entities, one of ``STRATEGIES``.
-        options: Further arguments of :class:`.pipeline.AnnotationPipeline`.
+        options: Further arguments of :class:`.pipeline.AnnotationPipeline`, and ``compile``.
 
     Raises:
         ConfigurationError: For an option that the pipeline does not have.
@@ -42,13 +42,15 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
     """
     from .pipeline import AnnotationPipeline
 
+    arguments = dict(options)
+    compiling = bool(arguments.pop("compile", False))
     try:
         pipe = AnnotationPipeline(
             model=loaded.model,
             tokenizer=loaded.tokenizer,
             device=loaded.model.device,
             aggregation_strategy=strategy,
-            **options,
+            **arguments,
         )
         pipe("word")
     except ConfigurationError:
@@ -57,4 +59,6 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
         raise ConfigurationError(
             f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
         ) from error
+    if compiling:
+        pipe.compile()
     return pipe

@@ -17,7 +17,7 @@ class Chunk:
     Attributes:
         first: The number of the first text in the stream.
         texts: The texts, each a string or a list of words, or whatever else the stream gave.
-        error: What the stream itself failed with after these texts.
+        error: What the stream itself failed with after all texts; such a chunk has none.
     """
 
     first: int
@@ -28,25 +28,26 @@ class Chunk:
 def in_chunks(texts: Iterable[Any], characters: int, first: int = 0) -> Iterator[Chunk]:
     """Yield the texts of a stream in order, in chunks of about so many characters; the first text has the number ``first``.
 
-    A failure of the stream comes as a value of the last chunk, so that the texts before it are not lost.
+    A failure of the stream comes as a value, in a last chunk without texts, so that the texts before it are not lost.
 
     Example:
         >>> [chunk.texts for chunk in in_chunks(["aaaa", "b", "c", "d"], characters=8)]
         [['aaaa'], ['b'], ['c', 'd']]
     """
-    stream, size = iter(texts), max(1, characters // FIRST_PART)
-    while True:
-        chunk = next_chunk(stream, size, first)
-        if chunk.texts or chunk.error:
-            yield chunk
-        if not chunk.texts or chunk.error:
+    stream, size, error = iter(texts), max(1, characters // FIRST_PART), None
+    while error is None:
+        chunk, error = next_chunk(stream, size)
+        if chunk:
+            yield Chunk(first, chunk)
+        elif error is None:
             return
-        first += len(chunk.texts)
+        first += len(chunk)
         size = min(2 * size, characters)
+    yield Chunk(first, [], error)
 
 
-def next_chunk(stream: Iterator[Any], characters: int, first: int) -> Chunk:
-    """Return the next texts of a stream, none where it is at its end."""
+def next_chunk(stream: Iterator[Any], characters: int) -> tuple[list[Any], Exception | None]:
+    """Return the next texts of a stream, none where it is at its end, and what it failed with after them."""
     texts: list[Any] = []
     left = characters
     try:
@@ -56,8 +57,8 @@ def next_chunk(stream: Iterator[Any], characters: int, first: int) -> Chunk:
     except StopIteration:
         pass
     except Exception as error:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it
-        return Chunk(first, texts, error)
-    return Chunk(first, texts)
+        return texts, error
+    return texts, None
 
 
 def weight(text: Any) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from .decoding import Entity
 
 Answered = tuple[int, list[Entity] | str]
@@ -56,13 +58,6 @@ class Answers(Sequence[list[Entity]]):
         """Return a string equal to this one that is already held, where there is one."""
         return self._known.setdefault(word, word)
 
-    def copy(self) -> Answers:
-        """Return the same answers, to which others can be added."""
-        answers = Answers()
-        for fingerprint, answer in self.items():
-            answers.add(fingerprint, answer)
-        return answers
-
     def items(self) -> Iterator[Answered]:
         """Yield the fingerprint and the answer of each text, in the form that :meth:`add` takes."""
         for number, fingerprint in enumerate(self.fingerprints):
@@ -90,17 +85,26 @@ class Answers(Sequence[list[Entity]]):
     @property
     def labels(self) -> Sequence[str]:
         """The label of every entity, text after text."""
-        return self._labels
+        return self._labels[: self._bounds[-1]]
 
     @property
     def words(self) -> Sequence[str]:
         """The word of every entity, text after text."""
-        return self._words
+        return self._words[: self._bounds[-1]]
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every entity with the number of its text, as a row of a table."""
-        for number, entities in enumerate(self):
-            yield from ({"text": number, **entity} for entity in entities)
+    def columns(self) -> dict[str, Any]:
+        """Return a table of all entities: the number of the text, then what an entity has, as a column each."""
+        numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
+        columns: dict[str, Any] = {
+            "text": numbers,
+            self._key: self.labels,
+            "score": np.array(self._scores),
+            "index": np.array(self._indices),
+            "word": self.words,
+            "start": np.array(self._starts),
+            "end": np.array(self._ends),
+        }
+        return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
 
 
 def fingerprint_of(text: Any) -> int:
@@ -110,6 +114,13 @@ def fingerprint_of(text: Any) -> int:
         >>> fingerprint_of("asthma") == fingerprint_of("asthma") != fingerprint_of("asthma ")
         True
     """
-    readable = text if isinstance(text, str) else f"\0{type(text).__name__}"
-    digest = hashlib.blake2b(readable.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
+
+
+def readable(text: Any) -> str:
+    """Return a text, the words of one that is split, or the kind of anything else."""
+    if isinstance(text, str):
+        return text
+    words = map(readable, text) if isinstance(text, list) else ()
+    return "\0".join((f"\0{type(text).__name__}", *words))

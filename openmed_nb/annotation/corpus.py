@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -15,7 +16,7 @@ from ..devices.request import canonical
 from ..errors import ConfigurationError, Interrupted, OpenMedError
 from .annotations import SHOWN_TEXTS, Annotations
 from .columns import Answered, Answers, fingerprint_of
-from .resume import ResultsFile
+from .resume import ResultsFile, differences
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -45,16 +46,17 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
     if on_error not in ON_ERROR:
         raise ConfigurationError(f"on_error cannot be {on_error!r}.", f"Use one of {', '.join(ON_ERROR)}.")
     annotator = pipe.own_annotator(batch_tokens)
-    reading, answers, device = Reading(checked(texts)), Answers(), canonical(str(pipe.device))
+    reading, answers = Reading(checked(texts), annotator.settings.delimiter or ""), Answers()
+    device, settings = canonical(str(pipe.device)), settings_of(pipe, annotator)
     total = len(texts) if isinstance(texts, Sized) else None
 
     def done() -> Annotations:
-        return Annotations(answers, tuple(reading.first_texts[: len(answers)]), model, device, show_text)
+        return Annotations(answers, tuple(reading.first_texts[: len(answers)]), model, device, show_text, settings)
 
-    with progress_bar(total, progress, device) as bar, results(resume, pipe, annotator) as file:
+    with progress_bar(total, progress, device) as bar, results(resume, settings) as file:
         run = Run(reading, answers, file, bar)
         try:
-            run.replay(resume.answers.items() if isinstance(resume, Annotations) else file.earlier())
+            run.replay(file.earlier())
             run.go_on(annotator, on_error)
         except KeyboardInterrupt as error:
             raise Interrupted(len(answers), done(), file.name) from error
@@ -93,13 +95,13 @@ def checked(texts: Any) -> Iterator[Any]:
         ...
         openmed_nb.errors.ConfigurationError: str is no series of texts. Pass a list, a generator or a column, such as [text].
     """
-    series = (
-        isinstance(texts, Iterable) and not isinstance(texts, (str, bytes, Mapping)) and not hasattr(texts, "columns")
-    )
-    if not series:
-        what = f"{type(texts).__name__} is no series of texts."
-        raise ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")
-    return iter(texts)
+    kind = type(texts).__name__
+    if hasattr(texts, "columns") or hasattr(texts, "column_names"):
+        raise ConfigurationError(f"{kind} is a table.", "Pass its column of texts, such as table['text'].")
+    with contextlib.suppress(TypeError):  # Some series have no __iter__, transformers' KeyDataset among them.
+        if not isinstance(texts, (str, bytes, Mapping)):
+            return iter(texts)
+    raise ConfigurationError(f"{kind} is no series of texts.", "Pass a list, a generator or a column, such as [text].")
 
 
 @dataclass
@@ -108,11 +110,13 @@ class Reading(Iterator[Any]):
 
     Attributes:
         stream: The texts that were not pulled yet.
+        delimiter: What joins the words of a text that is split.
         first_texts: The first of all, to be shown.
         pulled: The fingerprints of those that have no answer yet.
     """
 
     stream: Iterator[Any]
+    delimiter: str = ""
     first_texts: list[str] = field(default_factory=list)
     pulled: deque[int] = field(default_factory=deque)
 
@@ -120,8 +124,13 @@ class Reading(Iterator[Any]):
         text = next(self.stream)
         self.pulled.append(fingerprint_of(text))
         if len(self.first_texts) < SHOWN_TEXTS:
-            self.first_texts.append(text if isinstance(text, str) else "")
+            self.first_texts.append(self.shown(text))
         return text
+
+    def shown(self, text: Any) -> str:
+        """Return a text as it can be shown, empty for what is none."""
+        words = text if isinstance(text, list) else [text]
+        return self.delimiter.join(word for word in words if isinstance(word, str))
 
 
 @dataclass(frozen=True)
@@ -174,26 +183,48 @@ class Run:
 
 
 class NoFile(contextlib.nullcontext[Any]):
-    """Stands where results are not written."""
+    """Stands where results are not written; earlier ones may be in memory."""
 
     name = ""
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        self._answers = answers
 
     def __enter__(self) -> NoFile:  # noqa: PYI034 - Self came with Python 3.11
         return self
 
     def earlier(self) -> Iterator[Answered]:
-        """Yield nothing: there was no earlier run."""
-        return iter(())
+        """Yield the fingerprint and the answer of each text that is done."""
+        return self._answers.items()
 
     def append(self, answers: Iterable[Answered]) -> None:
         """Write nothing."""
 
 
-def results(resume: Resume, pipe: AnnotationPipeline, annotator: Annotator) -> ResultsFile | NoFile:
-    """Return the file that results are written to."""
-    if resume is None or isinstance(resume, Annotations):
-        return NoFile()
-    return ResultsFile(resume, {"model": fingerprint_of_model(pipe), **asdict(annotator.settings)})
+def results(resume: Any, settings: Mapping[str, Any]) -> ResultsFile | NoFile:
+    """Return what has the results of an earlier run, and takes those of this one.
+
+    Raises:
+        ConfigurationError: For what has none, and for those of a run with other settings.
+    """
+    if resume is None:
+        return NoFile(Answers())
+    if isinstance(resume, (str, os.PathLike)):
+        return ResultsFile(resume, settings)
+    if not isinstance(resume, Annotations):
+        what = f"resume cannot be {type(resume).__name__}."
+        raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
+    if other := differences(settings, resume.run):
+        what = f"The annotations are of a run with other settings ({other})."
+        raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
+    return NoFile(resume.answers)
+
+
+def settings_of(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any]:
+    """Return what tells a run from another, the model and everything that changes its answers, as JSON has it."""
+    settings = {"model": fingerprint_of_model(pipe), **asdict(annotator.settings)}
+    return dict(json.loads(json.dumps(settings)))
 
 
 def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
@@ -206,8 +237,13 @@ def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
     return digest.hexdigest()
 
 
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+COUNT = "{desc}: {n_fmt} texts [{elapsed}, {rate_noinv_fmt}]"
+
+
 def progress_bar(total: int | None, shown: bool, device: str) -> Any:
     """Return a bar with texts per second, in the form that the front end can show; none for what takes under a second."""
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1)
+    form = COUNT if total is None else BAR
+    return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1, bar_format=form)

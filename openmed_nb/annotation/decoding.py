@@ -169,14 +169,18 @@ class Speller:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: Tokens) -> None:
         self.tokenizer, self.texts, self.tokens = tokenizer, texts, tokens
         self._joined: dict[tuple[str, ...], str] = {}
+        self._names: dict[int, str] = {}
+        self._unknown = tokenizer.unk_token_id
 
     def token(self, position: int) -> str:
         """Return a token as it stands in the vocabulary, or in the text where the vocabulary does not have it."""
         tokens = self.tokens
         number = int(tokens.ids[position])
-        if number != self.tokenizer.unk_token_id:
-            return str(self.tokenizer.convert_ids_to_tokens(number))
-        return tokens.piece(self.texts, position)
+        if number == self._unknown:
+            return tokens.piece(self.texts, position)
+        if number not in self._names:
+            self._names[number] = self.tokenizer.convert_ids_to_tokens(number)
+        return self._names[number]
 
     def units(self, units: Units, begin: int, end: int, joined: bool) -> str:
         """Return the text of some units; words are joined first from their tokens, and then among themselves."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,19 +38,21 @@ class Network:
         frame: What stands around a text's tokens.
         inputs: The names of the arrays that it takes.
         whole: Whether the probabilities of all labels are wanted, not only the best of each token.
+        compiled: Whether ``torch.compile`` made it, which chooses its own matrix products.
     """
 
     model: PreTrainedModel
     frame: Frame
     inputs: frozenset[str]
     whole: bool = False
+    compiled: bool = False
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
         import torch
 
         device = self.model.device
-        with torch.no_grad(), fast_linear(device):
+        with torch.no_grad(), contextlib.nullcontext() if self.compiled else fast_linear(device):
             output = self.model(**{name: to_device(array, device) for name, array in inputs.items()})
             logits = output["logits"] if isinstance(output, dict) else output[0]
             probabilities = logits.float().softmax(-1)
@@ -64,30 +69,31 @@ class Run:
     Attributes:
         tokens: The tokens that the windows are over.
         windows: The windows.
+        devices: Where they were started; another thread may move the model in between.
         outputs: Each batch with its outputs, which may not have been computed yet.
         failures: Windows that do not fit in memory alone, with the reason.
         error: What ended the run early.
-        halved: Whether memory was short, so that the next batches should be smaller.
+        fitting: How many tokens at once fit in its memory, as far as is known.
     """
 
     tokens: Tokens
     windows: Windows
+    devices: set[torch.device] = field(default_factory=set)
     outputs: list[tuple[Batch, tuple[torch.Tensor, ...]]] = field(default_factory=list)
     failures: dict[int, OpenMedError] = field(default_factory=dict)
     error: Exception | None = None
-    halved: bool = False
+    fitting: int = sys.maxsize
 
 
-def start(network: Network, tokens: Tokens, windows: Windows, batches: Sequence[Batch]) -> Run:
-    """Start all batches on the model's device; an error is kept in the run, for when its turn comes."""
-    run = Run(tokens, windows)
+def start(network: Network, run: Run, batches: Sequence[Batch]) -> None:
+    """Start batches on the model's device; an error is kept in the run, for when its turn comes."""
     with TENSOR_LOCK:
+        run.devices.add(network.model.device)
         try:
-            for batch in batches:
+            for batch in batches if run.error is None else ():
                 start_batch(network, run, batch)
-        except (RuntimeError, IndexError) as error:
+        except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
             run.error = error
-    return run
 
 
 def start_batch(network: Network, run: Run, batch: Batch) -> None:
@@ -100,23 +106,28 @@ def start_batch(network: Network, run: Run, batch: Batch) -> None:
         reason = cause(error)
     else:
         return
-    run.halved = True
     empty_cache(str(network.model.device))
-    if len(batch.rows) > 1:
-        for half in batch.halves():
-            start_batch(network, run, half)
-    else:
+    if batch.height > 1:
+        run.fitting = min(run.fitting, batch.height * batch.length // 2)
+    halves = batch.halves(run.windows.lengths + network.frame.size)
+    for half in halves:
+        start_batch(network, run, half)
+    if not halves:
         what = f"A window of {batch.length} tokens does not fit in the memory of {network.model.device}: {reason}."
         run.failures[int(batch.rows[0])] = DeviceUnavailable(what, "Unload other models, or use the CPU.")
 
 
 def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> Inputs:
-    """Return the arrays that a model takes for a batch, each int64 of ``(height, length)``."""
+    """Return the arrays that a model takes for a batch, each int64 of ``(height, length)``.
+
+    Rows are filled up on the right, also for a tokenizer that does so on the left: a model that counts positions from
+    the left edge would count the filling, and its answers would depend on the batch.
+    """
     frame, size = network.frame, (batch.height, batch.length)
     rows = batch.rows
     counts = np.zeros(batch.height, np.int64)
     counts[: len(rows)] = windows.lengths[rows]
-    columns = np.arange(batch.length) - left_edges(counts, batch.length, frame)[:, None]
+    columns = np.broadcast_to(np.arange(batch.length) - len(frame.before), size)
     inside = (columns >= 0) & (columns < counts[:, None])
     ids, types = np.full(size, frame.padding), np.full(size, frame.padding_type)
     stretches = zip(windows.firsts[rows].tolist(), windows.lasts[rows].tolist(), strict=True)
@@ -139,32 +150,36 @@ def special_columns(
         yield columns == counts[:, None] + place, token
 
 
-def left_edges(counts: np.ndarray, length: int, frame: Frame) -> np.ndarray:
-    """Return the column of the first token of each row that is the text's own."""
-    if frame.padding_left:
-        return length - len(frame.after) - counts
-    return np.full(len(counts), len(frame.before))
-
-
 def collect(run: Run, network: Network) -> tuple[Predictions, dict[int, OpenMedError]]:
     """Wait for a run and return what the model says of every token, and the failures by sequence.
 
     Raises:
         DeviceUnavailable: Where the device failed for another reason than a lack of memory.
     """
-    device = network.model.device
+    outputs = fetch(run)
     if run.error is not None:
-        what = f"The model could not run on {device}: {cause(run.error)}."
+        what = f"The model could not run on {network.model.device}: {cause(run.error)}."
         raise DeviceUnavailable(what, "Use the CPU, or restart the kernel.") from run.error
-    with TENSOR_LOCK:
-        wait(device)
-        outputs = [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
     predictions = gather(run, network, outputs)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
-    for sequence in np.unique(run.tokens.sequences(np.flatnonzero(np.isnan(predictions.scores)))).tolist():
-        what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
+    unknown = np.flatnonzero(np.isnan(predictions.scores))
+    for sequence in np.unique(run.tokens.sequences(unknown)).tolist():
+        what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
         failures.setdefault(sequence, ModelUnusable(what, "Load it in float32, or use the CPU."))
+    predictions.scores[unknown] = 0  # NaN is unlike itself, and decoding compares
     return predictions, failures
+
+
+def fetch(run: Run) -> list[tuple[Batch, list[np.ndarray]]]:
+    """Wait for the outputs of a run and return them; an error that the device tells only now is kept in the run too."""
+    try:
+        with TENSOR_LOCK:
+            for device in run.devices:
+                wait(device)
+            return [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
+    except Exception as error:  # noqa: BLE001 - raised in collect
+        run.error = run.error or error
+        return []
 
 
 def gather(run: Run, network: Network, outputs: list[tuple[Batch, list[np.ndarray]]]) -> Predictions:
@@ -175,8 +190,7 @@ def gather(run: Run, network: Network, outputs: list[tuple[Batch, list[np.ndarra
     targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
     for batch, arrays in outputs:
         rows = batch.rows
-        edges = left_edges(windows.lengths[rows], batch.length, network.frame)
-        positions = np.arange(batch.length) + (windows.firsts[rows] - edges)[:, None]
+        positions = np.arange(batch.length) + (windows.firsts[rows] - len(network.frame.before))[:, None]
         owned = (positions >= windows.owned_firsts[rows][:, None]) & (positions < windows.owned_lasts[rows][:, None])
         for target, array in zip(targets, arrays, strict=True):
             target[positions[owned]] = array[: len(rows)][owned]
@@ -187,5 +201,10 @@ def gather(run: Run, network: Network, outputs: list[tuple[Batch, list[np.ndarra
 
 def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]:
     """Return which arrays a model takes: those its tokenizer names, and a mask wherever it can read one."""
-    taken = inspect.signature(model.forward).parameters
-    return frozenset({*wanted, "attention_mask"} & {*taken})
+    return frozenset({*wanted, "attention_mask"} & parameters_of(type(model).forward))
+
+
+@functools.cache
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of what a function takes."""
+    return frozenset(inspect.signature(function).parameters)

@@ -5,7 +5,8 @@ This file imports transformers, because a subclass needs its base; it is itself 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -13,17 +14,20 @@ import torch
 from transformers import TokenClassificationPipeline
 
 from ..devices.backend import TENSOR_LOCK
-from ..errors import ConfigurationError, OpenMedError
+from ..errors import ConfigurationError, OpenMedError, cause
+from ..models.config import check_strategy
 from ..models.loading import move, usable_length
 from .batches import Budget
+from .calibration import Calibration, calibrate
+from .compilation import Compilation, compare
 from .decoding import Decoder, Entity
 from .forward import Network, input_names
 from .labels import LabelTables
 from .stream import Annotator, Answer, Settings
 from .tokens import Frame
 
-BATCH_TOKENS = {"cpu": 1024, "mps": 8192, "cuda": 32768}
-"""How many tokens run at once where nobody says; ``benchmarks/annotate.py`` measures them for cpu and cuda."""
+BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "cuda": Budget(32768, waste=2048)}
+"""How much runs at once where nobody says; ``benchmarks/annotate.py --sweep`` measures it for cpu and cuda, not for mps."""
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
@@ -42,7 +46,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     Args:
         kwargs: Those of transformers' class, and ``batch_tokens``: how many tokens run at once, by default what suits
-            the device; ``truncation``: whether what is longer than the model takes is dropped.
+            the device; ``truncation``: whether what is longer than the model takes is dropped. ``load_pipeline`` also
+            takes ``compile``: whether to try ``torch.compile`` (see :meth:`compile`).
 
     Example:
         >>> from openmed_nb import load_pipeline
@@ -51,7 +56,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
         [['type 2 diabetes'], ['asthma']]
     """
 
+    compilation: Compilation | None = None
+    """What came of ``compile``; ``None`` where it was not asked for."""
+
     _frame: Frame | None = None
+    _compiled: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -61,16 +70,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
     @device.setter
     def device(self, device: torch.device | str) -> None:
         if getattr(self.model, "hf_device_map", None) is None and torch.device(device) != self.model.device:
-            move(self.model, str(device), type(self.model).__name__)
+            move(self.model, str(torch.device(device)), type(self.model).__name__)
 
     @property
     def batch_tokens(self) -> int:
         """How many tokens run at once."""
-        return int(self._forward_params.get("batch_tokens", BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])))
+        return int(self._forward_params.get("batch_tokens", device_budget(self.device).tokens))
 
     @batch_tokens.setter
     def batch_tokens(self, tokens: int) -> None:
-        self._forward_params["batch_tokens"] = checked_tokens(tokens)
+        self._forward_params["batch_tokens"] = checked_count("batch_tokens", tokens)
 
     @property
     def frame(self) -> Frame | None:
@@ -79,12 +88,50 @@ class AnnotationPipeline(TokenClassificationPipeline):
             self._frame = Frame.of(self.tokenizer)
         return self._frame
 
+    def calibrate(self) -> Calibration:
+        """Measure how many tokens at once are fastest here with this model, use that from now on, and return the figures.
+
+        It takes some seconds; a budget is also chosen without it.
+        """
+        annotator = self.own_annotator()
+        calibration = calibrate(annotator.network, annotator.settings.limit + annotator.network.frame.size)
+        self.batch_tokens = calibration.batch_tokens
+        return calibration
+
+    def compile(self) -> Compilation:
+        """Try ``torch.compile`` with its default backend, keep it only where it pays, and return what came of it.
+
+        A few built-in sentences are read both ways; compiling is kept where the entities are the same and come at least
+        five percent sooner. It takes up to minutes, and again for every device that the model is moved to.
+        """
+        compiled = torch.compile(self.model, dynamic=True)
+        self.compilation = compare(self._reader(None), self._reader(compiled), str(self.device))
+        self._compiled = compiled if self.compilation.kept else None
+        return self.compilation
+
+    def _reader(self, model: Any) -> Callable[[Sequence[str]], Any]:
+        """Return what reads texts with the model, or with what ``torch.compile`` made of it."""
+
+        def read(texts: Sequence[str]) -> Any:
+            self._compiled = model
+            return self(list(texts))
+
+        return read
+
     def _sanitize_parameters(
         self, batch_tokens: int | None = None, truncation: bool | None = None, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        if kwargs.get("aggregation_strategy") is not None:
+            kwargs["aggregation_strategy"] = check_strategy(kwargs["aggregation_strategy"])
+        try:
+            preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        except (TypeError, ValueError) as error:
+            what = f"The pipeline does not take these options: {cause(error)}."
+            raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from error
+        if "ignore_labels" in postprocess:
+            postprocess["ignore_labels"] = checked_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:
-            forward["batch_tokens"] = checked_tokens(batch_tokens)
+            forward["batch_tokens"] = checked_count("batch_tokens", batch_tokens)
         if truncation is not None:
             preprocess["truncation"] = bool(truncation)
         return preprocess, forward, postprocess
@@ -113,8 +160,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 inputs, num_workers, batch_size, reading, {}, postprocess_params
             )
             return theirs
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size cannot be {batch_size!r}.", "Use a whole number from 1.")
+        checked_count("batch_size", batch_size)
         rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also what nobody asked for
         return EachAnswer(inputs, self.annotator(preprocess_params, forward_params, postprocess_params, rows))
 
@@ -139,8 +185,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         ignored = postprocess_params.get("ignore_labels")
         limit = usable_length(self.tokenizer, self.model.config) - frame.size
         settings = Settings(
-            strategy="none" if strategy is None else strategy.value,
-            ignored=("O",) if ignored is None else tuple(ignored),
+            aggregation_strategy="none" if strategy is None else strategy.value,
+            ignore_labels=("O",) if ignored is None else tuple(ignored),
             limit=limit,
             delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
             stride=checked_stride(preprocess_params.get("tokenizer_params", {}).get("stride"), limit),
@@ -148,11 +194,18 @@ class AnnotationPipeline(TokenClassificationPipeline):
         )
         names = input_names(self.model, self.tokenizer.model_input_names)
         tokens = forward_params.get("batch_tokens", self.batch_tokens)
-        budget = Budget(tokens, rows, few_shapes=self.device.type == "mps", padding="attention_mask" in names)
-        network = Network(self.model, frame, names, whole=settings.strategy == "average")
-        tables = LabelTables.of(self.model.config.id2label, settings.ignored)
-        decoder = Decoder(self.tokenizer, tables, settings.strategy, len(frame.before))
+        budget = replace(device_budget(self.device), tokens=tokens, rows=rows, padding="attention_mask" in names)
+        compiled = self._compiled is not None
+        model = self._compiled if compiled else self.model
+        network = Network(model, frame, names, settings.aggregation_strategy == "average", compiled)
+        tables = LabelTables.of(self.model.config.id2label, settings.ignore_labels)
+        decoder = Decoder(self.tokenizer, tables, settings.aggregation_strategy, len(frame.before))
         return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
+
+
+def device_budget(device: torch.device) -> Budget:
+    """Return how much runs at once on a device where nobody says."""
+    return BUDGETS.get(device.type, BUDGETS["cpu"])
 
 
 class EachAnswer(Iterator[list[Entity]]):
@@ -174,21 +227,38 @@ class EachAnswer(Iterator[list[Entity]]):
         return answer
 
 
-def checked_tokens(tokens: Any) -> int:
-    """Return a budget of tokens.
+def checked_count(name: str, count: Any) -> int:
+    """Return how many tokens or rows run at once.
 
     Raises:
         ConfigurationError: For anything but a whole number from 1.
 
     Example:
-        >>> checked_tokens(0)
+        >>> checked_count("batch_tokens", 0)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: batch_tokens cannot be 0. Use a whole number from 1, such as 4096.
+        openmed_nb.errors.ConfigurationError: batch_tokens cannot be 0. Use a whole number from 1.
     """
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-        raise ConfigurationError(f"batch_tokens cannot be {tokens!r}.", "Use a whole number from 1, such as 4096.")
-    return tokens
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigurationError(f"{name} cannot be {count!r}.", "Use a whole number from 1.")
+    return count
+
+
+def checked_labels(labels: Any) -> tuple[str, ...]:
+    """Return labels that are no answer.
+
+    Raises:
+        ConfigurationError: For anything but strings in a list or the like.
+
+    Example:
+        >>> checked_labels(["O", "DATE"])
+        ('O', 'DATE')
+    """
+    if isinstance(labels, Collection) and not isinstance(labels, str):
+        names = tuple(labels)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise ConfigurationError(f"ignore_labels cannot be {labels!r}.", "Use a list of labels.")
 
 
 def checked_stride(stride: Any, limit: int) -> int | None:

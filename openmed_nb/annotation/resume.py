@@ -5,6 +5,9 @@ A process can be killed in the middle of a line; that line is cut off when the r
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,9 +16,12 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from ..errors import ConfigurationError, cause
-from .columns import Answered
+from .columns import Answered, Answers
 
 FORMAT = "openmed_nb annotations, 1"
+
+LONGEST_HEADER = 2**20
+"""A file without a line end within so many bytes is no file of results."""
 
 
 class ResultsFile:
@@ -32,7 +38,9 @@ class ResultsFile:
     def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self.name = str(path)
-        self.header = json.loads(json.dumps({"format": FORMAT, **run}))
+        self.run = run
+        self.header = line_of({"format": FORMAT, **run})
+        self._file: BinaryIO = io.BytesIO()  # Until the real one is open.
 
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
         from filelock import FileLock, Timeout
@@ -42,13 +50,13 @@ class ResultsFile:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise self._unusable("is being written by another run", "Wait for it, or name another file.") from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # A name with a null character is a ValueError.
             raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
         try:
-            self._file: BinaryIO = self.path.open("r+b" if self.path.exists() else "w+b")
+            self._file = self.path.open("r+b" if self.path.exists() else "w+b")
             self._check_header()
         except BaseException as error:
-            self._release()
+            self._close()
             if isinstance(error, OSError):
                 raise self._unusable(f"cannot be written: {cause(error)}", "Name another file.") from error
             raise
@@ -57,58 +65,92 @@ class ResultsFile:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._release()
+        self._close()
 
     def earlier(self) -> Iterator[Answered]:
         """Yield the fingerprint and the answer of each text that is done; then the file is ready for the next."""
-        while True:
+        for number in itertools.count(2):
             position = self._file.tell()
             line = self._file.readline()
             if not line.endswith(b"\n"):
                 self._file.seek(position)
                 self._file.truncate()
                 return
-            yield self._read(line)
+            yield self._read(line, number)
 
     def append(self, answers: Iterable[Answered]) -> None:
-        """Write answers so that they survive whatever happens to the process next."""
-        for fingerprint, answer in answers:
-            kind = "error" if isinstance(answer, str) else "entities"
-            self._write({"fingerprint": f"{fingerprint:016x}", kind: answer})
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write answers so that they survive whatever happens to the process next.
+
+        Raises:
+            ConfigurationError: Where they cannot be written, as on a full disk.
+        """
+        try:
+            self._file.writelines(line_of(answer) for answer in map(as_mapping, answers))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            remedy = "Make room for it, and run the same again: it goes on from there."
+            raise self._unusable(f"cannot be written any further: {cause(error)}", remedy) from error
 
     def _check_header(self) -> None:
-        line = self._file.readline()
-        if not line.endswith(b"\n"):  # New, or killed while the header was written.
+        line = self._file.readline(LONGEST_HEADER)
+        if line != self.header and self.header.startswith(line):  # New, or killed while the header was written.
             self._file.seek(0)
             self._file.truncate()
-            self._write(self.header)
+            self._file.write(self.header)
+            self._file.flush()
             return
-        try:
-            header = json.loads(line)
-        except ValueError:
-            header = None
+        header = value_of(line)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise self._unusable("holds something else than results", "Name another file.")
-        other = sorted(name for name in self.header if header.get(name) != self.header[name])
+        other = differences(self.run, header)
         if other:
-            raise self._unusable(f"is of a run with another {', '.join(other)}", "Name another file, or delete it.")
+            raise self._unusable(f"is of a run with other settings ({other})", "Name another file, or delete this one.")
 
-    def _write(self, value: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
-
-    def _read(self, line: bytes) -> Answered:
+    def _read(self, line: bytes, number: int) -> Answered:
         try:
-            value = json.loads(line)
-            return int(value["fingerprint"], 16), value["error"] if "error" in value else list(value["entities"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._unusable("has a damaged line", "Delete the file from that line on.") from error
+            value = value_of(line)
+            answered = int(value["fingerprint"], 16), value["error"] if "error" in value else value["entities"]
+            Answers().add(*answered)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            raise self._unusable(f"is damaged in line {number}", "Delete the file from that line on.") from error
+        return answered
 
-    def _release(self) -> None:
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # What a full disk did not take was reported when it was written.
+            self._file.close()
+        with contextlib.suppress(OSError):  # Windows removes no file that is open; there the lock does it itself.
+            Path(self._lock.lock_file).unlink()  # Before it is free: afterwards, it could be another process's.
         self._lock.release()
-        Path(self._lock.lock_file).unlink(missing_ok=True)
 
     def _unusable(self, what: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
+
+
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """Return a value as a line of JSON."""
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def value_of(line: bytes) -> Any:
+    """Return the value of a line of JSON, ``None`` for anything else."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def as_mapping(answered: Answered) -> dict[str, Any]:
+    """Return the answer to a text as a line of the file has it."""
+    fingerprint, answer = answered
+    return {"fingerprint": f"{fingerprint:016x}", "error" if isinstance(answer, str) else "entities": answer}
+
+
+def differences(run: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+    """Return the names of what an earlier run had otherwise; empty where its answers are as good as this one's.
+
+    Example:
+        >>> differences({"model": "a", "strategy": "first"}, {"model": "b", "strategy": "first"})
+        'model'
+    """
+    return ", ".join(sorted(name for name in run if earlier.get(name) != run[name]))

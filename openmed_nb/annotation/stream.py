@@ -14,17 +14,20 @@ from .chunks import Chunk, in_chunks
 from .decoding import Decoder, Entity, Predictions, word_starts
 from .forward import Network, Run, collect, start
 from .texts import unreadable
-from .tokens import Tokens, tokenise, tokenise_words
-from .windows import Windows, plan_windows, strided
+from .tokens import Tokens, Truncation, tokenise, tokenise_words
+from .windows import Windows, plan_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHUNK_BATCHES = 8
-"""How many batches of texts are read, sorted by length and held at a time."""
+CHUNK_BATCHES, CHUNK_TOKENS = 8, 16384
+"""How many batches of texts, and at least how many tokens, are read, sorted by length and held at a time."""
 
 CHARACTERS_PER_TOKEN = 4
 """About how long a token of English text is."""
+
+END = Chunk(0, [])
+"""The end of a stream: no texts."""
 
 Answer = list[Entity] | OpenMedError
 """The entities of a text, or why it has no answer."""
@@ -35,16 +38,16 @@ class Settings:
     """How texts are read and answered.
 
     Attributes:
-        strategy: How tokens become entities.
-        ignored: Labels, and names of entities, that are no answer.
+        aggregation_strategy: How tokens become entities.
+        ignore_labels: Labels, and names of entities, that are no answer.
         limit: How many tokens of a text the model takes at once.
         delimiter: What joins words, where texts come as lists of words.
         stride: The overlap of transformers' windows; ``None`` for those of :mod:`.windows`.
         truncation: Whether what is longer than the model takes is dropped.
     """
 
-    strategy: str
-    ignored: tuple[str, ...]
+    aggregation_strategy: str
+    ignore_labels: tuple[str, ...]
     limit: int
     delimiter: str | None = None
     stride: int | None = None
@@ -60,14 +63,12 @@ class Prepared:
         failures: Why some cannot be read, by their place.
         tokens: The tokens of the texts.
         windows: The windows over them.
-        batches: The batches of windows.
     """
 
     texts: list[str]
     failures: dict[int, OpenMedError]
     tokens: Tokens
     windows: Windows
-    batches: list[Batch]
 
 
 @dataclass(frozen=True)
@@ -93,29 +94,42 @@ class Annotator:
     def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[list[Answer]]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
-        While the device computes one chunk, the next is tokenised and the one before is decoded.
+        While the device computes the first batch of a chunk, the chunk before is decoded and the next one tokenised; it
+        is only the first batch, because many models wait for the device when they look at their mask.
 
         Raises:
             DeviceUnavailable: Where the device fails; the answers to all texts before were given then.
             Exception: What the stream itself raises, after the answers to all texts before it.
         """
-        budget, error = self.budget, None
-        started: tuple[Prepared, Run] | None = None
-        for chunk in in_chunks(texts, budget.tokens * CHUNK_BATCHES * CHARACTERS_PER_TOKEN, first):
-            prepared, error = self.prepare(chunk, budget), chunk.error
-            finished = started and (started[0], collect(started[1], self.network))
-            if started and started[1].halved:
-                budget = budget.halved()
-            started = prepared, start(self.network, prepared.tokens, prepared.windows, prepared.batches)
+        chunks = in_chunks(texts, chunk_characters(self.budget), first)
+        budget, finished = self.budget, None
+        chunk = next(chunks, END)
+        prepared = self.prepare(chunk)
+        while prepared:
+            run, batches = Run(prepared.tokens, prepared.windows), self.batches(prepared, budget)
+            start(self.network, run, batches[:1])
             if finished:
                 yield self.decode(*finished)
-        if started:
-            yield self.decode(started[0], collect(started[1], self.network))
-        if error:
-            raise error
+            chunk = next(chunks, END)
+            following = self.prepare(chunk)
+            start(self.network, run, batches[1:])
+            finished = prepared, collect(run, self.network)
+            budget = budget.within(run.fitting)
+            prepared = following
+        if finished:
+            yield self.decode(*finished)
+        if chunk.error:
+            raise chunk.error
 
-    def prepare(self, chunk: Chunk, budget: Budget) -> Prepared:
-        """Return a chunk of texts ready for the device; this is work of the host alone."""
+    def batches(self, prepared: Prepared, budget: Budget) -> list[Batch]:
+        """Return the batches that a chunk runs in."""
+        added = self.network.frame.size
+        return plan_batches(prepared.windows.lengths + added, budget, self.settings.limit + added)
+
+    def prepare(self, chunk: Chunk) -> Prepared | None:
+        """Return a chunk of texts ready for the device, ``None`` without texts; this is work of the host alone."""
+        if not chunk.texts:
+            return None
         delimiter = self.settings.delimiter
         checked = (
             (place, unreadable(text, chunk.first + place, delimiter is not None))
@@ -125,30 +139,19 @@ class Annotator:
         empty: Any = "" if delimiter is None else []
         readable = [empty if place in failures else text for place, text in enumerate(chunk.texts)]
         if delimiter is None:
-            tokens = tokenise(self.tokenizer, readable)
+            tokens = tokenise(self.tokenizer, readable, self.truncation())
         else:
-            tokens = tokenise_words(self.tokenizer, readable, delimiter)
+            tokens = tokenise_words(self.tokenizer, readable, delimiter, self.truncation())
             readable = [delimiter.join(words) for words in readable]
-        tokens = self.shortened(tokens)
-        limit, frame = self.settings.limit, self.network.frame
-        windows = plan_windows(tokens.bounds, word_starts(tokens), limit)
-        batches = plan_batches(windows.lengths + frame.size, budget, limit + frame.size)
-        return Prepared(readable, failures, tokens, windows, batches)
+        windows = plan_windows(tokens.bounds, word_starts(tokens), self.settings.limit)
+        return Prepared(readable, failures, tokens, windows)
 
-    def shortened(self, tokens: Tokens) -> Tokens:
-        """Return tokens as transformers would have them: cut into its windows, or cut off, where that is asked for."""
-        settings, side = self.settings, self.tokenizer.truncation_side
+    def truncation(self) -> Truncation | None:
+        """Return how transformers cuts texts, where that is asked for."""
+        settings = self.settings
         if settings.stride is None and not settings.truncation:
-            return tokens
-        pieces = [
-            (first + window_first, first + window_last)
-            for first, last in zip(tokens.bounds[:-1].tolist(), tokens.bounds[1:].tolist(), strict=True)
-            for window_first, window_last in strided(last - first, settings.limit, settings.stride or 0, side)[
-                : 1 if settings.stride is None else None
-            ]
-        ]
-        firsts, lasts = np.array(pieces, np.int64).reshape(-1, 2).T
-        return tokens.cut(firsts, lasts)
+            return None
+        return Truncation(self.network.frame, settings.limit, settings.stride, self.tokenizer.truncation_side)
 
     def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> list[Answer]:
         """Return the answer to every text of a chunk; this is work of the host alone."""
@@ -164,3 +167,13 @@ class Annotator:
         for text in np.flatnonzero(np.bincount(tokens.owners) > 1).tolist():
             entities[text] = self.join(entities[text])
         return [failures.get(place, answer) for place, answer in enumerate(entities)]
+
+
+def chunk_characters(budget: Budget) -> int:
+    """Return about how many characters are read at a time.
+
+    Example:
+        >>> chunk_characters(Budget(512)), chunk_characters(Budget(16384))
+        (65536, 524288)
+    """
+    return max(CHUNK_TOKENS, CHUNK_BATCHES * budget.tokens) * CHARACTERS_PER_TOKEN

@@ -48,7 +48,7 @@ class Summary(Shown):
     def sentences(self) -> tuple[str, ...]:
         """What else there is to say."""
         labels = ", ".join(f"{label} {count:,}" for label, count in self.labels)
-        said = [f"Labels: {labels}." if labels else "", f"Texts without any: {self.empty:,}." if self.empty else ""]
+        said = [f"By label: {labels}." if labels else "", f"Texts without any: {self.empty:,}." if self.empty else ""]
         failed = f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else ""
         return tuple(sentence for sentence in (*said, failed) if sentence)
 

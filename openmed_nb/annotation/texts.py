@@ -24,7 +24,9 @@ def check_text(text: object, name: str = "The text") -> None:
         openmed_nb.errors.UnreadableText: The text has half of a surrogate pair at character 0. Remove it, or read the file it comes from with its right encoding.
     """
     if not isinstance(text, str):
-        raise UnreadableText(f"{name} must be a string, not {type(text).__name__}.", "Pass a string.")
+        raise UnreadableText(
+            f"{name} must be a string, not {type(text).__name__}.", "Pass a string, '' where there is no text."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -33,7 +33,6 @@ class Frame:
         token_type: The token type of the text's own tokens.
         padding: The token number that fills a row up.
         padding_type: Its token type.
-        padding_left: Whether rows are filled up on the left.
     """
 
     before: tuple[int, ...]
@@ -43,7 +42,6 @@ class Frame:
     token_type: int
     padding: int
     padding_type: int
-    padding_left: bool
 
     @property
     def size(self) -> int:
@@ -67,9 +65,33 @@ class Frame:
                     token_type=types[positions[0]],
                     padding=tokenizer.pad_token_id or 0,
                     padding_type=tokenizer.pad_token_type_id,
-                    padding_left=tokenizer.padding_side == "left",
                 )
         return None
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How the tokenizers library cuts what is longer than a model takes, as transformers has it do.
+
+    Attributes:
+        frame: What stands around a piece.
+        limit: How many tokens of the text a piece may have.
+        stride: By how many tokens two pieces overlap; ``None`` drops all pieces but the first.
+        side: On which side it cuts off.
+    """
+
+    frame: Frame
+    limit: int
+    stride: int | None
+    side: str
+
+    def pieces(self, encoding: Encoding) -> list[Encoding]:
+        """Return the pieces of a text in transformers' order, without what stands around them."""
+        pieces = [encoding] if self.stride is None else [encoding, *encoding.overflowing]
+        for piece in pieces:
+            piece.truncate(len(piece) - len(self.frame.after))
+            piece.truncate(len(piece) - len(self.frame.before), direction="left")
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -95,15 +117,6 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, firsts: np.ndarray, lasts: np.ndarray) -> Tokens:
-        """Return these tokens with each stretch from ``firsts`` up to ``lasts`` as a sequence of its own."""
-        lengths = lasts - firsts
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], lengths)
-        owners = self.owners[self.sequences(firsts)]
-        ids, starts, ends, subwords = (array[positions] for array in (self.ids, self.starts, self.ends, self.subwords))
-        return Tokens(ids, starts, ends, subwords, bounds, owners)
-
     def sequences(self, positions: np.ndarray) -> np.ndarray:
         """Return the number of the sequence that each token position is in."""
         return np.searchsorted(self.bounds, positions, side="right") - 1
@@ -115,15 +128,23 @@ class Tokens:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Any], words: bool = False, special_tokens: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Any],
+    truncation: Truncation | None = None,
+    words: bool = False,
+    special_tokens: bool = False,
 ) -> list[Encoding]:
-    """Return what a fast tokenizer makes of whole texts: nothing cut off, nothing filled up.
+    """Return what a fast tokenizer makes of texts: whole, where no truncation is asked for, and nothing filled up.
 
     A tokenizer's settings for both are its own state, hence the lock.
     """
     backend = tokenizer.backend_tokenizer
     with TENSOR_LOCK:
-        backend.no_truncation()
+        if truncation is None:
+            backend.no_truncation()
+        else:
+            special_tokens, length = True, truncation.limit + truncation.frame.size
+            backend.enable_truncation(length, stride=truncation.stride or 0, direction=truncation.side)
         backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens
         if len(texts) == 1:  # No threads for one text.
@@ -134,33 +155,50 @@ def encode(
     return encodings
 
 
-def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
-    """Return the tokens of some texts, one sequence for each.
+def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None = None) -> Tokens:
+    """Return the tokens of some texts, one sequence for each or for each piece of it.
 
     Args:
         tokenizer: A fast tokenizer.
         texts: The texts, of any length.
+        truncation: How to cut those that are too long; ``None`` leaves them whole.
     """
-    encodings = encode(tokenizer, texts)
+    encodings, owners = flat(encode(tokenizer, texts, truncation), truncation)
     starts, ends = offsets(encodings)
-    return assemble(tokenizer, encodings, texts, starts, ends)
+    return assemble(tokenizer, encodings, owners, texts, starts, ends)
 
 
-def tokenise_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]], delimiter: str) -> Tokens:
+def tokenise_words(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[str]],
+    delimiter: str,
+    truncation: Truncation | None = None,
+) -> Tokens:
     """Return the tokens of texts that are split into words; offsets count in the words joined by the delimiter."""
-    encodings = encode(tokenizer, texts, words=True)
+    encodings, owners = flat(encode(tokenizer, texts, truncation, words=True), truncation)
+    begins = [np.array([0, *accumulate(len(word) + len(delimiter) for word in words)]) for words in texts]
     shifts = [
-        np.array([0, *accumulate(len(word) + len(delimiter) for word in words)])[np.array(encoding.word_ids, np.int64)]
-        for words, encoding in zip(texts, encodings, strict=True)
+        begins[owner][np.array(encoding.word_ids, np.int64)]
+        for owner, encoding in zip(owners.tolist(), encodings, strict=True)
     ]
     shift = np.concatenate([np.zeros(0, np.int64), *shifts])
     starts, ends = offsets(encodings)
-    return assemble(tokenizer, encodings, [delimiter.join(words) for words in texts], starts + shift, ends + shift)
+    joined = [delimiter.join(words) for words in texts]
+    return assemble(tokenizer, encodings, owners, joined, starts + shift, ends + shift)
 
 
-def assemble(
+def flat(encodings: Sequence[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
+    """Return the pieces of all texts, and the number of the text that each is of."""
+    if truncation is None:
+        return list(encodings), np.arange(len(encodings))
+    pieces = [truncation.pieces(encoding) for encoding in encodings]
+    return list(chain.from_iterable(pieces)), np.repeat(np.arange(len(pieces)), [*map(len, pieces)])
+
+
+def assemble(  # noqa: PLR0913, PLR0917 - the arrays of a value
     tokenizer: PreTrainedTokenizerBase,
     encodings: Sequence[Encoding],
+    owners: np.ndarray,
     texts: Sequence[str],
     starts: np.ndarray,
     ends: np.ndarray,
@@ -168,7 +206,6 @@ def assemble(
     """Return encodings as one flat value."""
     bounds = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
-    owners = np.arange(len(texts))
     if getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None):
         subwords = token_lengths(tokenizer, ids) != ends - starts
     else:

@@ -82,26 +82,3 @@ def last_word_start(word_starts: np.ndarray, after: int, until: int) -> int:
     """Return the last word start in ``(after, until]``, or ``until`` where a single word fills it all."""
     place = int(np.searchsorted(word_starts, until, side="right")) - 1
     return int(word_starts[place]) if place >= 0 and word_starts[place] > after else until
-
-
-def strided(length: int, limit: int, stride: int, side: str = "right") -> list[tuple[int, int]]:
-    """Return the windows of transformers' ``stride``, as the tokenizers library cuts them (``Encoding::truncate``).
-
-    Args:
-        length: How many tokens the sequence has.
-        limit: How many tokens a window may have.
-        stride: By how many tokens two windows overlap.
-        side: The tokenizer's ``truncation_side``.
-
-    Example:
-        >>> strided(10, 4, 1), strided(10, 4, 1, "left")
-        ([(0, 4), (3, 7), (6, 10)], [(6, 10), (3, 7), (0, 4)])
-    """
-    if length <= limit:
-        return [(0, length)]
-    windows = []
-    for first in range(0, length, limit - stride):
-        windows.append((first, min(first + limit, length)))
-        if first + limit >= length:
-            break
-    return windows if side == "right" else [(length - last, length - first) for first, last in windows]

@@ -53,12 +53,15 @@ def linear_mode() -> Callable[[], Any]:
 
 
 def suits(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Tell whether a product is one that oneDNN takes and speeds up: dense float32, many rows."""
+    """Tell whether a product is one that oneDNN takes and speeds up: dense float32, many rows, and only its result."""
     import torch
 
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
     tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
     plain = all(tensor.dtype == torch.float32 and tensor.layout == torch.strided for tensor in tensors)
-    return plain and weight.ndim == 2 and inputs.numel() >= FEWEST_ROWS * weight.shape[1]  # noqa: PLR2004
+    fitting = inputs.shape[-1:] == weight.shape[1:]
+    return plain and fitting and inputs.numel() >= FEWEST_ROWS * weight.shape[1] > 0
 
 
 @functools.cache

@@ -45,7 +45,7 @@ class TestOptions:
     )
     def test_option_that_does_not_work(self, loaded, options, words_of):
         """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
-        with pytest.raises(ConfigurationError, match=r"options|stride|batch_size"):
+        with pytest.raises(ConfigurationError, match=r"options|stride|batch_size|ignore_labels"):
             pipeline_over(loaded, "first", options)
         assert words_of(pipeline_over(loaded, "first", {})) == WORDS
 

@@ -139,6 +139,7 @@ def test_any_line_behind_the_device_magic(shell, line):
 @given(line=LINES)
 @example(line="--model=")
 @example(line="--out=")
+@example(line="--out=--")
 def test_any_line_behind_the_cell_magic(shell, line):
     """%%openmed_ner answers any line with a result or one of our errors, and no error holds the note."""
     SESSION.reset()

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openmed_nb.annotation.annotated import AnnotatedText
+from openmed_nb.annotation.annotations import Annotations
+from openmed_nb.annotation.columns import Answers
+from openmed_nb.annotation.summary import Summary
 from openmed_nb.devices.availability import Rejection
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.choice import DeviceChoice
@@ -109,6 +112,15 @@ def with_label(payload):
     return AnnotatedText("asthma", ({"entity_group": payload, "score": 1.0, "start": 0, "end": 6},), "m", "cpu")
 
 
+def several(text="asthma", label="D", error="", model="m", device="cpu"):
+    """Return what was found in many texts: an entity over all of the first, and perhaps a text that failed."""
+    answers = Answers()
+    answers.add(0, [{"entity_group": label, "score": 1.0, "word": text, "start": 0, "end": len(text)}])
+    if error:
+        answers.add(1, error)
+    return Annotations(answers, (text,), model, device)
+
+
 GPU = {"gpu_build": "CUDA 13.0", "mps_built": False}
 
 PLACES = {
@@ -116,6 +128,15 @@ PLACES = {
     "label": with_label,
     "model": lambda text: AnnotatedText("asthma", (), text, "cpu"),
     "device": lambda text: AnnotatedText("asthma", (), "m", text),
+    "text of many": several,
+    "label of many": lambda text: several(label=text),
+    "error of many": lambda text: several(error=text),
+    "model of many": lambda text: several(model=text),
+    "device of many": lambda text: several(device=text),
+    "words of a summary": lambda text: Summary("m", "cpu", 1, 0, (), (), ((text, 1),)),
+    "label of a summary": lambda text: several(label=text).summary(),
+    "error of a summary": lambda text: several(error=text).summary(),
+    "model of a summary": lambda text: Summary(text, "cpu", 0, 0, (), (), ()),
     "architecture": lambda text: session(
         machine=Machine("Darwin", text, apple_silicon=True, translated=True)
     ).devices(),
@@ -220,3 +241,13 @@ def test_any_note_with_any_entities(data, text, label):
     unmarked = re.sub(r" <small>.*?</small>", "", marked, flags=re.DOTALL)
 
     assert read(f"{STYLE}<p>{re.sub('</?mark[^>]*>', '', unmarked)}</p>") == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(min_size=1, max_size=40), label=ANY, error=st.text(min_size=1, max_size=20))
+def test_any_texts_with_any_entities(text, label, error):
+    """Whatever many texts, their labels and errors hold, the page has no element that is not ours, and all of the text."""
+    found = several(text, label, error)
+
+    assert text in read(found._repr_html_())
+    assert error in read(found.summary()._repr_html_())

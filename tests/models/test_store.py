@@ -10,7 +10,6 @@ import weakref
 
 import pytest
 import torch
-import torch._lazy.ts_backend
 
 from openmed_nb.annotation.building import pipeline_over
 from openmed_nb.errors import DeviceUnavailable, ModelUnusable
@@ -18,14 +17,10 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move
 from openmed_nb.models.store import ModelStore
 
+pytestmark = pytest.mark.usefixtures("lazy_device")
+
 LAZY = "lazy:0"
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def lazy_device():
-    """Start torch's lazy device."""
-    torch._lazy.ts_backend.init()
 
 
 @pytest.fixture

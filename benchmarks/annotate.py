@@ -1,0 +1,269 @@
+"""Print what annotating costs, as ratios of two things measured in turn in one run.
+
+python benchmarks/annotate.py CORPORA [--device cpu|cuda] [--rounds N] [--sweep] [--json FILE]
+
+CORPORA is the folder that ``scripts/train_bundled_model.py`` describes, with ACI-Bench and MTS-Dialog in
+``clinical-notes``. Compared are, on the same texts and with the same overlap of windows for long ones:
+
+- the pipeline here against transformers' own, with the best of several batch sizes;
+- the pipeline here against the bare forward pass over the very batches that it makes;
+- one short text, warm;
+- on the CPU, the peak memory for 100,000 short texts from a generator against that for 1,000.
+
+The models are the bundled one and a DistilBERT of 66 million random weights, whose last layer is set so that it
+finds as many entities as the bundled model: what is decoded is then as much as it really would be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+# Otherwise transformers' pipeline switches the threads of the tokenizer off, for itself and for ours.
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+
+import numpy as np
+import torch
+import transformers
+from transformers import DistilBertConfig, DistilBertForTokenClassification, TokenClassificationPipeline
+
+from openmed_nb.annotation.chunks import in_chunks
+from openmed_nb.annotation.forward import fill
+from openmed_nb.annotation.pipeline import AnnotationPipeline
+from openmed_nb.annotation.stream import chunk_characters
+from openmed_nb.devices.linear import onednn_gain
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.loading import LoadSpec, load
+
+STRIDE = 2 * 16
+"""The overlap of transformers' windows that reads as much text twice as the windows here."""
+
+BATCH_SIZES = {"cpu": (1, 8, 32), "cuda": (1, 16, 64, 256)}
+AMOUNTS = {"cpu": {"notes": 200}, "cuda": {"sentences": 4000, "notes": 1500}}
+BARS = {"cpu": (1.6, 1.15), "cuda": (10.0, 1.35)}
+SHORT = "Patient with type 2 diabetes mellitus and hypertension."
+
+MEMORY = """
+import resource, sys
+import openmed_nb as nb
+texts = (f"Visit {number}: no history of asthma, type 2 diabetes." for number in range(int(sys.argv[1])))
+found = nb.annotate(texts, device="cpu", progress=False)
+assert len(found) == int(sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def sentences(corpora: Path) -> list[str]:
+    """Return the sentences of the two corpora, their tokens joined by spaces."""
+    files = [*sorted(corpora.glob("ncbi-disease/*.tsv")), *sorted(corpora.glob("bc5cdr/disease/*.tsv"))]
+    blocks = [block for file in files for block in file.read_text("utf-8").split("\n\n") if block.strip()]
+    return [" ".join(line.split("\t")[0] for line in block.strip().splitlines()) for block in blocks]
+
+
+def notes(corpora: Path) -> list[str]:
+    """Return 1,500 texts of mixed length: visit notes, sections of notes, and abstracts of ten sentences."""
+    found = []
+    for file in sorted(corpora.glob("clinical-notes/*.csv")):
+        with file.open(encoding="utf-8", newline="") as rows:
+            found += [row.get("note") or row["section_text"] for row in csv.DictReader(rows)]
+    each = sentences(corpora)
+    found += [" ".join(each[place : place + 10]) for place in range(0, len(each), 10)][: 1500 - len(found)]
+    return found
+
+
+def sample(texts: list[str], amount: int) -> list[str]:
+    """Return so many of the texts, always the same."""
+    return random.Random(0).sample(texts, min(amount, len(texts)))  # noqa: S311
+
+
+def bundled(device: str) -> tuple[Any, Any]:
+    """Return the bundled model and its tokenizer."""
+    loaded = load(LoadSpec.of("bundled", OpenMedConfig()), device)
+    return loaded.model, loaded.tokenizer
+
+
+def distilbert(device: str, texts: list[str]) -> tuple[Any, Any]:
+    """Return a DistilBERT of 66 million weights that finds about as many entities in texts as the bundled model."""
+    model, tokenizer = bundled(device)
+    labels = {"id2label": model.config.id2label, "label2id": model.config.label2id}
+    torch.manual_seed(0)
+    other = DistilBertForTokenClassification(DistilBertConfig(**labels)).eval().to(device)
+    inputs = tokenizer(texts, truncation=True, padding=True, return_tensors="pt").to(device)
+    mask = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        other.classifier.weight.mul_(60)
+        wanted = beginnings(model(**inputs).logits, mask)
+        inputs.pop("token_type_ids", None)
+        logits = other(**inputs).logits
+        margins = (logits[..., 1:].max(-1).values - logits[..., 0])[mask]
+        biases = margins.quantile(torch.linspace(0, 1, 801, device=device))
+        outside = torch.tensor([1.0, 0.0, 0.0], device=device)
+        found = torch.tensor([beginnings(logits + bias * outside, mask) for bias in biases])
+        sparse = torch.arange(len(biases)) > found.argmax()  # beyond the bias with the most entities, fewer are found
+        closest = torch.where(sparse, (found - wanted).abs(), wanted + found.max()).argmin()
+        other.classifier.bias[0] += biases[closest]
+    tokenizer.model_max_length = other.config.max_position_embeddings
+    return other, tokenizer
+
+
+def beginnings(logits: torch.Tensor, mask: torch.Tensor) -> int:
+    """Return how many entities begin in rows of tokens."""
+    inside = (logits.argmax(-1) != 0) & mask
+    before = torch.nn.functional.pad(inside[:, :-1], (1, 0))
+    return int((inside & (~before | (logits.argmax(-1) == 1))).sum())
+
+
+def seconds(function: Callable[[], Any], device: str) -> float:
+    """Return how long a function takes, the device's work included."""
+    begin = time.perf_counter()
+    function()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def batches(pipe: AnnotationPipeline, texts: list[str]) -> list[dict[str, torch.Tensor]]:
+    """Return the batches that a pipeline makes of texts, ready on its device."""
+    annotator = pipe.own_annotator()
+    ready = []
+    for chunk in in_chunks(texts, chunk_characters(annotator.budget)):
+        made = annotator.prepare(chunk)
+        assert made is not None  # noqa: S101 - a chunk of texts
+        plan = annotator.batches(made, annotator.budget)
+        inputs = (fill(made.tokens, made.windows, batch, annotator.network) for batch in plan)
+        ready += [{name: torch.from_numpy(array).to(pipe.device) for name, array in one.items()} for one in inputs]
+    return ready
+
+
+def bare(model: Any, ready: list[dict[str, torch.Tensor]]) -> None:
+    """Run the model over batches and do nothing with what it says."""
+    with torch.no_grad():
+        for inputs in ready:
+            model(**inputs)
+
+
+def compare(model: Any, tokenizer: Any, texts: list[str], device: str, rounds: int) -> dict[str, Any]:
+    """Return the times of all ways through the same texts, the best of some rounds, in turn."""
+    parts = {"model": model, "tokenizer": tokenizer, "device": model.device, "aggregation_strategy": "first"}
+    ours, theirs = AnnotationPipeline(**parts), TokenClassificationPipeline(**parts, stride=STRIDE)
+    ready = batches(ours, texts)
+    ways: dict[str, Callable[[], Any]] = {"ours": lambda: ours(texts), "bare": lambda: bare(model, ready)}
+    for size in BATCH_SIZES[device]:
+        ways[f"transformers {size}"] = lambda size=size: theirs(texts, batch_size=size)
+    for way in (*list(ways.values())[:2], lambda: theirs(texts[:8])):
+        way()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _round in range(rounds):
+        for name, way in ways.items():
+            times[name].append(seconds(way, device))
+    best = {name: min(taken) for name, taken in times.items()}
+    entities = sum(map(len, ours(texts)))
+    few = texts[:200]
+    pairs = zip(ours(few, stride=STRIDE), theirs(few), strict=True)
+    same = sum(spans(one) == spans(other) for one, other in pairs)
+    fastest = min(taken for name, taken in best.items() if name.startswith("transformers"))
+    return {
+        "texts": len(texts),
+        "entities": entities,
+        f"same spans in {len(few)}": same,
+        **{name: round(taken, 3) for name, taken in best.items()},
+        "times faster than transformers": round(fastest / best["ours"], 2),
+        "times the bare forward pass": round(best["ours"] / best["bare"], 2),
+    }
+
+
+def spans(entities: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
+    """Return where the entities of a text stand, and their labels."""
+    return [(entity["start"], entity["end"], entity["entity_group"]) for entity in entities]
+
+
+def latency(model: Any, tokenizer: Any, device: str, times: int = 60) -> dict[str, Any]:
+    """Return the median time of one short text, warm, here and with transformers, in turn."""
+    parts = {"model": model, "tokenizer": tokenizer, "device": model.device, "aggregation_strategy": "first"}
+    ours, theirs = AnnotationPipeline(**parts), TokenClassificationPipeline(**parts, stride=STRIDE)
+    taken = {"ours": [], "theirs": []}
+    for turn in range(times):
+        for name, pipe in (("ours", ours), ("theirs", theirs)):
+            once = seconds(lambda pipe=pipe: pipe(SHORT), device)
+            taken[name] += [once] if turn >= 5 else []  # noqa: PLR2004 - the first are not warm
+    middle = {name: float(np.median(each)) for name, each in taken.items()}
+    return {
+        "ours ms": round(1000 * middle["ours"], 2),
+        "transformers ms": round(1000 * middle["theirs"], 2),
+        "ours / transformers": round(middle["ours"] / middle["theirs"], 2),
+    }
+
+
+def memory() -> dict[str, Any]:
+    """Return the peak memory of a process that annotates few and many short texts of a generator."""
+    peaks = {}
+    for amount in (1000, 100_000):
+        command = [sys.executable, "-c", MEMORY, str(amount)]
+        peaks[amount] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+    return {f"{amount:,} texts MiB": round(peak) for amount, peak in peaks.items()} | {
+        "ratio": round(peaks[100_000] / peaks[1000], 2)
+    }
+
+
+def sweep(model: Any, tokenizer: Any, texts: list[str], device: str) -> dict[str, Any]:
+    """Return the time for texts with each budget of tokens."""
+    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=model.device, aggregation_strategy="first")
+    budgets = [256 * 2**power for power in range(9)]
+    pipe(texts)
+    return {
+        str(tokens): round(seconds(lambda tokens=tokens: pipe(texts, batch_tokens=tokens), device), 3)
+        for tokens in budgets
+    }
+
+
+def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each measurement with its name."""
+    device = asked.device
+    sources = {"sentences": sentences, "notes": notes}
+    works = {name: sample(sources[name](asked.corpora), amount) for name, amount in AMOUNTS[device].items()}
+    some = next(iter(works.values()))[:50]
+    for name, make in (("bundled", lambda: bundled(device)), ("DistilBERT 66M", lambda: distilbert(device, some))):
+        model, tokenizer = make()
+        for work, texts in works.items():
+            yield f"{name}, {len(texts):,} {work}", compare(model, tokenizer, texts, device, asked.rounds)
+            if asked.sweep:
+                yield f"{name}, {work}, seconds by batch_tokens", sweep(model, tokenizer, texts, device)
+        yield f"{name}, one short text", latency(model, tokenizer, device)
+    if device == "cpu":
+        yield "peak memory", memory()
+
+
+def main() -> None:
+    """Measure, and print as a table and as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpora", type=Path)
+    parser.add_argument("--device", choices=sorted(AMOUNTS), default="cpu")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sweep", action="store_true", help="also try several values of batch_tokens")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    asked = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    gpu = f", {torch.cuda.get_device_name()}" if asked.device == "cuda" else f", oneDNN gain {onednn_gain():.2f}"
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads{gpu}")
+    print("bars: {} times faster than transformers, {} times the bare forward pass".format(*BARS[asked.device]))
+    figures = {}
+    for name, measured in measurements(asked):
+        figures[name] = measured
+        print(name, *(f"  {key:<32}{value}" for key, value in measured.items()), sep="\n", flush=True)
+    print(json.dumps(figures))
+    if asked.json:
+        asked.json.write_text(json.dumps(figures, indent=2), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Small models of many architectures, each with a real tokenizer of the kind that it has, trained on a few lines.
+
+Everything is random but fixed, and all labels occur: that is what comparing two programs needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    TokenClassificationPipeline,
+)
+
+from openmed_nb.annotation.pipeline import AnnotationPipeline
+
+CORPUS = (
+    "No history of asthma; the patient has type 2 diabetes mellitus and takes 500 mg of metformin twice a day.",
+    'Hypertension, hypothyroidism and non-small-cell lung cancer (stage IIIb) were seen in 2019, she said: "it\'s fine".',
+    "Él tomó paracetamol — naïve façade, Übelkeit und Kopfschmerzen, élève à l'hôpital n° 3.",
+    "患者は糖尿病と高血圧です。 患者有糖尿病和高血压。",
+    "המטופל סובל מסוכרת . المريض يعاني من السكري",
+    "Пациент принимает аспирин 🙂 👩‍⚕️ e\u0301 ﬁne ½ ™",
+)
+"""What the tokenizers are trained on; a text of anything else has unknown characters."""
+
+PIECES = 400
+"""How many tokens a vocabulary has at most."""
+
+LENGTH = 48
+"""How many tokens a model takes, special tokens included."""
+
+PREFIXED = ("O", "B-DRUG", "I-DRUG", "B-GENE", "I-GENE")
+PLAIN = ("O", "DRUG", "GENE", "DOSE")
+ODD = ("O", "NON-HUMAN", "HUMAN", "B-", "I-", "I-A-B", "B-A-B", "A-B", "-")
+"""Labels that transformers splits at a hyphen, though they are not made of a prefix and a kind."""
+
+BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+ROBERTA = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+"""Special tokens, in the order of their numbers."""
+
+
+def word_pieces(**settings: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as BERT has one: words in lower case without accents, cut into pieces that say so."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    pieces = learned(tokenizer, trainers.BpeTrainer, BERT)  # That of WordPiece learns others every time.
+    inner = [f"##{piece}" for piece in pieces[len(BERT) :]]
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, *inner])}
+    tokenizer.model = models.WordPiece(vocabulary, unk_token=BERT["unk"])
+    return wrapped(tokenizer, BERT, "{cls} $A {sep}", **settings)
+
+
+def byte_pairs(add_prefix_space: bool, names: dict[str, str] = ROBERTA, **settings: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as RoBERTa, ModernBERT and GPT-2 have one: pieces of UTF-8, a space being part of its word."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    pieces = learned(tokenizer, trainers.BpeTrainer, names, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    if names is ROBERTA:
+        ends = [(names[name], pieces.index(names[name])) for name in ("sep", "cls")]
+        tokenizer.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=add_prefix_space)
+    return wrapped(tokenizer, names, "{cls} $A {sep}" if names is BERT else "", **settings)
+
+
+def unigrams(frame: str = "{cls} $A {sep}", **settings: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as XLM-R, DeBERTa-v2 and XLNet have one: likely pieces, a space being written as ``▁``."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    text = "".join(f" {line}" for line in CORPUS)
+    pieces = learned(tokenizer, trainers.UnigramTrainer, ROBERTA, unk_token=ROBERTA["unk"])
+    counts = [text.count(piece.replace("▁", " ")) + 1 for piece in pieces]
+    chances = [(piece, math.log(count / len(text))) for piece, count in zip(pieces, counts, strict=True)]
+    tokenizer.model = models.Unigram(chances, unk_id=pieces.index(ROBERTA["unk"]), byte_fallback=False)
+    return wrapped(tokenizer, ROBERTA, frame, **settings)
+
+
+def learned(tokenizer: Tokenizer, trainer: Any, names: dict[str, str], **settings: Any) -> list[str]:
+    """Train a tokenizer, and return its pieces in an order that is the same every time; a trainer's own may not be."""
+    special = list(names.values())
+    tokenizer.train_from_iterator(
+        CORPUS, trainer(vocab_size=PIECES, special_tokens=special, show_progress=False, **settings)
+    )
+    return [*special, *sorted(tokenizer.get_vocab().keys() - {*special})]
+
+
+def wrapped(
+    tokenizer: Tokenizer,
+    names: dict[str, str],
+    frame: str,
+    inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask"),
+    **settings: Any,
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with special tokens around a text, as transformers wraps it."""
+    if frame:
+        ends = [(token, tokenizer.token_to_id(token)) for token in names.values()]
+        tokenizer.post_processor = processors.TemplateProcessing(single=frame.format(**names), special_tokens=ends)
+    special = {f"{name}_token": token for name, token in names.items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=LENGTH, model_input_names=list(inputs), **special, **settings
+    )
+
+
+WITHOUT_TYPES = ("input_ids", "attention_mask")
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "distilbert": {"dim": 32, "hidden_dim": 37, "n_heads": 2, "n_layers": 2},
+    "electra": {"embedding_size": 16},
+    "roberta": {},
+    "modernbert": {
+        "local_attention": 8,
+        "global_attn_every_n_layers": 2,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+    "xlm-roberta": {},
+    "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
+}
+"""By model type, the settings of a configuration that are not those of BERT."""
+
+RARE: dict[str, dict[str, Any]] = {
+    "fnet": {},
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 37, "max_position_embeddings": None},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, "eos_token_id": 0, "bos_token_id": 0},
+}
+"""A model without an attention mask, one that pads on the left, and one whose tokenizer puts nothing around a text."""
+
+TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "bert": word_pieces,
+    "distilbert": partial(word_pieces, inputs=WITHOUT_TYPES),
+    "electra": word_pieces,
+    "roberta": partial(byte_pairs, True, inputs=WITHOUT_TYPES),
+    "modernbert": partial(byte_pairs, False, BERT, inputs=WITHOUT_TYPES),
+    "xlm-roberta": partial(unigrams, inputs=WITHOUT_TYPES),
+    "deberta-v2": unigrams,
+    "fnet": partial(word_pieces, inputs=("input_ids", "token_type_ids")),
+    "xlnet": partial(unigrams, "$A:0 {sep}:0 {cls}:2", padding_side="left"),
+    "gpt2": partial(byte_pairs, False, {"eos": "<|endoftext|>"}, inputs=WITHOUT_TYPES),
+}
+
+
+@cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of an architecture."""
+    return TOKENIZERS[name]()
+
+
+@cache
+def model_of(name: str, labels: tuple[str, ...] = PREFIXED) -> PreTrainedModel:
+    """Return a model whose predictions are arbitrary but fixed, and change with a token's context."""
+    torch.manual_seed(0)
+    padding = tokenizer_of(name).pad_token_id
+    settings = {
+        "vocab_size": len(tokenizer_of(name)),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 37,
+        "max_position_embeddings": LENGTH + (padding or 0) + 1,  # RoBERTa counts positions from there.
+        "type_vocab_size": 4,
+        "pad_token_id": padding,
+        "initializer_range": 0.2,  # With 1, attention looks at single tokens, and magnifies rounding a hundredfold.
+        **{**ARCHITECTURES, **RARE}[name],
+    }
+    names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    model = AutoModelForTokenClassification.from_config(AutoConfig.for_model(name, **given, **names)).eval()
+    level(model, tokenizer_of(name))
+    return model
+
+
+@torch.no_grad()
+def level(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Change a model's last layer so that all labels are as likely as the others, and no score is close to 1."""
+    layer = next(layer for layer in model.modules() if getattr(layer, "out_features", None) == model.num_labels)
+    texts = [tokenizer(text, truncation=True, return_tensors="pt") for text in CORPUS]
+    logits = torch.cat([model(**inputs).logits[0] for inputs in texts])
+    layer.weight *= 1.5 / logits.std(0)[:, None]
+    layer.bias.copy_((layer.bias - logits.mean(0)) * 1.5 / logits.std(0))
+
+
+@cache
+def both(
+    name: str, strategy: str = "simple", labels: tuple[str, ...] = PREFIXED
+) -> tuple[TokenClassificationPipeline, AnnotationPipeline]:
+    """Return transformers' own pipeline and ours over the same model and tokenizer."""
+    return pipelines(model_of(name, labels), tokenizer_of(name), strategy)
+
+
+def pipelines(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, strategy: str = "simple", **options: Any
+) -> tuple[TokenClassificationPipeline, AnnotationPipeline]:
+    """Return transformers' own pipeline and ours over a model."""
+    shared = {"model": model, "tokenizer": tokenizer, "device": -1, "aggregation_strategy": strategy, **options}
+    return TokenClassificationPipeline(**shared), AnnotationPipeline(**shared)
+
+
+def changed(name: str, **settings: Any) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of an architecture with other settings."""
+    tokenizer = copy.deepcopy(tokenizer_of(name))
+    for setting, value in settings.items():
+        setattr(tokenizer, setting, value)
+    return tokenizer
+
+
+def assert_same(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Check that answers have the same keys and values in the same order; scores are equal but for rounding."""
+
+    def close(key: str, value: Any) -> Any:
+        return pytest.approx(float(value), abs=1e-5) if key == "score" else value
+
+    assert [[list(entity.items()) for entity in answer] for answer in found] == [
+        [[(key, close(key, value)) for key, value in entity.items()] for entity in answer] for answer in expected
+    ]

@@ -1,0 +1,119 @@
+"""What the tests of annotation share: pipelines over tiny models, texts for them, and a simulated MPS device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one core: for tiny models, waiting for a second one takes longer than the work."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def simulated(helper: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module with a stand-in for the MPS device."""
+    return helper(FOLDER / "simulated_mps.py")
+
+
+@pytest.fixture(scope="session")
+def new_pipe(tiny: ModuleType) -> Callable[..., Any]:
+    """A function that returns a pipeline over a new random model, the same numbers every time."""
+    from openmed_nb.annotation.pipeline import AnnotationPipeline
+
+    def new_pipe(strategy: str = "simple", pipeline: Any = AnnotationPipeline, **options: Any) -> Any:
+        tokenizer = tiny.tokenizer(model_max_length=tiny.POSITIONS)
+        model = tiny.random_bert(tiny.PII_LABELS)
+        return pipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy, **options)
+
+    return new_pipe
+
+
+@pytest.fixture(scope="session")
+def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
+    """A function that returns so many texts of up to so many words, the same every time."""
+
+    def sentences(count: int, longest: int = 50, seed: int = 0) -> list[str]:
+        generator = random.Random(seed)  # noqa: S311 - texts for tests
+        words = [word for word in tiny.VOCABULARY if word not in tiny.SPECIAL and not word.startswith("##")]
+        lengths = (generator.randint(1, longest) for _ in range(count))
+        return [" ".join(generator.choices([*words, "hypertension"], k=length)) for length in lengths]
+
+    return sentences
+
+
+@pytest.fixture(scope="session")
+def rounded() -> Callable[..., Any]:
+    """A function that returns answers with scores that can be compared: batches of other shapes differ in the last digits."""
+
+    def rounded(answers: Any) -> list[Any]:
+        return [
+            [{**entity, "score": pytest.approx(float(entity["score"]), abs=1e-5)} for entity in answer]
+            for answer in answers
+        ]
+
+    return rounded
+
+
+@pytest.fixture(scope="session")
+def answers_to(new_pipe: Callable[..., Any], rounded: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns what an undisturbed pipeline answers, to be compared."""
+
+    def answers_to(texts: list[str], strategy: str = "simple") -> Any:
+        return rounded(new_pipe(strategy)(texts))
+
+    return answers_to
+
+
+@pytest.fixture
+def on_forward() -> Callable[..., None]:
+    """A function that lets a function see what a model is given, before each forward pass; it may raise."""
+
+    def on_forward(model: Any, watch: Callable[[Any], None]) -> None:
+        model.register_forward_pre_hook(lambda _model, _args, kwargs: watch(kwargs["input_ids"]), with_kwargs=True)
+
+    return on_forward
+
+
+@pytest.fixture(scope="session")
+def pipe_of() -> Callable[..., Any]:
+    """A function that returns a pipeline over the model of a folder, on the CPU."""
+    from openmed_nb.annotation.building import build_pipeline
+    from openmed_nb.models.config import OpenMedConfig
+    from openmed_nb.models.loading import LoadSpec, load
+
+    def pipe_of(folder: Path, strategy: str = "first", **options: Any) -> Any:
+        return build_pipeline(load(LoadSpec.of(str(folder), OpenMedConfig()), "cpu"), strategy, options)
+
+    return pipe_of
+
+
+@pytest.fixture(scope="session")
+def annotated() -> Callable[..., Any]:
+    """A function that annotates texts with a pipeline, without a progress bar."""
+    from openmed_nb.annotation.corpus import annotate_texts
+
+    def annotated(pipe: Any, texts: Any, **options: Any) -> Any:
+        return annotate_texts(pipe, texts, "model", **{"progress": False, **options})
+
+    return annotated
+
+
+@pytest.fixture(scope="session")
+def architectures(helper: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module that makes small models of many architectures, with tokenizers."""
+    return helper(FOLDER / "architectures.py")

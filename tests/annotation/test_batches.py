@@ -1,0 +1,209 @@
+"""Windows become batches: every window once, within a budget, of few shapes where the device wants few."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.annotation.batches import Batch, Budget, allowed_lengths, plan_batches
+
+LONGEST = (128, 512, 8192)
+"""How many tokens the models of the field take."""
+
+MOST_SHAPES = 16
+
+budgets = st.builds(
+    Budget,
+    tokens=st.integers(1, 40_000),
+    waste=st.integers(0, 2_000),
+    rows=st.none() | st.integers(1, 64),
+    few_shapes=st.booleans(),
+    padding=st.booleans(),
+)
+
+
+@st.composite
+def corpora(draw):
+    """Return the most tokens that a model takes, and the lengths of some windows."""
+    longest = draw(st.sampled_from(LONGEST))
+    around = st.integers(3, longest) | st.integers(3, min(40, longest)) | st.just(longest)
+    return longest, np.array(draw(st.lists(around, max_size=200)), np.int64)
+
+
+def shapes(batches):
+    """Return the distinct shapes of batches."""
+    return {(batch.height, batch.length) for batch in batches}
+
+
+class TestEveryBatch:
+    """What holds for any corpus, any model and any budget."""
+
+    @given(corpora(), budgets)
+    @settings(max_examples=150, deadline=None)
+    def test_every_window_is_in_one_batch(self, corpus, budget):
+        """Every window is in exactly one batch, which is long enough for it and has a row for each of its windows."""
+        longest, lengths = corpus
+        batches = plan_batches(lengths, budget, longest)
+        rows = [row for batch in batches for row in batch.rows.tolist()]
+        assert sorted(rows) == list(range(len(lengths)))
+        assert all((lengths[batch.rows] <= batch.length).all() for batch in batches)
+        assert all(1 <= len(batch.rows) <= batch.height for batch in batches)
+        assert all(batch.length <= longest for batch in batches)
+
+    @given(corpora(), budgets)
+    @settings(max_examples=150, deadline=None)
+    def test_budget_holds(self, corpus, budget):
+        """A batch has at most the tokens and the rows of the budget, filling included, unless it is one row."""
+        longest, lengths = corpus
+        for batch in plan_batches(lengths, budget, longest):
+            assert batch.height == 1 or batch.height * batch.length <= budget.tokens
+            assert batch.height <= (budget.rows or batch.height)
+
+    @given(corpora(), budgets)
+    @settings(max_examples=100, deadline=None)
+    def test_filling(self, corpus, budget):
+        """Where every shape is welcome, a batch has no more filling than the budget has for it."""
+        longest, lengths = corpus
+        for batch in plan_batches(lengths, replace(budget, few_shapes=False), longest):
+            assert (batch.length - lengths[batch.rows]).sum() <= budget.waste
+
+    @given(corpora(), budgets)
+    @settings(max_examples=100, deadline=None)
+    def test_without_padding_lengths_never_mix(self, corpus, budget):
+        """Where rows may not be filled up, a batch has windows of its own length only, and no row without a window."""
+        longest, lengths = corpus
+        for batch in plan_batches(lengths, replace(budget, padding=False), longest):
+            assert (lengths[batch.rows] == batch.length).all()
+            assert batch.height == len(batch.rows)
+
+
+class TestFewShapes:
+    """A device that compiles for every shape meets few of them."""
+
+    @given(st.sampled_from(LONGEST), st.sampled_from([64, 1024, 8192, 32768]), st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_all_corpora_share_sixteen_shapes(self, longest, tokens, data):
+        """However many corpora a model reads, it meets at most sixteen shapes in all."""
+        met = set()
+        for _ in range(5):
+            lengths = data.draw(st.lists(st.integers(3, longest), max_size=300))
+            met |= shapes(plan_batches(np.array(lengths, np.int64), Budget(tokens, few_shapes=True), longest))
+        assert len(met) <= MOST_SHAPES
+
+    @pytest.mark.parametrize("longest", LONGEST)
+    def test_a_large_corpus_of_all_lengths(self, longest):
+        """A corpus with many windows of every length, and every smaller part of it, has at most sixteen shapes."""
+        lengths = np.random.default_rng(0).integers(3, longest + 1, 5000)
+        budget = Budget(8192, few_shapes=True)
+        met = [shapes(plan_batches(lengths[:count], budget, longest)) for count in (1, 7, 50, 333, 5000)]
+        assert len(set().union(*met)) <= MOST_SHAPES
+
+    @pytest.mark.parametrize(
+        ("longest", "expected"),
+        [
+            (8, [8]),
+            (32, [32]),
+            (33, [32, 33]),
+            (64, [32, 40, 48, 56, 64]),
+            (128, [32, 40, 48, 64, 72, 88, 112, 128]),
+            (512, [32, 48, 72, 112, 160, 232, 352, 512]),
+            (514, [32, 48, 72, 112, 160, 240, 352, 514]),
+            (8192, [32, 72, 160, 352, 768, 1688, 3712, 8192]),
+        ],
+    )
+    def test_lengths(self, longest, expected):
+        """Lengths grow by one factor up to what the model takes, and are multiples of eight but for the last."""
+        assert allowed_lengths(longest) == expected
+
+    @pytest.mark.parametrize(
+        ("lengths", "expected"),
+        [
+            ([10], [([0], 32, 4)]),
+            ([10] * 4, [([3, 2, 1, 0], 32, 4)]),
+            ([10] * 3, [([2, 1, 0], 32, 4)]),
+            ([10] * 5, [([4, 3, 2, 1], 32, 4), ([0], 32, 4)]),
+            ([10, 60], [([0, 1], 64, 2)]),
+            ([10, 10, 60, 60], [([1, 0], 64, 2), ([3, 2], 64, 2)]),
+        ],
+    )
+    def test_left_overs(self, lengths, expected):
+        """Windows that do not fill a batch of their length go with longer ones."""
+        batches = plan_batches(np.array(lengths), Budget(128, few_shapes=True), 64)
+        assert [(batch.rows.tolist(), batch.length, batch.height) for batch in batches] == expected
+
+    def test_a_few_left_overs_run_one_by_one(self):
+        """One window is not filled up to a batch of hundreds of rows."""
+        batches = plan_batches(np.array([10] * 257 + [20]), Budget(8192, few_shapes=True), 512)
+        assert [(len(batch.rows), batch.length, batch.height) for batch in batches] == [
+            (256, 32, 256),
+            (1, 32, 1),
+            (1, 32, 1),
+        ]
+
+
+class TestOrder:
+    """Where every shape is welcome, rows are no longer than they must be."""
+
+    @pytest.mark.parametrize(
+        ("lengths", "budget", "expected"),
+        [
+            ([], Budget(10), []),
+            ([3, 9, 4], Budget(10), [([1], 9), ([2, 0], 4)]),
+            ([3, 3, 3], Budget(100), [([0, 1, 2], 3)]),
+            ([3, 3, 3], Budget(100, rows=2), [([0, 1], 3), ([2], 3)]),
+            ([3, 3, 3], Budget(1), [([0], 3), ([1], 3), ([2], 3)]),
+            ([5, 4, 5], Budget(100, padding=False), [([0, 2], 5), ([1], 4)]),
+            ([5, 4, 5], Budget(5, padding=False), [([0], 5), ([2], 5), ([1], 4)]),
+        ],
+    )
+    def test_batches(self, lengths, budget, expected):
+        """Batches go from the longest window to the shortest, equal ones in their order."""
+        batches = plan_batches(np.array(lengths, np.int64), budget, 64)
+        assert [(batch.rows.tolist(), batch.length) for batch in batches] == expected
+
+
+class TestHalves:
+    """A batch that does not fit in memory is run in two."""
+
+    @pytest.mark.parametrize(
+        ("rows", "height", "expected"),
+        [
+            (4, 4, [([0, 1], 30, 2), ([2, 3], 28, 2)]),
+            (5, 5, [([0, 1, 2], 30, 3), ([3, 4], 27, 3)]),
+            (2, 2, [([0], 30, 1), ([1], 29, 1)]),
+            (3, 8, [([0, 1], 30, 4), ([2], 28, 4)]),
+            (1, 7, [([0], 30, 4)]),
+            (1, 1, [([0], 30, 1)]),
+        ],
+    )
+    def test_halves(self, rows, height, expected):
+        """Each half has about half of the windows and of the height, at least one window, and the length of its longest."""
+        halves = Batch(np.arange(rows), 32, height).halves(30 - np.arange(rows))
+        assert [(half.rows.tolist(), half.length, half.height) for half in halves] == expected
+
+    def test_one_window_has_no_halves(self):
+        """A window that is alone and not filled up cannot be made smaller."""
+        assert Batch(np.array([1]), 7, 1).halves(np.array([9, 7])) == []
+
+    @given(st.integers(1, 50), st.integers(0, 50))
+    @settings(max_examples=60, deadline=None)
+    def test_halving_ends_with_single_rows(self, rows, more):
+        """Halving again and again ends with each window alone, in one row of its own length, and loses none."""
+        batches, ended, lengths = [Batch(np.arange(rows), 64, rows + more)], [], np.arange(rows) + 3
+        while batches:
+            batch = batches.pop()
+            halves = batch.halves(lengths)
+            batches += halves
+            if not halves:
+                ended.append((*batch.rows.tolist(), batch.length, batch.height))
+        assert sorted(ended) == [(row, row + 3, 1) for row in range(rows)]
+
+    @pytest.mark.parametrize(("tokens", "expected"), [(2048, 1024), (1024, 1024), (512, 512), (0, 1)])
+    def test_smaller_budget(self, tokens, expected):
+        """A budget never grows, is at least one token, and keeps everything else."""
+        whole = Budget(1024, rows=3, few_shapes=True, padding=False)
+        assert whole.within(tokens) == Budget(expected, rows=3, few_shapes=True, padding=False)

@@ -1,0 +1,92 @@
+"""A stream of texts is read in chunks; nothing is lost, and nothing is read long before it is needed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.annotation.chunks import Chunk, in_chunks, weight
+
+
+def failing(texts):
+    """Yield some texts, then fail as a stream does whose file is damaged."""
+    yield from texts
+    raise OSError("the disk is gone")
+
+
+class TestOrder:
+    """The texts come in order, each once."""
+
+    @given(st.lists(st.text(max_size=40) | st.none()), st.integers(1, 200), st.integers(0, 9))
+    @settings(max_examples=80, deadline=None)
+    def test_nothing_is_lost_or_reordered(self, texts, characters, first):
+        """All chunks end to end are the stream; each knows the number of its first text, and none is empty."""
+        chunks = list(in_chunks(iter(texts), characters, first))
+        assert [text for chunk in chunks for text in chunk.texts] == texts
+        sizes = [len(chunk.texts) for chunk in chunks]
+        assert all(sizes)
+        assert [chunk.first for chunk in chunks] == [first + start for start in itertools.accumulate([0, *sizes])][:-1]
+
+    @given(st.lists(st.text(max_size=40)), st.integers(1, 200))
+    @settings(max_examples=80, deadline=None)
+    def test_chunks_are_no_longer_than_needed(self, texts, characters):
+        """Without its last text a chunk is shorter than the characters asked for."""
+        for chunk in in_chunks(texts, characters):
+            assert sum(map(weight, chunk.texts[:-1])) < characters
+
+    @pytest.mark.parametrize(
+        ("texts", "characters", "expected"),
+        [
+            ([], 8, []),
+            ([""], 8, [[""]]),
+            (["aaaa", "b", "c", "d"], 8, [["aaaa"], ["b"], ["c", "d"]]),
+            ([""] * 7, 4, [[""], ["", ""], ["", "", "", ""]]),
+            (["a" * 99, "b"], 8, [["a" * 99], ["b"]]),
+            ([["a", "b"], ["c"]], 8, [[["a", "b"]], [["c"]]]),
+        ],
+    )
+    def test_chunks(self, texts, characters, expected):
+        """The first chunk is an eighth of a full one, and each after it twice as long as the one before."""
+        assert [chunk.texts for chunk in in_chunks(texts, characters)] == expected
+
+
+class TestReading:
+    """A stream is read as it is needed, and its failure loses nothing."""
+
+    def test_endless_stream(self):
+        """A stream without an end is read only as far as the chunks that were asked for."""
+        numbers = itertools.count()
+        chunks = in_chunks((str(number) for number in numbers), characters=16)
+        assert [next(chunks).texts, next(chunks).texts] == [["0"], ["1", "2"]]
+        assert next(numbers) == 3
+
+    @pytest.mark.parametrize(("count", "before"), [(0, []), (1, ["0"]), (5, ["0", "1", "2", "3", "4"])])
+    def test_stream_that_raises(self, count, before):
+        """The texts before a failure come first, and the failure is in the last chunk."""
+        chunks = list(in_chunks(failing(map(str, range(count))), characters=16))
+        assert [text for chunk in chunks for text in chunk.texts] == before
+        assert [chunk.error is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+        assert str(chunks[-1].error) == "the disk is gone"
+
+    def test_stream_that_is_interrupted(self):
+        """An interrupt in the stream's own code is no failure of the stream: it goes through."""
+
+        def interrupted():
+            yield "a"
+            raise KeyboardInterrupt
+
+        chunks = in_chunks(interrupted(), characters=8)
+        assert next(chunks) == Chunk(0, ["a"])
+        with pytest.raises(KeyboardInterrupt):
+            next(chunks)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", 1), ("abc", 4), (["ab", "c"], 6), ([], 1), (None, 1), (5, 1), ({"a": 1}, 1)]
+)
+def test_weight(text, expected):
+    """Every text counts for at least one character, whatever it is."""
+    assert weight(text) == expected

@@ -1,0 +1,489 @@
+"""Many texts of any kind of series: all answered, in order, read as they are needed; errors lose nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import re
+import signal
+import threading
+import time
+import weakref
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from transformers import pipeline
+from transformers.pipelines.pt_utils import KeyDataset
+
+from openmed_nb.annotation.annotations import SHOWN_TEXTS
+from openmed_nb.annotation.corpus import annotate_texts, checked_pipeline
+from openmed_nb.annotation.stream import chunk_characters
+from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
+
+TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus and hypertension", "asthma"]
+WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"], ["asthma"]]
+TABLE = {"note": TEXTS, "other": list(range(len(TEXTS)))}
+LONG = "asthma" + " " * 3000
+"""Few tokens, and so many characters that a chunk has few of it."""
+
+
+@pytest.fixture(scope="module")
+def pipe(pipe_of, keyword_model):
+    """A pipeline over the keyword model."""
+    return pipe_of(keyword_model)
+
+
+def words(found):
+    """Return the words of each text."""
+    return [[entity["word"] for entity in entities] for entities in found]
+
+
+class TextFile:
+    """A series of an older kind, without ``__iter__``."""
+
+    def __getitem__(self, number):
+        return TEXTS[number]
+
+
+SERIES = {
+    "list": lambda: TEXTS,
+    "tuple": lambda: tuple(TEXTS),
+    "generator": lambda: (text for text in TEXTS),
+    "iterator": lambda: iter(TEXTS),
+    "mapping's values": lambda: dict(enumerate(TEXTS)).values(),
+    "Series": lambda: pd.Series(TEXTS, index=range(10, 15)),
+    "string Series": lambda: pd.Series(TEXTS, dtype="string"),
+    "column of a DataFrame": lambda: pd.DataFrame(TABLE)["note"],
+    "column of a Dataset": lambda: datasets.Dataset.from_dict(TABLE)["note"],
+    "column of a stream": lambda: datasets.Dataset.from_dict(TABLE).to_iterable_dataset()["note"],
+    "array": lambda: np.array(TEXTS),
+    "object array": lambda: np.array(TEXTS, dtype=object),
+    "KeyDataset": lambda: KeyDataset(datasets.Dataset.from_dict(TABLE), "note"),
+    "old series": TextFile,
+}
+
+
+class TestSeries:
+    """What texts can be in."""
+
+    @pytest.mark.parametrize("series", SERIES.values(), ids=SERIES)
+    def test_every_series_gives_the_same_answers(self, annotated, pipe, series):
+        """Whatever the texts are in, each has its answer, in their order."""
+        found = annotated(pipe, series())
+        assert words(found) == WORDS
+        assert found.first_texts == tuple(TEXTS)
+
+    @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=repr)
+    def test_no_text(self, annotated, pipe, series):
+        """A series without a text has no answers."""
+        found = annotated(pipe, series)
+        assert (len(found), found.errors, list(found)) == (0, {}, [])
+
+    @pytest.mark.parametrize(
+        "series", ["asthma", b"asthma", {"note": "asthma"}, None, 5, len, list, range], ids=lambda one: str(type(one))
+    )
+    def test_what_is_no_series(self, annotated, pipe, series):
+        """A single text, a mapping and what cannot be gone through are refused, with what to pass; no text is repeated."""
+        with pytest.raises(ConfigurationError, match=r"is no series of texts\. Pass a list") as caught:
+            annotated(pipe, series)
+        assert "asthma" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            pd.DataFrame(TABLE),
+            datasets.Dataset.from_dict(TABLE),
+            datasets.Dataset.from_dict(TABLE).to_iterable_dataset(),
+            datasets.Dataset.from_dict(TABLE).data,
+        ],
+        ids=lambda table: type(table).__name__,
+    )
+    def test_whole_table(self, annotated, pipe, table):
+        """A whole table is refused, with the way to its column."""
+        with pytest.raises(ConfigurationError, match=r"is a table\. Pass its column of texts, such as table\['text'\]"):
+            annotated(pipe, table)
+
+    def test_answers_are_those_of_the_pipeline(self, annotated, new_pipe, sentences, rounded):
+        """The answers are those of the pipeline for the same list, for dense predictions too."""
+        texts, pipe = sentences(60), new_pipe()
+        assert list(annotated(pipe, texts)) == rounded(pipe(texts))
+
+    def test_single_tokens(self, annotated, new_pipe, sentences, rounded):
+        """Without joining, every token is an answer with its index, and the table has it."""
+        texts, pipe = sentences(10), new_pipe("none")
+        found = annotated(pipe, texts)
+        assert list(found) == rounded(pipe(texts))
+        assert found.to_frame()["index"].min() >= 1
+
+    def test_split_texts(self, annotated, new_pipe):
+        """A pipeline for split texts takes a list of words for each text, and shows them joined."""
+        split = new_pipe("first", is_split_into_words=True, delimiter=" ")
+        found = annotated(split, [text.split() for text in TEXTS])
+        assert list(found) == split([text.split() for text in TEXTS], is_split_into_words=True, delimiter=" ")
+        assert found.first_texts == tuple(TEXTS)
+
+
+class TestReading:
+    """Texts are read as they are needed and let go."""
+
+    def test_a_stream_is_read_a_bounded_way_ahead(self, annotated, pipe, tmp_path):
+        """A text is read at most three chunks before it is answered, however many there are; the first answers come soon."""
+        file, ahead = tmp_path / "run.jsonl", []
+
+        def stream():
+            for number in range(150):
+                ahead.append(number - max(0, file.read_bytes().count(b"\n") - 1))
+                yield LONG
+
+        assert words(annotated(pipe, stream(), resume=file)) == [["asthma"]] * 150
+        chunk = chunk_characters(pipe.own_annotator().budget) // len(LONG) + 1
+        assert max(ahead) <= 3 * chunk < 100
+        assert next(number for number, one in enumerate(ahead) if one < number) <= chunk
+
+    def test_only_the_first_texts_are_kept(self, annotated, pipe):
+        """When a run is over, all texts but those that are shown can be freed, although the answers are held."""
+
+        class Note(str):
+            __slots__ = ("__weakref__",)
+
+        references = []
+
+        def stream():
+            for number in range(50):
+                note = Note(f"asthma {number}")
+                references.append(weakref.ref(note))
+                yield note
+                del note
+
+        found = annotated(pipe, stream())
+        assert {number for number, one in enumerate(references) if one() is not None} <= set(range(SHOWN_TEXTS))
+        assert len(found.first_texts) == SHOWN_TEXTS
+        assert len(found) == 50
+
+    def test_during_a_run_few_texts_are_held(self, annotated, pipe):
+        """While a long stream is read, only those of a few chunks are alive."""
+
+        class Note(str):
+            __slots__ = ("__weakref__",)
+
+        alive, most = weakref.WeakSet(), []
+
+        def stream():
+            for _ in range(150):
+                note = Note(LONG)
+                alive.add(note)
+                most.append(len(alive))
+                yield note
+                del note
+
+        Note.__hash__ = object.__hash__
+        Note.__eq__ = object.__eq__
+        assert len(annotated(pipe, stream())) == 150
+        assert max(most) <= 4 * (chunk_characters(pipe.own_annotator().budget) // len(LONG) + 1) < 100
+
+
+BAD = {
+    "None": (None, "Text 1 must be a string, not NoneType."),
+    "number": (5, "Text 1 must be a string, not int."),
+    "NaN": (float("nan"), "Text 1 must be a string, not float."),
+    "NA": (pd.NA, "Text 1 must be a string, not NAType."),
+    "bytes": (b"secret", "Text 1 must be a string, not bytes."),
+    "list": (["secret"], "Text 1 must be a string, not list."),
+    "lone surrogate": ("secret \udc00", "Text 1 has half of a surrogate pair at character 7."),
+}
+
+
+@pytest.mark.parametrize(("text", "what"), BAD.values(), ids=BAD)
+class TestTextThatCannotBeRead:
+    """A text that cannot be read, in the middle of others."""
+
+    def test_raise(self, annotated, pipe, text, what):
+        """It stops the run by default; the error names it, repeats none of it, and has the answers before it."""
+        with pytest.raises(UnreadableText) as caught:
+            annotated(pipe, ["asthma", text, "asthma"])
+        assert caught.value.what == what
+        assert "secret" not in str(caught.value)
+        assert words(caught.value.annotations) == [["asthma"]]
+        assert caught.value.annotations.first_texts == ("asthma",)
+
+    def test_record(self, annotated, pipe, text, what):
+        """With ``record`` the others are answered, and its reason stands under its number."""
+        found = annotated(pipe, ["asthma", text, "asthma"], on_error="record")
+        assert words(found) == [["asthma"], [], ["asthma"]]
+        assert [number for number in found.errors if found.errors[number].startswith(what)] == [1]
+        assert "secret" not in str(found) + found._repr_html_() + found.to_json()
+        assert "\n1: (no answer)\n" in str(found)
+
+    def test_number_after_resuming(self, annotated, pipe, text, what, tmp_path):
+        """When a run goes on from a file, texts are still counted from the first of all."""
+        file = tmp_path / "run.jsonl"
+        annotated(pipe, ["asthma"], resume=file)
+        with pytest.raises(UnreadableText) as caught:
+            annotated(pipe, ["asthma", text, "asthma"], resume=file)
+        assert caught.value.what == what
+        found = annotated(pipe, ["asthma", text, "asthma"], resume=file, on_error="record")
+        assert list(found.errors) == [1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(some.lists(some.sampled_from(["asthma", "", None, 5, "\ud800"]), max_size=12))
+def test_every_text_has_an_answer_or_a_reason(annotated, pipe, texts):
+    """Whatever the series holds, each text is answered or recorded, and stopping at the first keeps those before it."""
+    bad = [number for number, text in enumerate(texts) if text not in ("asthma", "")]
+    found = annotated(pipe, texts, on_error="record")
+    assert list(found.errors) == bad
+    assert words(found) == [["asthma"] if text == "asthma" else [] for text in texts]
+    if bad:
+        with pytest.raises(UnreadableText, match=f"Text {bad[0]} ") as caught:
+            annotated(pipe, texts)
+        assert words(caught.value.annotations) == words(found)[: bad[0]]
+
+
+class BrokenStreamError(Exception):
+    """What a stream of a test fails with."""
+
+
+class TestStreamThatFails:
+    """A stream that ends with an error of its own."""
+
+    @pytest.mark.parametrize("count", [0, 1, 40])
+    @pytest.mark.parametrize("on_error", ["raise", "record"])
+    def test_error_is_kept_and_has_the_answers(self, annotated, pipe, count, on_error):
+        """The error comes as it is, after the texts before it were answered, and carries the answers."""
+
+        def stream():
+            yield from [LONG] * count
+            raise BrokenStreamError("no such page")
+
+        with pytest.raises(BrokenStreamError, match="no such page") as caught:
+            annotated(pipe, stream(), on_error=on_error)
+        assert words(caught.value.annotations) == [["asthma"]] * count
+
+    def test_run_goes_on_after_it(self, annotated, pipe, tmp_path):
+        """What was answered before it is in the file, and the run goes on from there."""
+        file = tmp_path / "run.jsonl"
+
+        def stream(end):
+            yield from TEXTS[:3]
+            if end:
+                raise BrokenStreamError
+            yield from TEXTS[3:]
+
+        with pytest.raises(BrokenStreamError):
+            annotated(pipe, stream(end=True), resume=file)
+        assert words(annotated(pipe, stream(end=False), resume=file)) == WORDS
+
+
+def interrupting(texts, at):
+    """Yield texts, and send this process a real SIGINT before one of them."""
+    for number, text in enumerate(texts):
+        if number == at:
+            signal.raise_signal(signal.SIGINT)
+        yield text
+
+
+class TestInterrupt:
+    """A run that is stopped by the person."""
+
+    @pytest.mark.parametrize("at", [0, 1, 30, 60])
+    def test_goes_on_from_what_the_error_carries(self, annotated, pipe, at):
+        """What was done is in the error, and a run that resumes from it has all answers, each text counted once."""
+        texts = [f"{LONG}{number}" for number in range(61)]
+        with pytest.raises(Interrupted) as caught:
+            annotated(pipe, interrupting(texts, at))
+        done = caught.value.annotations
+        assert caught.value.done == len(done) <= at
+        found = annotated(pipe, texts, resume=done)
+        assert words(found) == [["asthma"]] * 61
+        assert len(done) == caught.value.done
+
+    def test_message(self, annotated, pipe, tmp_path):
+        """It says how much is done and how to go on, in one line, with the name of the file where there is one."""
+        with pytest.raises(Interrupted) as caught:
+            annotated(pipe, interrupting(TEXTS, 1))
+        assert str(caught.value) == (
+            "Interrupted after 0 texts; nothing of them is lost. "
+            "To go on, import sys and repeat the call with resume=sys.last_value.annotations."
+        )
+        file = tmp_path / "run.jsonl"
+        with pytest.raises(Interrupted) as caught:
+            annotated(pipe, interrupting(TEXTS, 1), resume=file)
+        assert str(caught.value).endswith(f"To go on, repeat the call with resume={str(file)!r}.")
+
+    @pytest.mark.parametrize(("done", "counted"), [(0, "0 texts"), (1, "1 text;"), (1200, "1,200 texts")])
+    def test_counts_like_a_person(self, done, counted):
+        """One text is singular, and thousands have a comma."""
+        assert f"Interrupted after {counted}" in str(Interrupted(done, None, ""))
+
+    def test_no_except_exception_goes_on_after_it(self, annotated, pipe):
+        """Code that catches every ``Exception`` lets it pass."""
+
+        def careless():
+            with contextlib.suppress(Exception):
+                annotated(pipe, interrupting(TEXTS, 0))
+
+        with pytest.raises(Interrupted):
+            careless()
+
+    def test_survives_pickle_and_copy(self):
+        """It can be sent to another process with what it carries."""
+        error = Interrupted(3, ["answers"], "run.jsonl")
+        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - our own bytes
+            assert (str(other), other.done, other.annotations) == (str(error), 3, ["answers"])
+
+
+class TestResumeFromMemory:
+    """Going on from the annotations of an earlier run."""
+
+    def test_complete(self, annotated, new_pipe, on_forward):
+        """From a complete run nothing is computed again."""
+        pipe, batches = new_pipe(), []
+        found = annotated(pipe, TEXTS)
+        on_forward(pipe.model, batches.append)
+        again = annotated(pipe, TEXTS, resume=found)
+        assert list(again) == list(found)
+        assert batches == []
+
+    def test_errors_are_taken_over(self, annotated, pipe):
+        """What was recorded as failed stays recorded, and more texts are added after it."""
+        found = annotated(pipe, ["asthma", None], on_error="record")
+        again = annotated(pipe, ["asthma", None, "asthma"], resume=found)
+        assert again.errors == found.errors
+        assert words(again) == [["asthma"], [], ["asthma"]]
+        assert len(found) == 2
+
+    @pytest.mark.parametrize(
+        "texts", [TEXTS[:2], TEXTS[::-1], ["no", *TEXTS[1:]], []], ids=["fewer", "reversed", "another", "none"]
+    )
+    def test_other_texts(self, annotated, pipe, texts):
+        """Other texts than those of the earlier run are refused by number."""
+        found = annotated(pipe, TEXTS)
+        with pytest.raises(ConfigurationError, match=r"Text \d is not the one that the earlier run has an answer for"):
+            annotated(pipe, texts, resume=found)
+
+    def test_other_model_or_settings(self, annotated, pipe, pipe_of, keyword_model, random_model):
+        """Answers of another model, or of other settings, are not mixed in."""
+        for other, name in (
+            (pipe_of(random_model), "model"),
+            (pipe_of(keyword_model, "none"), "aggregation_strategy"),
+            (pipe_of(keyword_model, ignore_labels=["O", "DISEASE"]), "ignore_labels"),
+        ):
+            with pytest.raises(ConfigurationError, match=rf"of a run with other settings \({name}\)"):
+                annotated(pipe, TEXTS, resume=annotated(other, TEXTS))
+
+
+class TestOptions:
+    """What the other arguments take."""
+
+    @pytest.mark.parametrize("resume", [5, True, ["run.jsonl"], {}, b"run.jsonl"], ids=repr)
+    def test_resume_from_something_else(self, annotated, pipe, resume):
+        """What is neither a file's name nor annotations is refused by its type."""
+        with pytest.raises(ConfigurationError, match=f"resume cannot be {type(resume).__name__}"):
+            annotated(pipe, TEXTS, resume=resume)
+
+    @pytest.mark.parametrize("on_error", ["ignore", "", None, True])
+    def test_on_error(self, annotated, pipe, on_error):
+        """Anything but the two ways to deal with errors is refused, and they are named."""
+        with pytest.raises(ConfigurationError, match="Use one of raise, record"):
+            annotated(pipe, TEXTS, on_error=on_error)
+
+    @pytest.mark.parametrize("tokens", [0, -1, 1.5, "many", True])
+    def test_batch_tokens(self, annotated, pipe, tokens):
+        """A budget that is no whole number from 1 is refused."""
+        with pytest.raises(ConfigurationError, match="batch_tokens cannot be"):
+            annotated(pipe, TEXTS, batch_tokens=tokens)
+
+    @pytest.mark.parametrize("tokens", [1, 7, 10_000])
+    def test_any_budget_gives_the_same_answers(self, annotated, pipe, tokens):
+        """The budget changes how texts are batched, not what is found, and the pipeline keeps its own."""
+        before = pipe.batch_tokens
+        assert words(annotated(pipe, TEXTS, batch_tokens=tokens)) == WORDS
+        assert pipe.batch_tokens == before
+
+    def test_batches_stay_in_the_budget(self, annotated, new_pipe, on_forward, sentences):
+        """No batch has more tokens than the budget, where a text alone has not."""
+        pipe, sizes = new_pipe(), []
+        on_forward(pipe.model, lambda ids: sizes.append(ids.numel()))
+        annotated(pipe, sentences(40), batch_tokens=200)
+        assert max(sizes) <= 200
+
+    def test_pipeline_of_transformers(self, keyword_model):
+        """A pipeline that is not ours is refused, with the way to ours."""
+        with pytest.raises(ConfigurationError, match=r"Pass the name of a model, or a pipeline of load_pipeline\(\)"):
+            checked_pipeline(pipeline("token-classification", str(keyword_model)), {})
+
+    def test_pipeline_with_arguments_for_another(self, pipe):
+        """Arguments that would build a pipeline are refused beside one that is built."""
+        with pytest.raises(ConfigurationError, match="takes no aggregation_strategy, device"):
+            checked_pipeline(pipe, {"device": "cpu", "aggregation_strategy": "max"})
+
+
+def test_threads_with_one_pipeline(annotated, new_pipe, sentences, rounded):
+    """Several threads that annotate with one pipeline at once get the answers that each gets alone."""
+    pipe, texts = new_pipe(), [sentences(30, seed=seed) for seed in range(4)]
+    alone = [list(annotated(pipe, one)) for one in texts]
+    found = {}
+    threads = [
+        threading.Thread(target=lambda number: found.update({number: annotated(pipe, texts[number])}), args=(number,))
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [list(found[number]) for number in range(4)] == [rounded(one) for one in alone]
+
+
+class TestProgress:
+    """The bar of a terminal."""
+
+    @pytest.fixture
+    def shown(self, pipe, capsys):
+        """A function that annotates texts with a pause before each, and returns what was printed."""
+
+        def shown(texts, seconds, progress=True):
+            def stream():
+                for text in texts:
+                    time.sleep(seconds)
+                    yield text
+
+            annotate_texts(pipe, stream(), "model", progress=progress)
+            out, err = capsys.readouterr()
+            assert out == ""
+            return err
+
+        return shown
+
+    def test_slow_run(self, shown):
+        """A run of more than a second shows the device, how many texts are done, and texts per second."""
+        assert re.search(r"annotating on cpu: 5 texts \[00:0\d, +[\d.]+ texts/s\]\n$", shown(TEXTS, 0.25))
+
+    def test_quick_run(self, shown):
+        """A quick run shows nothing."""
+        assert shown(TEXTS, 0) == ""
+
+    def test_without(self, shown):
+        """Without progress nothing is ever shown."""
+        assert shown(TEXTS, 0.25, progress=False) == ""
+
+    def test_sized(self, annotated, pipe, capsys):
+        """Where the number of texts is known, the bar shows the share that is done, those of an earlier run included."""
+        found = annotated(pipe, TEXTS)
+        slow = SlowList([*TEXTS, "asthma"])
+        annotate_texts(pipe, slow, "model", resume=found)
+        assert re.search(r"100%.* 6/6 \[", capsys.readouterr().err)
+
+
+class SlowList(list):
+    """A list that pauses before each of its items."""
+
+    def __iter__(self):
+        for text in super().__iter__():
+            time.sleep(0.2)
+            yield text

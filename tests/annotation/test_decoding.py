@@ -1,0 +1,148 @@
+"""Labels and scores of tokens become entities, by tables written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from openmed_nb.annotation.decoding import Decoder, Predictions, best_tokens, word_starts
+from openmed_nb.annotation.labels import LabelTables
+from openmed_nb.annotation.tokens import tokenise
+
+LABELS = {0: "O", 1: "B-DRUG", 2: "I-DRUG", 3: "B-AGE", 4: "I-AGE"}
+SPELLINGS = {"O": 0, "B": 1, "I": 2, "BA": 3, "IA": 4}
+
+HYPERTENSION = "patient has hypertension ."
+"""Five tokens: patient, has, hyper, ##tension and the full stop."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny):
+    """A fast tokenizer of a few words."""
+    return tiny.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def entities(tokenizer):
+    """A function that returns the entities of texts from a label and a score for each token, in one line each."""
+
+    def entities(strategy, texts, spoken, ignored=("O",)):
+        tokens = tokenise(tokenizer, texts)
+        labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
+        numbers = np.array([SPELLINGS[label] for label in labels])
+        predictions = Predictions(numbers, np.array(scores, np.float32))
+        decoder = Decoder(tokenizer, LabelTables.of(LABELS, ignored), strategy, tokens_before=1)
+        return [[line(one) for one in found] for found in decoder.entities(texts, tokens, predictions)]
+
+    return entities
+
+
+def line(entity):
+    """Return an entity in one line."""
+    label = entity.get("entity_group") or f"{entity['entity']}@{entity['index']}"
+    return f"{label} {entity['word']} {entity['start']}-{entity['end']} {entity['score']:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "spoken", "expected"),
+    [
+        ("none", "O=.9 O=.9 B=.8 I=.6 O=.9", ["B-DRUG@3 hyper 12-17 0.80", "I-DRUG@4 ##tension 17-24 0.60"]),
+        ("none", "O=.9 O=.9 O=.8 I=.6 O=.9", ["I-DRUG@4 ##tension 17-24 0.60"]),
+        ("simple", "O=.9 O=.9 B=.8 I=.6 O=.9", ["DRUG hypertension 12-24 0.70"]),
+        ("simple", "O=.9 O=.9 B=.8 O=.6 O=.9", ["DRUG hyper 12-17 0.80"]),
+        ("simple", "O=.9 O=.9 O=.8 I=.6 O=.9", ["DRUG ##tension 17-24 0.60"]),
+        ("first", "O=.9 O=.9 B=.8 O=.9 O=.9", ["DRUG hypertension 12-24 0.80"]),
+        ("first", "O=.9 O=.9 O=.8 B=.9 O=.9", []),
+        ("max", "O=.9 O=.9 B=.8 O=.9 O=.9", []),
+        ("max", "O=.9 O=.9 O=.8 B=.9 O=.9", ["DRUG hypertension 12-24 0.90"]),
+        ("max", "O=.9 O=.9 B=.8 BA=.8 O=.9", ["DRUG hypertension 12-24 0.80"]),
+        ("first", "O=.9 B=.6 I=.8 I=.9 O=.9", ["DRUG has hypertension 8-24 0.70"]),
+        ("first", "O=.9 B=.6 B=.8 I=.9 O=.9", ["DRUG has 8-11 0.60", "DRUG hypertension 12-24 0.80"]),
+        ("first", "O=.9 B=.6 IA=.8 O=.9 O=.9", ["DRUG has 8-11 0.60", "AGE hypertension 12-24 0.80"]),
+        ("first", "O=.9 I=.6 I=.8 O=.9 O=.9", ["DRUG has hypertension 8-24 0.70"]),
+        (
+            "first",
+            "B=.9 O=.6 B=.8 O=.9 B=.7",
+            ["DRUG patient 0-7 0.90", "DRUG hypertension 12-24 0.80", "DRUG . 25-26 0.70"],
+        ),
+        ("first", "O=.9 O=.6 O=.8 O=.9 O=.7", []),
+    ],
+)
+def test_strategies(entities, strategy, spoken, expected):
+    """Each strategy makes the entities that it promises: of tokens, or of words by their first or best token."""
+    assert entities(strategy, [HYPERTENSION], spoken) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        ([[0.1, 0.9, 0, 0, 0], [0.7, 0.3, 0, 0, 0]], ["DRUG hypertension 0-12 0.60"]),
+        ([[0.4, 0.6, 0, 0, 0], [0.9, 0.1, 0, 0, 0]], []),
+        ([[0.3, 0, 0, 0.5, 0.2], [0.3, 0, 0, 0.1, 0.6]], ["AGE hypertension 0-12 0.40"]),
+    ],
+)
+def test_average(tokenizer, probabilities, expected):
+    """With ``average`` a word has the label whose mean probability over its tokens is the highest."""
+    texts = ["hypertension"]
+    matrix = np.array(probabilities, np.float32)
+    predictions = Predictions(matrix.argmax(1), matrix.max(1), matrix)
+    decoder = Decoder(tokenizer, LabelTables.of(LABELS, ["O"]), "average", tokens_before=1)
+    found = decoder.entities(texts, tokenise(tokenizer, texts), predictions)
+    assert [[line(one) for one in entities] for entities in found] == [expected]
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "max"])
+def test_texts_do_not_run_into_each_other(entities, strategy):
+    """The last entity of a text and the first of the next are two, and empty texts have their place."""
+    found = entities(strategy, ["", "asthma", "", "asthma", ""], "I=.9 I=.8")
+    name = "I-DRUG@1" if strategy == "none" else "DRUG"
+    assert found == [[], [f"{name} asthma 0-6 0.90"], [], [f"{name} asthma 0-6 0.80"], []]
+
+
+def test_a_word_that_begins_with_an_inner_piece(entities):
+    """A text that begins with the inside of a word is read as a word, also after another text."""
+    assert entities("first", ["hyper", "asthma"], "B=.9 O=.8") == [["DRUG hyper 0-5 0.90"], []]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ignored", "expected"),
+    [
+        ("none", ["B-DRUG"], ["O@1 patient 0-7 0.90", "I-DRUG@3 hyper 12-17 0.70", "I-DRUG@4 ##tension 17-24 0.60"]),
+        ("first", ["DRUG"], ["O patient 0-7 0.90"]),
+        ("first", [], ["O patient 0-7 0.90", "DRUG has hypertension 8-24 0.75"]),
+        ("first", ["O", "B-DRUG", "I-DRUG"], ["DRUG has hypertension 8-24 0.75"]),
+    ],
+)
+def test_ignored_labels(entities, strategy, ignored, expected):
+    """What is ignored is left out after entities were made, by the label of a token or the name of an entity."""
+    found = entities(strategy, ["patient has hypertension"], "O=.9 B=.8 I=.7 I=.6", ignored)
+    assert found == [expected]
+
+
+def test_unknown_word(entities):
+    """A word that the vocabulary does not have is spelled as in the text."""
+    assert entities("first", ["zebra Asthma"], "B=.9 I=.8") == [["DRUG zebra Asthma 0-12 0.85"]]
+
+
+def test_nothing(tokenizer):
+    """No texts have no answers, and texts without tokens have empty ones."""
+    nothing = Predictions(np.zeros(0, np.int64), np.zeros(0, np.float32))
+    decoder = Decoder(tokenizer, LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
+    assert decoder.entities([], tokenise(tokenizer, []), nothing) == []
+    assert decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing) == [[], []]
+
+
+def test_word_starts(tokenizer):
+    """A word begins at a token that is no inner piece, and at the first token of every text."""
+    tokens = tokenise(tokenizer, ["has hypertension", "", "mellitus"])
+    assert word_starts(tokens).tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("scores", "firsts", "expected"),
+    [([0.1, 0.9], [0], [1]), ([0.9, 0.9], [0], [0]), ([0.5, 0.9, 0.9, 0.5], [0, 2], [1, 2]), ([0.3], [0], [0])],
+)
+def test_best_tokens(scores, firsts, expected):
+    """The deciding token of a word has its highest score, and is the first of equals."""
+    lasts = np.array([*firsts[1:], len(scores)])
+    assert best_tokens(np.array(scores, np.float32), np.array(firsts), lasts).tolist() == expected

@@ -1,0 +1,137 @@
+"""The pipeline on a simulated MPS device: the CPU's answers, few shapes, and no copy that goes on by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from openmed_nb.errors import DeviceUnavailable
+
+STRATEGIES = ["none", "simple", "first", "average", "max"]
+
+
+@pytest.fixture
+def mps(simulated):
+    """A simulated MPS device, for this thread and this test."""
+    with simulated.simulated_mps() as device:
+        yield device
+
+
+class TestAnswers:
+    """The device does not change what is found."""
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_same_as_on_the_cpu(self, mps, new_pipe, sentences, rounded, strategy):
+        """Texts of many lengths, also longer than the model takes and empty, have the answers of the CPU."""
+        texts = ["", *sentences(60, longest=150), " "]
+        pipe = new_pipe(strategy)
+        expected = pipe(texts)
+        pipe.device = "mps"
+        assert pipe(texts) == rounded(expected)
+        assert mps.called["linear"] > 0
+
+    @pytest.mark.parametrize("options", [{"stride": 8}, {"truncation": True}, {"batch_size": 3}, {"batch_tokens": 70}])
+    @pytest.mark.usefixtures("mps")
+    def test_options(self, new_pipe, sentences, rounded, options):
+        """Every way of cutting texts and of limiting batches gives the answers of the CPU."""
+        texts, pipe = sentences(20, longest=120), new_pipe("first")
+        expected = pipe(texts, **options)
+        pipe.device = "mps"
+        assert pipe(texts, **options) == rounded(expected)
+
+    @pytest.mark.parametrize("texts", ["", " ", [""], ["", ""], "asthma", ["asthma"] * 300])
+    @pytest.mark.usefixtures("mps")
+    def test_little_and_much_of_the_same(self, new_pipe, rounded, texts):
+        """No token at all, one word and many equal texts are answered."""
+        pipe = new_pipe()
+        expected = pipe(texts)
+        pipe.device = "mps"
+        answers = pipe(texts)
+        assert (answers == rounded(expected)) if isinstance(texts, list) else ([answers] == rounded([expected]))
+
+    @pytest.mark.usefixtures("mps")
+    def test_there_and_back(self, new_pipe, sentences, rounded):
+        """The device is the model's, in every spelling, and answers are the same after the way back."""
+        texts, pipe = sentences(10), new_pipe()
+        expected = pipe(texts)
+        for device, place in (("mps", "mps:0"), (torch.device("mps"), "mps:0"), ("cpu", "cpu"), ("mps:0", "mps:0")):
+            pipe.device = device
+            assert str(pipe.device) == str(pipe.model.device) == place
+            assert {str(weight.device) for weight in pipe.model.parameters()} == {place}
+            assert pipe(texts) == rounded(expected)
+        pipe.device = "cpu"
+        assert pipe(texts) == expected
+
+
+class TestCare:
+    """What goes wrong on MPS without a word is not done."""
+
+    def test_no_copy_goes_on_by_itself(self, mps, new_pipe, sentences):
+        """Every copy towards MPS and back waits, for the weights and for the texts."""
+        pipe = new_pipe("average")
+        pipe.device = "mps"
+        pipe(sentences(100))
+        pipe.device = "cpu"
+        assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
+        assert not any(copy.non_blocking for copy in mps.copies)
+
+    def test_simulation_sees_such_a_copy(self, mps):
+        """A copy that goes on by itself is seen, however it is asked for."""
+        numbers = torch.zeros(2)
+        for arguments, keywords in ((("mps", torch.float32, True), {}), (("mps",), {"non_blocking": True})):
+            numbers.to(*arguments, **keywords)
+        assert [copy.non_blocking for copy in mps.copies] == [True, True]
+
+    def test_onednn_stays_off(self, mps, new_pipe, sentences):
+        """Linear layers are those of the device; the CPU's library has nothing to do with them."""
+        pipe = new_pipe()
+        pipe.device = "mps"
+        mps.called.clear()
+        pipe(sentences(50))
+        assert mps.called["linear"] > 0
+        assert not [name for name in mps.called if "linear" in name and name != "linear"]
+
+    @pytest.mark.usefixtures("mps")
+    def test_float64_never_reaches_it(self, new_pipe, sentences, rounded):
+        """A model in float64 is moved in float32, and finds the same."""
+        texts, pipe = sentences(20), new_pipe()
+        expected = pipe(texts)
+        pipe.model.double()
+        pipe.device = "mps"
+        assert pipe.model.dtype == torch.float32
+        assert pipe(texts) == rounded(expected)
+
+    @pytest.mark.usefixtures("mps")
+    def test_simulation_refuses_float64(self, new_pipe, on_forward):
+        """A model that makes float64 on the device fails as on a Mac, with one error of ours."""
+        pipe = new_pipe()
+        pipe.device = "mps"
+        on_forward(pipe.model, lambda ids: ids.double())
+        with pytest.raises(DeviceUnavailable, match="doesn't support float64"):
+            pipe("asthma")
+
+
+class TestShapes:
+    """MPS compiles for every shape, so it meets few."""
+
+    @pytest.mark.usefixtures("mps")
+    def test_at_most_sixteen(self, new_pipe, sentences, on_forward):
+        """Three hundred texts of many lengths, in calls of many sizes, meet at most sixteen shapes."""
+        pipe, shapes = new_pipe(), set()
+        pipe.device = "mps"
+        on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
+        texts = sentences(300, longest=200)
+        pipe(texts)
+        for count in (1, 2, 7, 40):
+            pipe(texts[:count])
+            pipe(texts[-count:])
+        assert 2 <= len(shapes) <= 16
+
+    @pytest.mark.usefixtures("mps")
+    def test_one_text_is_not_filled_up(self, new_pipe, on_forward):
+        """One short text runs as one row, and not as a batch of hundreds."""
+        pipe, shapes = new_pipe(), []
+        pipe.device = "mps"
+        on_forward(pipe.model, lambda ids: shapes.append(tuple(ids.shape)))
+        pipe("asthma")
+        assert shapes == [(1, 32)]

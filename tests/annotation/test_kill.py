@@ -1,0 +1,94 @@
+"""A run in a process of its own that is killed or interrupted by real signals, and goes on until it is done."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are those of POSIX")
+
+PROGRAM = Path(__file__).parent / "kill_runs.py"
+DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")
+
+
+def text(number):
+    """Return a text that is known by its tokens: few of them, and so many spaces that a chunk has few texts."""
+    digits = " ".join(DIGITS[int(digit)] for digit in f"{number:03}")
+    return f"{digits} asthma{' ' * 2500}{'diabetes mellitus' if number % 3 else ''}"
+
+
+TEXTS = [text(number) for number in range(120)]
+
+
+@pytest.fixture(scope="module")
+def pipe(pipe_of, keyword_model):
+    """A pipeline that runs one text at a time, as the program does, so that scores are the same to the last digit."""
+    return pipe_of(keyword_model, batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def whole(annotated, pipe, tmp_path_factory):
+    """The file of one uninterrupted run."""
+    file = tmp_path_factory.mktemp("whole") / "run.jsonl"
+    annotated(pipe, TEXTS, resume=file)
+    return file.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def runs(keyword_model, whole, tmp_path_factory):
+    """The folder of a file that several runs wrote one after the other, and what each run did; only the last was let."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "texts").write_text(json.dumps(TEXTS), "utf-8")
+    signals = {0.02: "SIGKILL", 0.1: "SIGKILL", 0.2: "SIGINT", 0.35: "SIGKILL", 0.45: "SIGINT", 0.6: "SIGKILL"}
+    targets = [f"{name}={int(share * len(whole))}" for share, name in signals.items()]
+    command = [sys.executable, PROGRAM, keyword_model, folder / "texts", folder / "run.jsonl", *targets]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return folder, [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def test_file_is_that_of_one_run(runs, whole):
+    """After kills and interrupts the file is that of one uninterrupted run, to the byte, and no lock is left."""
+    folder, children = runs
+
+    assert [child["status"] for child in children] == [-signal.SIGKILL] * 2 + [0, -signal.SIGKILL] * 2 + [0]
+    assert (folder / "run.jsonl").read_bytes() == whole
+    assert {one.name for one in folder.iterdir()} == {"texts", "run.jsonl"}
+
+
+def test_no_text_is_done_twice_and_none_is_lost(runs, pipe):
+    """A run computes no text that has its line in the file, and all texts are computed in the end."""
+    _folder, children = runs
+    known = {tuple(pipe.tokenizer(text)["input_ids"]): number for number, text in enumerate(TEXTS)}
+    computed = [[known[tuple(ids)] for ids in child["computed"]] for child in children]
+
+    assert len(known) == len(TEXTS)
+    assert {number for one in computed for number in one} == set(range(len(TEXTS)))
+    for child, one in zip(children, computed, strict=True):
+        assert min(one, default=len(TEXTS)) >= child["before"] - 1
+        assert len(set(one)) == len(one)
+
+
+def test_answers_are_those_of_one_run(runs, annotated, pipe):
+    """What is read from the file equals what one run finds."""
+    folder, _children = runs
+
+    assert list(annotated(pipe, TEXTS, resume=folder / "run.jsonl")) == list(annotated(pipe, TEXTS))
+
+
+def test_interrupt_says_how_to_go_on(runs):
+    """An interrupted run says in one line what is done and how to go on, and code that catches all errors lets it pass."""
+    folder, children = runs
+    said = [json.loads(child["said"]) for child in children if child["said"]]
+
+    assert len(said) == 2
+    for message, done, kept in said:
+        assert message == (
+            f"Interrupted after {done} texts; nothing of them is lost. "
+            f"To go on, repeat the call with resume={str(folder / 'run.jsonl')!r}."
+        )
+        assert done == kept > 0

@@ -1,0 +1,195 @@
+"""A device that runs out of memory gets smaller batches, and no text is lost.
+
+The model is real; before its forward pass it raises what the allocator of a device says, where the batch is too large.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from openmed_nb.errors import DeviceUnavailable
+
+MPS = (
+    "MPS backend out of memory (MPS allocated: 5.21 {unit}, other allocations: 384.00 KiB{allowed}). "
+    "Tried to allocate 256.00 MiB on {pool} pool."
+)
+ALLOCATORS = {
+    "MPS": RuntimeError(MPS.format(unit="GiB", allowed=", max allowed: 5.33 GiB", pool="private")),
+    "MPS, before 2.13": RuntimeError(MPS.format(unit="GB", allowed=", max allowed: 5.33 GB", pool="shared")),
+    "MPS, no limit": RuntimeError(MPS.format(unit="GiB", allowed="", pool="private")),
+    "MPS, one buffer": RuntimeError("Invalid buffer size: 21.47 GiB"),
+    "CUDA": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 14.74 GiB."),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "CPU on Windows": RuntimeError(
+        "[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9"
+    ),
+    "Python": MemoryError(),
+}
+
+
+class SmallMemory:
+    """Lets a model run out of memory where a batch has more tokens than a limit.
+
+    Attributes:
+        sizes: The tokens of every batch that was tried.
+        poison: A token with which every batch is too large.
+    """
+
+    def __init__(self, limit, error=None):
+        self.limit, self.error, self.sizes, self.poison = limit, error, [], -1
+
+    def __call__(self, ids):
+        """Raise the error where a batch is too large."""
+        self.sizes.append(ids.numel())
+        if ids.numel() > self.limit or (ids == self.poison).any():
+            if self.error is None:
+                torch.empty(10**15)  # The real allocator of this computer refuses.
+            raise self.error
+
+    @property
+    def refused(self):
+        """How many batches were too large."""
+        return sum(size > self.limit for size in self.sizes)
+
+
+@pytest.fixture
+def limited(new_pipe, on_forward):
+    """A function that returns a pipeline, and the memory that its model has."""
+
+    def limited(limit, error=None, strategy="simple", **options):
+        pipe, memory = new_pipe(strategy, **options), SmallMemory(limit, error)
+        on_forward(pipe.model, memory)
+        return pipe, memory
+
+    return limited
+
+
+class TestSmallerBatches:
+    """Batches are halved until they fit."""
+
+    @pytest.mark.parametrize("error", [*ALLOCATORS.values(), None], ids=[*ALLOCATORS, "this computer"])
+    def test_every_allocator(self, limited, sentences, answers_to, error):
+        """Whatever allocator is short of memory, all texts are answered as with enough of it."""
+        texts = sentences(60)
+        pipe, memory = limited(200, error)
+        assert pipe(texts) == answers_to(texts)
+        assert memory.refused > 0
+
+    @pytest.mark.parametrize(
+        "strategy_and_limit", [*itertools.product(["none", "first", "average"], [64, 65, 130, 400])], ids=str
+    )
+    def test_every_strategy(self, limited, sentences, answers_to, strategy_and_limit):
+        """All texts are answered down to one window at a time, whatever comes back from the device."""
+        texts, (strategy, limit) = sentences(40), strategy_and_limit
+        pipe, memory = limited(limit, strategy=strategy)
+        assert pipe(texts) == answers_to(texts, strategy)
+        assert memory.refused > 0
+
+    def test_budget_stays_smaller(self, limited, sentences):
+        """In a long stream, memory is short a few times at its beginning, and then no more."""
+        pipe, memory = limited(200, batch_tokens=256)
+        answers = list(pipe(text for text in sentences(600)))
+        assert len(answers) == 600
+        assert memory.refused > 0
+        assert memory.refused < 0.1 * len(memory.sizes)
+        assert max(memory.sizes[len(memory.sizes) // 2 :]) <= 200
+
+    def test_budget_is_halved_no_further_than_needed(self, limited, sentences):
+        """A budget whose half fits is halved once, also where several chunks of texts were short of memory."""
+        pipe, memory = limited(512, batch_tokens=1024)
+        assert len(list(pipe(text for text in sentences(1500)))) == 1500
+        assert max(memory.sizes[len(memory.sizes) // 2 :]) > 256
+
+    def test_next_call_tries_again(self, limited, sentences):
+        """Another call begins with the whole budget, because memory may have become free."""
+        pipe, memory = limited(200)
+        pipe(sentences(60))
+        memory.limit, memory.sizes = 10**9, []
+        pipe(sentences(60))
+        assert max(memory.sizes) > 200
+
+    def test_few_shapes(self, limited, sentences, answers_to, simulated):
+        """On MPS, where batches are filled up with empty rows, these go before a window is given up."""
+        texts = sentences(9, longest=5)
+        pipe, memory = limited(32, ALLOCATORS["MPS"], batch_tokens=2048)
+        with simulated.simulated_mps() as mps:
+            pipe.device = "mps"
+            assert pipe(texts) == answers_to(texts)
+        assert mps.emptied == memory.refused > 0
+
+
+class TestOneWindow:
+    """A window that does not fit alone is an error, and the only one."""
+
+    def test_number_of_tokens_is_named(self, limited):
+        """The error says how many tokens did not fit, where, and why, and nothing of the text."""
+        pipe, _memory = limited(20, ALLOCATORS["MPS"])
+        with pytest.raises(
+            DeviceUnavailable, match=r"A window of 28 tokens does not fit in the memory of cpu"
+        ) as caught:
+            pipe("asthma " * 26)
+        assert "MPS backend out of memory" in str(caught.value)
+        assert "asthma" not in str(caught.value)
+
+    def test_neighbours_are_answered(self, limited, answers_to):
+        """The texts around one that does not fit have their answers, and the error is in its place."""
+        texts = ["asthma", "asthma " * 26, "diabetes mellitus", "has " * 150, "hypertension"]
+        pipe, _memory = limited(20)
+        answers = [answer for chunk in pipe.own_annotator().answers(texts) for answer in chunk]
+        assert [isinstance(answer, DeviceUnavailable) for answer in answers] == [False, True, False, True, False]
+        assert [answers[place] for place in (0, 2, 4)] == answers_to([texts[place] for place in (0, 2, 4)])
+
+    def test_answers_before_the_error(self, limited):
+        """A stream gives the answers before a text that does not fit, and goes on after it."""
+        pipe, _memory = limited(20)
+        answers = pipe(text for text in ["asthma", "asthma " * 26, "diabetes"])
+        assert len(next(answers)) == 1
+        with pytest.raises(DeviceUnavailable):
+            next(answers)
+        assert len(next(answers)) == 1
+        assert next(answers, None) is None
+
+
+class TestOtherFailures:
+    """A failure that is no lack of memory ends the stream, and loses nothing before it."""
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            RuntimeError("CUDA error: device-side assert triggered"),
+            RuntimeError("invalid low watermark ratio 1.4"),
+            NotImplementedError("The operator 'aten::mode' is not currently implemented for the MPS device."),
+            TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."),
+            IndexError("index out of range in self"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_answers_before_it_are_given(self, limited, sentences, answers_to, error):
+        """All texts of the chunks before have their answers; then comes one error of ours, without the text."""
+        pipe, memory = limited(10**9, error)
+        memory.poison = pipe.tokenizer.mask_token_id
+        texts, answers = [*sentences(400), "asthma [MASK]", "asthma"], []
+        with pytest.raises(DeviceUnavailable, match="The model could not run on cpu") as caught:
+            answers.extend(pipe(text for text in texts))
+        assert len(answers) > 40
+        assert answers == answers_to(texts[: len(answers)])
+        assert caught.value.__cause__ is error
+        assert not any(word in str(caught.value) for word in ("patient", "diabetes", "asthma"))
+
+    def test_failure_when_answers_are_fetched(self, new_pipe, simulated, sentences):
+        """A device that reports a failure only when its results are fetched is the same one error."""
+
+        class Lost(simulated.SimulatedMps):
+            def _copy(self, function, name, args, kwargs):
+                if name == "cpu":
+                    raise RuntimeError("index 99 is out of bounds: the command buffer was aborted")
+                return super()._copy(function, name, args, kwargs)
+
+        pipe = new_pipe()
+        with Lost():
+            pipe.device = "mps"
+            with pytest.raises(DeviceUnavailable, match="The model could not run on mps:0: index 99 is out of bounds"):
+                pipe(sentences(3))

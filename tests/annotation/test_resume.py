@@ -1,0 +1,418 @@
+"""The file of results: whatever cut it off, a run goes on from it; whatever else it is, it is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from openmed_nb.annotation.resume import FORMAT, ResultsFile
+from openmed_nb.errors import ConfigurationError
+
+TEXTS = [
+    "the patient has asthma .",
+    "secret no history",
+    None,
+    "",
+    "type 2 diabetes mellitus and hypertension",
+    "\ud800",
+    "asthma",
+]
+
+
+@pytest.fixture(scope="module")
+def pipe(pipe_of, keyword_model):
+    """A pipeline that runs one text at a time, so that scores do not depend on how texts come together."""
+    return pipe_of(keyword_model, batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def run(annotated, pipe):
+    """A function that annotates the texts, or others, into a file."""
+
+    def run(file, texts=TEXTS, pipe=pipe):
+        return annotated(pipe, texts, resume=file, on_error="record")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(annotated, pipe, tmp_path_factory):
+    """The bytes of a finished file, and the answers in it."""
+    file = tmp_path_factory.mktemp("finished") / "run.jsonl"
+    found = annotated(pipe, TEXTS, resume=file, on_error="record")
+    return file.read_bytes(), list(found.answers.items())
+
+
+class TestCutOff:
+    """A file of a run that was ended at any moment."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=some.data())
+    def test_at_any_byte(self, run, finished, tmp_path_factory, data):
+        """From any beginning of a file the run goes on to the same answers and the same file, to the byte."""
+        whole, answers = finished
+        file = tmp_path_factory.mktemp("cut") / "run.jsonl"
+        file.write_bytes(whole[: data.draw(some.integers(0, len(whole)))])
+        assert list(run(file).answers.items()) == answers
+        assert file.read_bytes() == whole
+
+    def test_at_every_byte(self, tmp_path):
+        """From every beginning of a file, exactly its whole lines count, and a new answer follows the last of them."""
+        entity = {"entity_group": "D", "score": 0.5, "word": "ü", "start": 0, "end": 1}
+        file, settings, answers = tmp_path / "run.jsonl", {"model": "a"}, [(1, []), (2, [entity]), (3, "why")]
+        with ResultsFile(file, settings) as results:
+            results.append(answers)
+        whole = file.read_bytes()
+        for length in range(len(whole)):
+            file.write_bytes(whole[:length])
+            done = max(0, whole[:length].count(b"\n") - 1)
+            with ResultsFile(file, settings) as results:
+                assert list(results.earlier()) == answers[:done]
+                results.append(answers[done:])
+            assert file.read_bytes() == whole
+
+    def test_several_times(self, run, finished, tmp_path):
+        """A run that is ended again and again comes to the same file."""
+        whole, _answers = finished
+        file = tmp_path / "run.jsonl"
+        for count in range(len(TEXTS) + 1):
+            run(file, TEXTS[:count])
+            file.write_bytes(file.read_bytes()[:-1])
+        assert run(file).errors.keys() == {2, 5}
+        assert file.read_bytes() == whole
+
+    def test_complete_file_runs_no_model(self, run, new_pipe, on_forward, tmp_path):
+        """From a complete file nothing is computed, and it stays as it is."""
+        file, own, batches = tmp_path / "run.jsonl", new_pipe(), []
+        first = run(file, pipe=own)
+        before = file.read_bytes()
+        on_forward(own.model, batches.append)
+        assert list(run(file, pipe=own).answers.items()) == list(first.answers.items())
+        assert batches == []
+        assert file.read_bytes() == before
+
+    def test_each_text_runs_once(self, run, new_pipe, on_forward, tmp_path):
+        """A run that goes on computes the texts without an answer, and no other."""
+        file, own, batches = tmp_path / "run.jsonl", new_pipe(), []
+        texts = ["asthma"] * 3 + ["the asthma"] * 2
+        run(file, texts[:3], own)
+        on_forward(own.model, lambda ids: batches.append(tuple(ids.shape)))
+        assert len(run(file, texts, own)) == 5
+        assert sum(rows for rows, _length in batches) == 2
+
+    @pytest.mark.parametrize("kind", [str, Path, os.fspath], ids=["str", "Path", "fspath"])
+    def test_name(self, run, finished, tmp_path, kind):
+        """A file can be named by a string or a path, and its folder is made."""
+        file = tmp_path / "new" / "folder" / "run é.jsonl"
+        run(kind(file))
+        assert file.read_bytes() == finished[0]
+        assert [one.name for one in file.parent.iterdir()] == [file.name]
+
+
+class TestContent:
+    """What stands in the file."""
+
+    def test_one_line_for_each_text(self, finished):
+        """After the header there is a line of JSON for each text, in order, with entities or the reason for none."""
+        header, *lines = map(json.loads, finished[0].splitlines())
+        assert header["format"] == FORMAT
+        assert [sorted(line) for line in lines] == [
+            ["error", "fingerprint"] if number in {2, 5} else ["entities", "fingerprint"]
+            for number in range(len(TEXTS))
+        ]
+        assert lines[0]["entities"][0]["word"] == "asthma"
+        assert lines[2]["error"].startswith("Text 2 must be a string")
+
+    def test_no_text_but_the_words_of_entities(self, finished):
+        """No word of a text is in the file but those of entities."""
+        content = finished[0].decode()
+        assert "mellitus" in content
+        assert not any(word in content for word in ("secret", "patient", "history", "type"))
+
+    def test_letters_stay_readable(self, tmp_path):
+        """Letters beyond ASCII stand in the file as they are, and come back."""
+        answer = (7, [{"entity_group": "D", "score": 0.5, "word": "ménière\u2028", "start": 0, "end": 8}])
+        with ResultsFile(tmp_path / "run.jsonl", {}) as results:
+            list(results.earlier())
+            results.append([answer])
+        assert "ménière".encode() in (tmp_path / "run.jsonl").read_bytes()
+        with ResultsFile(tmp_path / "run.jsonl", {}) as results:
+            assert list(results.earlier()) == [answer]
+
+
+class TestOtherRun:
+    """A file of a run with another model, other settings or other texts."""
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("aggregation_strategy", {"strategy": "max"}),
+            ("ignore_labels", {"ignore_labels": []}),
+            ("stride", {"stride": 8}),
+            ("truncation", {"truncation": True}),
+        ],
+    )
+    def test_other_settings(self, refused, pipe_of, keyword_model, name, options):
+        """The file is refused with what differs, and left as it is."""
+        refused(pipe_of(keyword_model, **options), rf"is of a run with other settings \({name}\)")
+
+    def test_other_model(self, refused, pipe_of, random_model):
+        """A model with other weights is told from the one of the file, even of the same architecture and labels."""
+        refused(pipe_of(random_model), r"is of a run with other settings \(model\)")
+
+    @pytest.fixture
+    def refused(self, run, finished, tmp_path):
+        """A function that checks that a finished file is refused to a pipeline, and stays as it is."""
+
+        def refused(other, match):
+            file = tmp_path / "run.jsonl"
+            file.write_bytes(finished[0])
+            with pytest.raises(ConfigurationError, match=match) as caught:
+                run(file, pipe=other)
+            assert str(file) in str(caught.value)
+            assert file.read_bytes() == finished[0]
+            assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+
+        return refused
+
+    def test_same_model_in_another_pipeline(self, run, finished, pipe_of, keyword_model, tmp_path):
+        """The same model with the same settings goes on, whatever the size of its batches."""
+        file = tmp_path / "run.jsonl"
+        file.write_bytes(finished[0])
+        assert list(run(file, pipe=pipe_of(keyword_model, batch_tokens=64)).answers.items()) == finished[1]
+
+    @pytest.mark.parametrize(
+        ("texts", "number"),
+        [(TEXTS[:3], 3), ([], 0), (TEXTS[::-1], 0), ([*TEXTS[:4], "other", *TEXTS[5:]], 4)],
+        ids=["fewer", "none", "reversed", "another"],
+    )
+    def test_other_texts(self, run, finished, tmp_path, texts, number):
+        """Texts other than those in the file are refused with the number of the first, and the file is left as it is."""
+        file = tmp_path / "run.jsonl"
+        file.write_bytes(finished[0])
+        with pytest.raises(ConfigurationError, match=f"Text {number} is not the one") as caught:
+            run(file, texts)
+        assert len(caught.value.annotations) == number
+        assert "other" not in caught.value.what
+        assert file.read_bytes() == finished[0]
+
+    def test_more_texts(self, run, finished, tmp_path):
+        """More texts after those in the file are added to it."""
+        file = tmp_path / "run.jsonl"
+        file.write_bytes(finished[0])
+        assert len(run(file, [*TEXTS, "asthma", ""])) == len(TEXTS) + 2
+        assert file.read_bytes().startswith(finished[0])
+        assert file.read_bytes().count(b"\n") == len(TEXTS) + 3
+
+
+NO_RESULTS = {
+    "a note": b"the patient has asthma",
+    "a note with lines": b"the patient\nhas asthma\n",
+    "JSON in one line": b'{"patients": [1, 2, 3]}',
+    "JSON": b'{"format": "something else"}\n',
+    "a list": b"[1, 2]\n",
+    "a line end": b"\n",
+    "deep JSON": b"[" * 100_000 + b"\n",
+    "binary": bytes(range(256)) * 9,
+    "zeros": bytes(5000),
+    "no line end": b"x" * 3_000_000,
+}
+
+
+class TestNoResults:
+    """A file that holds something else, and what is no file."""
+
+    @pytest.mark.parametrize("content", NO_RESULTS.values(), ids=NO_RESULTS)
+    def test_is_left_alone(self, run, tmp_path, content):
+        """It is refused, and not a byte of it changes."""
+        file = tmp_path / "notes.txt"
+        file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="holds something else than results"):
+            run(file)
+        assert file.read_bytes() == content
+        assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+
+    @settings(max_examples=60, deadline=None)
+    @given(content=some.binary(min_size=1, max_size=40))
+    def test_any_bytes_are_left_alone(self, tmp_path_factory, content):
+        """Whatever bytes a file has that are not the beginning of a header, they stay."""
+        file = tmp_path_factory.mktemp("any") / "file"
+        file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="holds something else"), ResultsFile(file, {"model": "a"}):
+            pass
+        assert file.read_bytes() == content
+
+    DAMAGE = (
+        b"garbage\n",
+        b"\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"fingerprint": "00", "entities": 5}\n',
+        b'{"fingerprint": "00", "entities": [5]}\n',
+        b'{"fingerprint": "00", "entities": [{"word": "asthma"}]}\n',
+        b'{"fingerprint": "xx", "entities": []}\n',
+        b'{"fingerprint": "-1", "entities": []}\n',
+        b'{"fingerprint": "00", "error": 5}\n',
+        b'{"fingerprint": "00"}\n',
+        b"\xff\xfe\n",
+    )
+
+    @pytest.mark.parametrize("line", DAMAGE, ids=repr)
+    def test_damaged_line(self, run, finished, tmp_path, line):
+        """A line in the middle that is no answer is named by its number; nothing is read past it and nothing changes."""
+        lines = finished[0].splitlines(keepends=True)
+        file = tmp_path / "run.jsonl"
+        file.write_bytes(b"".join([*lines[:3], line, *lines[3:]]))
+        before = file.read_bytes()
+        with pytest.raises(ConfigurationError, match=r"is damaged in line 4\. Delete the file from that line on"):
+            run(file)
+        assert file.read_bytes() == before
+
+    @pytest.mark.parametrize("name", ["", ".", "folder"])
+    def test_folder(self, run, tmp_path, monkeypatch, name):
+        """A folder is no file."""
+        (tmp_path / "folder").mkdir()
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigurationError, match=r"cannot be written: .*[Dd]irectory"):
+            run(name)
+        assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+
+    def test_file_in_the_place_of_a_folder(self, run, tmp_path):
+        """A name below a file cannot be written, and says so."""
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            run(tmp_path / "file" / "run.jsonl")
+
+    @pytest.mark.parametrize("name", ["a" * 300, "a\0b"], ids=["long", "null"])
+    def test_impossible_name(self, run, tmp_path, name):
+        """A name that no file can have is refused."""
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            run(f"{tmp_path}/{name}")
+
+    @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="an administrator may write anywhere")
+    def test_place_without_permission(self, run, tmp_path):
+        """A folder or file that may not be written is refused."""
+        (tmp_path / "read only").mkdir(0o500)
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            run(tmp_path / "read only" / "run.jsonl")
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without an end")
+    def test_device_without_an_end(self, tmp_path):
+        """A device that gives zeros for ever is refused after its first bytes."""
+        (tmp_path / "link").symlink_to("/dev/full")
+        with (
+            pytest.raises(ConfigurationError, match="holds something else than results"),
+            ResultsFile(tmp_path / "link", {}),
+        ):
+            pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are those of POSIX")
+def test_full_disk(run, annotated, pipe, tmp_path):
+    """Where a file cannot grow the run ends with one error and what is done; with room it goes on to the same file."""
+    import resource
+
+    file, other, texts = tmp_path / "run.jsonl", tmp_path / "other.jsonl", [f"asthma{' ' * 3000}"] * 30
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+        with pytest.raises(ConfigurationError, match="cannot be written: "):
+            run(file, texts)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, hard))
+        with pytest.raises(ConfigurationError, match=r"cannot be written any further: .*Make room for it") as caught:
+            run(file, texts)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+    assert 0 < len(caught.value.annotations) < file.read_bytes().count(b"\n") < 30
+    assert list(run(file, texts)) == list(run(other, texts)) == list(annotated(pipe, texts))
+    assert file.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs the list of open files")
+def test_no_file_stays_open(run, finished, tmp_path):
+    """After a run, and after a file was refused, no file is open, even while the error is held."""
+    file, notes = tmp_path / "run.jsonl", tmp_path / "notes.txt"
+    file.write_bytes(finished[0])
+    notes.write_text("the patient has asthma", "utf-8")
+    run(file)
+    with pytest.raises(ConfigurationError) as caught:
+        run(notes)
+    opened = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.exists()]
+
+    assert caught.tb
+    assert not [one for one in opened if str(tmp_path) in one]
+
+
+class TestLock:
+    """Two runs never write one file at once."""
+
+    def test_second_run_is_refused(self, run, tmp_path):
+        """While a run writes a file another is refused at once, and can have it when the first is over."""
+        file = tmp_path / "run.jsonl"
+        with ResultsFile(file, {}), pytest.raises(ConfigurationError, match="is being written by another run"):
+            run(file)
+        file.unlink()
+        assert len(run(file)) == len(TEXTS)
+
+    def test_other_process(self, run, tmp_path):
+        """A run of another process counts too; when that process is killed, the file is free although its lock is there."""
+        file = tmp_path / "run.jsonl"
+        code = (
+            "import sys, time; from openmed_nb.annotation.resume import ResultsFile; "
+            "held = ResultsFile(sys.argv[1], {}).__enter__(); print(flush=True); time.sleep(60)"
+        )
+        with subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE) as process:
+            try:
+                process.stdout.readline()
+                with pytest.raises(ConfigurationError, match="is being written by another run"):
+                    run(file)
+            finally:
+                process.kill()
+        assert Path(f"{file}.lock").exists()
+        with ResultsFile(file, {}):
+            pass
+        assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+
+    def test_never_two_at_once(self, tmp_path):
+        """Of many that open and close a file without pause, two never have it at the same time."""
+        inside, most, turns = [], [], []
+
+        def visit():
+            for _ in range(300):
+                with contextlib.suppress(ConfigurationError), ResultsFile(tmp_path / "run.jsonl", {}):
+                    inside.append(1)
+                    most.append(len(inside))
+                    turns.append(1)
+                    time.sleep(0)
+                    inside.pop()
+
+        threads = [threading.Thread(target=visit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert turns
+        assert set(most) == {1}
+
+    def test_nothing_is_left_after_an_error(self, run, finished, tmp_path):
+        """After a run that failed, and after one that was refused, the file can be had and no lock is left."""
+        file = tmp_path / "run.jsonl"
+        file.write_bytes(finished[0])
+        for texts in (["other"], TEXTS):
+            with contextlib.suppress(ConfigurationError):
+                run(file, texts)
+            assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+        shutil.copy(file, tmp_path / "copy.jsonl")
+        assert len(run(tmp_path / "copy.jsonl")) == len(TEXTS)

@@ -1,0 +1,120 @@
+"""Several threads use one pipeline, or one model, at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+THREADS = 6
+
+
+class Passes:
+    """Counts the forward passes of a model that are under way at once."""
+
+    def __init__(self, model):
+        self.now = self.most = self.all = 0
+        model.register_forward_pre_hook(self.begin)
+        model.register_forward_hook(self.end)
+
+    def begin(self, *_ignored):
+        """Note that a pass begins."""
+        self.now += 1
+        self.all += 1
+        self.most = max(self.most, self.now)
+
+    def end(self, *_ignored):
+        """Note that a pass is over."""
+        self.now -= 1
+
+
+@pytest.fixture
+def at_once():
+    """A function that calls functions in threads of their own that begin together, and returns what they return."""
+
+    def at_once(functions):
+        barrier = threading.Barrier(len(functions))
+
+        def call(function):
+            barrier.wait(timeout=30)
+            return function()
+
+        with ThreadPoolExecutor(len(functions)) as threads:
+            return list(threads.map(call, functions))
+
+    return at_once
+
+
+@pytest.mark.parametrize("strategy", ["simple", "average"])
+def test_one_pipeline(new_pipe, sentences, rounded, at_once, strategy):
+    """Threads that call one pipeline with texts of their own get the answers to these, and never run the model together."""
+    pipe = new_pipe(strategy)
+    passes = Passes(pipe.model)
+    texts = [sentences(30, longest=90, seed=number) for number in range(THREADS)]
+    expected = [new_pipe(strategy)(own) for own in texts]
+    answers = at_once([lambda own=own: pipe(own) for own in texts])
+    assert answers == [rounded(one) for one in expected]
+    assert passes.most == 1
+    assert passes.all >= THREADS
+
+
+def test_two_pipelines_over_one_model(new_pipe, sentences, rounded, at_once):
+    """Pipelines with other settings over one model and one tokenizer do not disturb each other."""
+    first = new_pipe("first")
+    second = type(first)(model=first.model, tokenizer=first.tokenizer, device=-1, aggregation_strategy="none")
+    passes, texts = Passes(first.model), sentences(30, longest=90)
+    expected = {pipe: new_pipe(strategy)(texts) for pipe, strategy in ((first, "first"), (second, "none"))}
+    pipes = [first, second] * 3
+    answers = at_once([lambda pipe=pipe: pipe(texts) for pipe in pipes])
+    assert answers == [rounded(expected[pipe]) for pipe in pipes]
+    assert passes.most == 1
+
+
+def test_interleaved_streams(new_pipe, sentences, rounded):
+    """Two streams of one pipeline, read in turns, give what each gives alone."""
+    pipe = new_pipe()
+    texts = sentences(150), sentences(150, seed=1)
+    first, second = (pipe(text for text in own) for own in texts)
+    found = [(one, other) for one, other in zip(first, second, strict=True)]
+    assert [one for one, _other in found] == rounded(pipe(texts[0]))
+    assert [other for _one, other in found] == rounded(pipe(texts[1]))
+
+
+def test_other_arguments_in_every_thread(new_pipe, sentences, rounded, at_once):
+    """Arguments of a call count in that call alone, whatever other threads ask for meanwhile."""
+    pipe, texts = new_pipe(), sentences(20, longest=90)
+    several = [{"aggregation_strategy": "none"}, {"stride": 8}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
+    expected = [new_pipe()(texts, **arguments) for arguments in several]
+    answers = at_once([lambda arguments=arguments: pipe(texts, **arguments) for arguments in several])
+    assert answers == [rounded(one) for one in expected]
+
+
+def test_model_moves_meanwhile(new_pipe, sentences, rounded, at_once, lazy_device):
+    """A thread that moves the model to another device and back does not break the answers of the others."""
+    pipe, texts = new_pipe(), sentences(40, longest=90)
+    expected = new_pipe()(texts)
+    places = []
+
+    def move():
+        for device in (lazy_device, "cpu") * 3:
+            pipe.device = device
+            places.append(str(pipe.device))
+
+    answers = at_once([move, *[lambda: pipe(texts)] * 3])
+    assert answers[1:] == [rounded(expected)] * 3
+    assert places == [lazy_device, "cpu"] * 3
+    assert pipe(texts) == rounded(expected)
+
+
+def test_model_moves_in_the_middle_of_a_stream(new_pipe, sentences, rounded, lazy_device):
+    """A stream goes on where the model is, after it was moved between two answers."""
+    pipe, texts = new_pipe(), sentences(250)
+    expected = new_pipe()(texts)
+    answers = pipe(text for text in texts)
+    found = [next(answers) for _ in range(10)]
+    pipe.device = lazy_device
+    found += [next(answers) for _ in range(100)]
+    pipe.device = "cpu"
+    found += answers
+    assert found == rounded(expected)

@@ -1,0 +1,258 @@
+"""``openmed_nb.annotate``: which models and options it takes, and what a notebook shows of a run."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable, UnknownDevice, UnknownModel, UnreadableText
+
+TEXTS = ["the patient has asthma .", "no history .", "type 2 diabetes mellitus"]
+FOUND = [["asthma"], [], ["diabetes mellitus"]]
+
+
+def annotate(texts=TEXTS, model=None, **options):
+    """Annotate texts on the CPU without a progress bar."""
+    return nb.annotate(texts, model, **{"device": "cpu", "progress": False, **options})
+
+
+def words(found):
+    """Return the words of each text."""
+    return [[entity["word"] for entity in entities] for entities in found]
+
+
+class TestModel:
+    """What a model can be given as."""
+
+    def test_bundled(self):
+        """Without a model the bundled one is used, and the result names it."""
+        found = annotate(["Patient with type 2 diabetes mellitus."])
+        assert words(found) == [["type 2 diabetes mellitus"]]
+        assert (found.model, found.device) == ("bundled", "cpu")
+
+    @pytest.mark.parametrize("kind", [str, Path], ids=["str", "Path"])
+    def test_folder(self, keyword_model, kind):
+        """A folder can be a string or a path."""
+        found = annotate(model=kind(keyword_model))
+        assert words(found) == FOUND
+        assert found.model == str(keyword_model)
+
+    def test_pipeline(self, keyword_model):
+        """A pipeline is used as it was built; the answers equal those that it gives."""
+        pipe = nb.load_pipeline(str(keyword_model), device="cpu", aggregation_strategy="none")
+        found = nb.annotate(TEXTS, pipe, progress=False)
+        assert list(found) == pipe(TEXTS)
+        assert (found.model, found.device) == ("BertForTokenClassification", "cpu")
+
+    def test_unknown_name(self):
+        """A name that no model has is refused with those that are like it."""
+        with pytest.raises(UnknownModel, match="disease_detection_tiny"):
+            annotate(model="disease_detection_tny")
+
+    @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
+    def test_no_model(self, model):
+        """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
+        with pytest.raises(ConfigurationError, match=f"{type(model).__name__} is no model to annotate with"):
+            annotate(model=model)
+
+    def test_model_and_texts_the_wrong_way_round(self, keyword_model):
+        """A pipeline in the place of the texts is no series of texts."""
+        pipe = nb.load_pipeline(str(keyword_model), device="cpu")
+        with pytest.raises(ConfigurationError, match="AnnotationPipeline is no series of texts"):
+            annotate(pipe)
+
+
+class TestOptions:
+    """What the arguments after the model take."""
+
+    def test_options_of_the_pipeline(self, keyword_model):
+        """Options of a pipeline take effect."""
+        found = annotate(model=str(keyword_model), aggregation_strategy="none", ignore_labels=["O", "I-DISEASE"])
+        assert words(found) == [["asthma"], [], ["diabetes"]]
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({"banana": 1}, "banana"),
+            ({"aggregation_strategy": "best"}, "best"),
+            ({"batch_tokens": 0}, "batch_tokens cannot be 0"),
+            ({"batch_tokens": "many"}, "batch_tokens cannot be 'many'"),
+            ({"on_error": "skip"}, "on_error cannot be 'skip'"),
+            ({"resume": 5}, "resume cannot be int"),
+            ({"stride": 64}, "stride"),
+        ],
+        ids=str,
+    )
+    def test_option_that_does_not_exist(self, keyword_model, options, match):
+        """An option or value that does not exist is one error, which names it."""
+        with pytest.raises(ConfigurationError, match=match):
+            annotate(model=str(keyword_model), **options)
+
+    def test_options_beside_a_pipeline(self, keyword_model):
+        """A pipeline that is built takes no options of another; how to run it can be said."""
+        pipe = nb.load_pipeline(str(keyword_model), device="cpu")
+        with pytest.raises(ConfigurationError, match="takes no device"):
+            annotate(model=pipe)
+        assert words(nb.annotate(TEXTS, pipe, batch_tokens=16, progress=False)) == FOUND
+
+    def test_options_are_named(self):
+        """What is not the texts or the model is given by name."""
+        with pytest.raises(TypeError, match="positional"):
+            nb.annotate(TEXTS, None, 512)
+
+
+class TestDevice:
+    """Where it runs."""
+
+    @pytest.mark.parametrize(("device", "error"), [("gpuu", UnknownDevice), ("cuda:99", DeviceUnavailable)])
+    def test_device_that_is_not_there(self, device, error):
+        """A device that cannot be had is an error, and nothing runs elsewhere."""
+        with pytest.raises(error, match=device):
+            annotate(device=device)
+
+    def test_follows_the_session(self, keyword_model):
+        """Without a device it runs where the session says, and a pipeline moves with the session."""
+        nb.use("cpu")
+        try:
+            assert nb.annotate(TEXTS, str(keyword_model), progress=False).device == nb.device().device == "cpu"
+        finally:
+            nb.reset()
+
+
+class TestTable:
+    """A table of notes in, a table of entities out."""
+
+    def test_from_a_column_to_a_table(self, keyword_model):
+        """The column of a table with missing notes gives a table of entities that joins with it, and the reasons."""
+        notes = pd.DataFrame({"patient": ["a", "b", "c"], "note": [TEXTS[0], None, TEXTS[2]]})
+        found = annotate(notes["note"], str(keyword_model), on_error="record")
+        joined = found.to_frame().join(notes, on="text")
+        assert joined[["patient", "word"]].to_numpy().tolist() == [["a", "asthma"], ["c", "diabetes mellitus"]]
+        assert list(found.errors) == [1]
+        with pytest.raises(UnreadableText, match="Text 1 must be a string"):
+            annotate(notes["note"], str(keyword_model))
+
+    def test_a_whole_table(self, keyword_model):
+        """A whole table is refused with the way to its column."""
+        with pytest.raises(ConfigurationError, match=r"table\['text'\]"):
+            annotate(pd.DataFrame({"note": TEXTS}), str(keyword_model))
+
+
+SETUP = """
+import time, pathlib
+import openmed_nb as nb
+
+def slowly(texts, seconds, marker=None):
+    for number, text in enumerate(texts):
+        if marker and number == 12:
+            pathlib.Path(marker).touch()
+        time.sleep(seconds)
+        yield text
+
+long = [f"asthma{' ' * 2500}{number}" for number in range(40)]
+options = {"model": MODEL, "progress": False}
+"""
+
+
+@pytest.fixture
+def notebook(kernel, keyword_model):
+    """A kernel in which texts, options and a slow stream are defined."""
+    assert kernel.run(SETUP.replace("MODEL", repr(str(keyword_model)))).status == "ok"
+    return kernel
+
+
+def run_and_interrupt(kernel, code, marker):
+    """Run a cell, press the button of the front end when the cell has made a file, and return the reply."""
+
+    def press():
+        deadline = time.monotonic() + 60
+        while not marker.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        kernel.client.parent.interrupt_kernel()
+
+    button = threading.Thread(target=press)
+    button.start()
+    reply = kernel.run(code)
+    button.join()
+    return reply
+
+
+class TestNotebook:
+    """What a real kernel shows."""
+
+    def test_result(self, notebook):
+        """The result of a cell is shown as text and as HTML with the entities marked; nothing else is."""
+        reply = notebook.run(f"nb.annotate({TEXTS!r}, **options)")
+        assert reply.text.splitlines()[1] == "  By label: DISEASE 2."
+        assert "0: the patient has [asthma](DISEASE) ." in reply.text
+        assert "<mark" in reply.html
+        assert (len(reply.shown), reply.streams) == (1, {})
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "nb.annotate('secret note', **options)",
+            "nb.annotate(['secret', None], **options)",
+            "nb.annotate(['secret'], **options, on_error='ignore')",
+            "nb.annotate(['secret'], **options, resume='.')",
+        ],
+    )
+    def test_error_is_one_line(self, notebook, code):
+        """An error is one line, without a traceback and without a word of a text."""
+        reply = notebook.run(code)
+        assert reply.status == "error"
+        assert len(reply.error[2]) == 1
+        assert "\n" not in reply.error[2][0]
+        assert "secret" not in " ".join([reply.error[1], *reply.error[2]])
+
+    @pytest.mark.parametrize("resume", ["None", "'run.jsonl'"], ids=["memory", "file"])
+    def test_interrupt(self, notebook, tmp_path, resume):
+        """The button ends a run in one line, past careless code; what the line says, typed in, gives all answers."""
+        notebook.run(f"%cd -q {tmp_path}")
+        marker = tmp_path / "running"
+        cell = (
+            f"try:\n    nb.annotate(slowly(long, 0.02, {str(marker)!r}), **options, resume={resume})\n"
+            "except Exception:\n    print('swallowed')"
+        )
+        reply = run_and_interrupt(notebook, cell, marker)
+        assert (reply.status, reply.error[0], reply.streams) == ("error", "Interrupted", {})
+        assert len(reply.error[2]) == 1
+        said = re.fullmatch(
+            r"Interrupted: Interrupted after (\d+) texts?; nothing of them is lost\. "
+            r"To go on, (import sys)?(?: and )?repeat the call with (resume=.*)\.",
+            reply.error[2][0],
+        )
+        assert 0 < int(said[1]) < 40
+        again = notebook.run(f"{said[2] or ''}\nfound = nb.annotate(long, **options, {said[3]})")
+        assert again.status == "ok", again.error
+        assert notebook.value("[[entity['word'] for entity in entities] for entities in found]") == [["asthma"]] * 40
+
+    def test_slow_run_shows_a_bar(self, notebook):
+        """A run of more than a second shows one bar with the device and texts per second, and nothing on stderr."""
+        reply = notebook.run("found = nb.annotate(slowly(long[:4], 0.5), **{**options, 'progress': True})")
+        (bar,) = reply.shown
+        assert "application/vnd.jupyter.widget-view+json" in bar
+        assert re.fullmatch(r" *annotating on cpu: 4 texts \[00:\d\d, +[\d.]+ texts/s\] *", bar_text(notebook, bar))
+        assert reply.streams == {}
+
+    @pytest.mark.parametrize(("seconds", "progress"), [(0, True), (0.4, False)])
+    def test_other_runs_show_none(self, notebook, seconds, progress):
+        """A quick run shows no bar, and neither does one that was asked not to."""
+        reply = notebook.run(
+            f"found = nb.annotate(slowly(long[:4], {seconds}), **{{**options, 'progress': {progress}}})"
+        )
+        assert (reply.shown, reply.streams, reply.status) == ([], {}, "ok")
+
+
+def bar_text(kernel, bar):
+    """Return what a progress bar shows now, as its front end has it."""
+    box = bar["application/vnd.jupyter.widget-view+json"]["model_id"]
+    parts = f"__import__('ipywidgets').widgets.widget._instances[{box!r}].children"
+    shown = kernel.value(f"' '.join(one.value for one in {parts} if isinstance(one.value, str))")
+    return " ".join(shown.split())
