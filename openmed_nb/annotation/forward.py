@@ -51,8 +51,8 @@ class Network:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
         import torch
 
-        device = self.model.device
-        with torch.no_grad(), contextlib.nullcontext() if self.compiled else fast_linear(device):
+        device, rows = self.model.device, inputs["input_ids"].size
+        with torch.no_grad(), contextlib.nullcontext() if self.compiled else fast_linear(device, rows):
             output = self.model(**{name: to_device(array, device) for name, array in inputs.items()})
             logits = output["logits"] if isinstance(output, dict) else output[0]
             probabilities = logits.float().softmax(-1)

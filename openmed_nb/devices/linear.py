@@ -23,13 +23,16 @@ FEWEST_ROWS = 32
 """Below, a product is too small to gain."""
 
 
-def fast_linear(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which ``torch.nn.functional.linear`` is as fast as this computer can.
 
     Args:
         device: The device of the model; on any but the CPU the context does nothing.
+        rows: About how many rows the products have; for few of them it does nothing either, because it looks at every
+            function that torch calls, which takes longer than it gains.
     """
-    return linear_mode()() if device.type == "cpu" and onednn_gain() >= WORTH else contextlib.nullcontext()
+    useful = device.type == "cpu" and rows >= FEWEST_ROWS and onednn_gain() >= WORTH
+    return linear_mode()() if useful else contextlib.nullcontext()
 
 
 @functools.cache

@@ -129,7 +129,7 @@ class TestLeftAlone:
     @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "meta", "lazy"])
     def test_other_devices(self, device):
         """For any device but the CPU the context does nothing."""
-        assert isinstance(fast_linear(torch.device(device)), contextlib.nullcontext)
+        assert isinstance(fast_linear(torch.device(device), 1000), contextlib.nullcontext)
 
     def test_after_the_block(self):
         """After the block, also one that failed, no function mode is left."""
@@ -152,4 +152,9 @@ def test_gain():
     gain = onednn_gain()
     assert gain > 0
     assert onednn_gain() is gain
-    assert isinstance(fast_linear(torch.device("cpu")), contextlib.nullcontext) is (gain < 1.2)
+    assert isinstance(fast_linear(torch.device("cpu"), 1000), contextlib.nullcontext) is (gain < 1.2)
+
+
+def test_nothing_for_few_rows():
+    """For products with few rows the context does nothing, because looking at every function would cost more."""
+    assert isinstance(fast_linear(torch.device("cpu"), FEWEST_ROWS - 1), contextlib.nullcontext)
