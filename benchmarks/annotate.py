@@ -37,15 +37,17 @@ import torch
 import transformers
 from transformers import DistilBertConfig, DistilBertForTokenClassification, TokenClassificationPipeline
 
+from openmed_nb.annotation.calibration import LADDER
 from openmed_nb.annotation.chunks import in_chunks
 from openmed_nb.annotation.forward import fill
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.stream import chunk_characters
+from openmed_nb.annotation.windows import CONTEXT
 from openmed_nb.devices.linear import onednn_gain
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load
 
-STRIDE = 2 * 16
+STRIDE = 2 * CONTEXT
 """The overlap of transformers' windows that reads as much text twice as the windows here."""
 
 BATCH_SIZES = {"cpu": (1, 8, 32), "cuda": (1, 16, 64, 256)}
@@ -218,11 +220,10 @@ def memory() -> dict[str, Any]:
 def sweep(model: Any, tokenizer: Any, texts: list[str], device: str) -> dict[str, Any]:
     """Return the time for texts with each budget of tokens."""
     pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=model.device, aggregation_strategy="first")
-    budgets = [256 * 2**power for power in range(9)]
     pipe(texts)
     return {
         str(tokens): round(seconds(lambda tokens=tokens: pipe(texts, batch_tokens=tokens), device), 3)
-        for tokens in budgets
+        for tokens in LADDER
     }
 
 

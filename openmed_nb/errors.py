@@ -124,7 +124,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, done: int, annotations: object, file: str) -> None:
         self.done, self.annotations, self.file = done, annotations, file
         again = f"repeat the call with resume={file!r}" if file else IN_MEMORY
-        self.what = f"Interrupted after {done:,} {'text' if done == 1 else 'texts'}; nothing of them is lost."
+        self.what = f"Interrupted after {done:,} {'text' if done == 1 else 'texts'}."
         self.remedy = f"To go on, {again}."
         super().__init__(done, annotations, file)
 

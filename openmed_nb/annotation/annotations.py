@@ -25,7 +25,7 @@ SHOWN_CHARACTERS = 2000
 """How much of each is shown."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Annotations(Shown, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
 

@@ -95,8 +95,7 @@ def plan_batches(lengths: np.ndarray, budget: Budget, longest: int) -> list[Batc
 def descending(order: np.ndarray, lengths: np.ndarray, budget: Budget) -> Iterator[Batch]:
     """Yield batches from the longest window to the shortest: if one does not fit in memory, it is the first.
 
-    A batch ends where another row would make more filling than starting a new one costs; with that the batches of real
-    corpora are within two percent of the best there are.
+    A batch ends where another row would make more filling than starting a new one costs.
     """
     place = 0
     while place < len(order):

@@ -26,10 +26,13 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
         ConfigurationError: For an option that the pipeline does not have.
     """
     key = strategy, repr(sorted(options.items()))
+    arguments = {name: value for name, value in options.items() if name != "compile"}
     with TENSOR_LOCK:
         if key not in loaded.pipelines:
-            loaded.pipelines[key] = build_pipeline(loaded, strategy, options)
+            loaded.pipelines[key] = build_pipeline(loaded, strategy, arguments)
         pipe: AnnotationPipeline = loaded.pipelines[key]
+    if options.get("compile") and pipe.compilation is None:
+        pipe.compile()
     return pipe
 
 
@@ -42,15 +45,13 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
     """
     from .pipeline import AnnotationPipeline
 
-    arguments = dict(options)
-    compiling = bool(arguments.pop("compile", False))
     try:
         pipe = AnnotationPipeline(
             model=loaded.model,
             tokenizer=loaded.tokenizer,
             device=loaded.model.device,
             aggregation_strategy=strategy,
-            **arguments,
+            **options,
         )
         pipe("word")
     except ConfigurationError:
@@ -59,6 +60,4 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
         raise ConfigurationError(
             f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
         ) from error
-    if compiling:
-        pipe.compile()
     return pipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -23,7 +22,7 @@ class Answers(Sequence[list[Entity]]):
     kept, to tell on resuming whether it is the same one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "entity_group") -> None:
         self.errors: dict[int, str] = {}
         self.fingerprints = array("Q")
         self._bounds = array("q", [0])
@@ -31,7 +30,7 @@ class Answers(Sequence[list[Entity]]):
         self._scores = array("d")
         self._labels: list[str] = []
         self._words: list[str] = []
-        self._key = "entity_group"
+        self._key = key
         self._known: dict[str, str] = {}
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str) -> None:
@@ -97,30 +96,11 @@ class Answers(Sequence[list[Entity]]):
         numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
         columns: dict[str, Any] = {
             "text": numbers,
-            self._key: self.labels,
+            self._key: np.array(self.labels, dtype=object),
             "score": np.array(self._scores),
             "index": np.array(self._indices),
-            "word": self.words,
+            "word": np.array(self.words, dtype=object),
             "start": np.array(self._starts),
             "end": np.array(self._ends),
         }
         return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
-
-
-def fingerprint_of(text: Any) -> int:
-    """Return a number that tells one text from another; of what is no text, only its kind counts.
-
-    Example:
-        >>> fingerprint_of("asthma") == fingerprint_of("asthma") != fingerprint_of("asthma ")
-        True
-    """
-    digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-def readable(text: Any) -> str:
-    """Return a text, the words of one that is split, or the kind of anything else."""
-    if isinstance(text, str):
-        return text
-    words = map(readable, text) if isinstance(text, list) else ()
-    return "\0".join((f"\0{type(text).__name__}", *words))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..devices.backend import TENSOR_LOCK
 from ..devices.request import canonical
 from ..errors import ConfigurationError, Interrupted, OpenMedError
 from .annotations import SHOWN_TEXTS, Annotations
-from .columns import Answered, Answers, fingerprint_of
-from .resume import ResultsFile, differences
+from .columns import Answered, Answers
+from .fingerprints import fingerprint_of, settings_of
+from .progress import progress_bar
+from .results import NoFile, results
+from .resume import ResultsFile
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -46,7 +46,8 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
     if on_error not in ON_ERROR:
         raise ConfigurationError(f"on_error cannot be {on_error!r}.", f"Use one of {', '.join(ON_ERROR)}.")
     annotator = pipe.own_annotator(batch_tokens)
-    reading, answers = Reading(checked(texts), annotator.settings.delimiter or ""), Answers()
+    reading = Reading(checked(texts), annotator.settings.delimiter or "")
+    answers = Answers("entity" if annotator.settings.aggregation_strategy == "none" else "entity_group")
     device, settings = canonical(str(pipe.device)), settings_of(pipe, annotator)
     total = len(texts) if isinstance(texts, Sized) else None
 
@@ -58,8 +59,8 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
         try:
             run.replay(file.earlier())
             run.go_on(annotator, on_error)
-        except KeyboardInterrupt as error:
-            raise Interrupted(len(answers), done(), file.name) from error
+        except KeyboardInterrupt:
+            raise Interrupted(len(answers), done(), file.name) from None
         except Exception as error:
             error.annotations = done()  # type: ignore[attr-defined]
             raise
@@ -157,10 +158,14 @@ class Run:
         """
         pulled = self.reading.pulled
         for answered in earlier:
+            remedy = "Pass the same texts in the same order, or resume from something else."
             next(self.reading, None)
-            if not pulled or pulled.popleft() != answered[0]:
+            if not pulled:
+                what = f"The earlier run has answers for more than these {len(self.answers)} texts."
+                raise ConfigurationError(what, remedy)
+            if pulled.popleft() != answered[0]:
                 what = f"Text {len(self.answers)} is not the one that the earlier run has an answer for."
-                raise ConfigurationError(what, "Pass the same texts in the same order, or resume from something else.")
+                raise ConfigurationError(what, remedy)
             self.add(answered)
 
     def go_on(self, annotator: Annotator, on_error: str) -> None:
@@ -180,70 +185,3 @@ class Run:
         """Keep the answer to the next text."""
         self.answers.add(*answered)
         self.bar.update(1)
-
-
-class NoFile(contextlib.nullcontext[Any]):
-    """Stands where results are not written; earlier ones may be in memory."""
-
-    name = ""
-
-    def __init__(self, answers: Answers) -> None:
-        super().__init__()
-        self._answers = answers
-
-    def __enter__(self) -> NoFile:  # noqa: PYI034 - Self came with Python 3.11
-        return self
-
-    def earlier(self) -> Iterator[Answered]:
-        """Yield the fingerprint and the answer of each text that is done."""
-        return self._answers.items()
-
-    def append(self, answers: Iterable[Answered]) -> None:
-        """Write nothing."""
-
-
-def results(resume: Any, settings: Mapping[str, Any]) -> ResultsFile | NoFile:
-    """Return what has the results of an earlier run, and takes those of this one.
-
-    Raises:
-        ConfigurationError: For what has none, and for those of a run with other settings.
-    """
-    if resume is None:
-        return NoFile(Answers())
-    if isinstance(resume, (str, os.PathLike)):
-        return ResultsFile(resume, settings)
-    if not isinstance(resume, Annotations):
-        what = f"resume cannot be {type(resume).__name__}."
-        raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
-    if other := differences(settings, resume.run):
-        what = f"The annotations are of a run with other settings ({other})."
-        raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
-    return NoFile(resume.answers)
-
-
-def settings_of(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any]:
-    """Return what tells a run from another, the model and everything that changes its answers, as JSON has it."""
-    settings = {"model": fingerprint_of_model(pipe), **asdict(annotator.settings)}
-    return dict(json.loads(json.dumps(settings)))
-
-
-def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
-    """Return a short text that tells a model from others: of its settings, and of the first numbers of each weight."""
-    digest = hashlib.blake2b(repr(sorted(pipe.model.config.id2label.items())).encode(), digest_size=8)
-    with TENSOR_LOCK:
-        for name, weight in pipe.model.named_parameters():
-            digest.update(f"{name} {tuple(weight.shape)}".encode())
-            digest.update(weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-COUNT = "{desc}: {n_fmt} texts [{elapsed}, {rate_noinv_fmt}]"
-
-
-def progress_bar(total: int | None, shown: bool, device: str) -> Any:
-    """Return a bar with texts per second, in the form that the front end can show; none for what takes under a second."""
-    from tqdm.auto import tqdm
-
-    form = COUNT if total is None else BAR
-    return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1, bar_format=form)

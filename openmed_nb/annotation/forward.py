@@ -59,7 +59,7 @@ class Network:
             if self.whole:
                 return (towards_host(probabilities),)
             scores, labels = probabilities.max(-1)
-            return towards_host(labels.to(torch.int16)), towards_host(scores)
+            return towards_host(labels.to(torch.int32)), towards_host(scores)
 
 
 @dataclass
@@ -114,7 +114,7 @@ def start_batch(network: Network, run: Run, batch: Batch) -> None:
         start_batch(network, run, half)
     if not halves:
         what = f"A window of {batch.length} tokens does not fit in the memory of {network.model.device}: {reason}."
-        run.failures[int(batch.rows[0])] = DeviceUnavailable(what, "Unload other models, or use the CPU.")
+        run.failures[int(batch.rows[0])] = DeviceUnavailable(what, f"Unload other models, or {way_out(network)}.")
 
 
 def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> Inputs:
@@ -159,15 +159,20 @@ def collect(run: Run, network: Network) -> tuple[Predictions, dict[int, OpenMedE
     outputs = fetch(run)
     if run.error is not None:
         what = f"The model could not run on {network.model.device}: {cause(run.error)}."
-        raise DeviceUnavailable(what, "Use the CPU, or restart the kernel.") from run.error
+        raise DeviceUnavailable(what, f"Restart the kernel, or {way_out(network)}.") from run.error
     predictions = gather(run, network, outputs)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
     unknown = np.flatnonzero(np.isnan(predictions.scores))
     for sequence in np.unique(run.tokens.sequences(unknown)).tolist():
         what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
-        failures.setdefault(sequence, ModelUnusable(what, "Load it in float32, or use the CPU."))
+        failures.setdefault(sequence, ModelUnusable(what, f"Load it in float32, or {way_out(network)}."))
     predictions.scores[unknown] = 0  # NaN is unlike itself, and decoding compares
     return predictions, failures
+
+
+def way_out(network: Network) -> str:
+    """Return what else can be done where a model fails on its device."""
+    return "use another model" if network.model.device.type == "cpu" else "use the CPU"
 
 
 def fetch(run: Run) -> list[tuple[Batch, list[np.ndarray]]]:
@@ -201,10 +206,18 @@ def gather(run: Run, network: Network, outputs: list[tuple[Batch, list[np.ndarra
 
 def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]:
     """Return which arrays a model takes: those its tokenizer names, and a mask wherever it can read one."""
-    return frozenset({*wanted, "attention_mask"} & parameters_of(type(model).forward))
+    names = frozenset({*wanted, "attention_mask"})
+    known = taken(type(model).forward)
+    return names if known is None else names & known
 
 
 @functools.cache
-def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of what a function takes."""
-    return frozenset(inspect.signature(function).parameters)
+def taken(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of what a function takes, ``None`` where it does not name its ids and so passes all on.
+
+    Example:
+        >>> sorted(taken(lambda input_ids, **others: None)), taken(lambda *ids, **arrays: None)
+        (['input_ids', 'others'], None)
+    """
+    names = frozenset(inspect.signature(function).parameters)
+    return names if "input_ids" in names else None

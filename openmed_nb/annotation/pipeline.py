@@ -5,16 +5,17 @@ This file imports transformers, because a subclass needs its base; it is itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from transformers import TokenClassificationPipeline
 
 from ..devices.backend import TENSOR_LOCK
-from ..errors import ConfigurationError, OpenMedError, cause
+from ..errors import ConfigurationError, cause
 from ..models.config import check_strategy
 from ..models.loading import move, usable_length
 from .batches import Budget
@@ -23,11 +24,12 @@ from .compilation import Compilation, compare
 from .decoding import Decoder, Entity
 from .forward import Network, input_names
 from .labels import LabelTables
-from .stream import Annotator, Answer, Settings
+from .stream import Annotator, Answer, Settings, entities_of
 from .tokens import Frame
 
 BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "cuda": Budget(32768, waste=2048)}
-"""How much runs at once where nobody says; ``benchmarks/annotate.py --sweep`` measures it for cpu and cuda, not for mps."""
+"""How much runs at once where nobody says. ``benchmarks/annotate.py --sweep`` measures the tokens for cpu and cuda; those
+for mps are a guess between the two, which :meth:`AnnotationPipeline.calibrate` can better."""
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
@@ -38,7 +40,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
     - A text longer than the model takes is read whole, in overlapping windows, and a word is never cut by an edge.
       transformers silently drops the rest (``truncation=True`` does that here too) or, with ``stride``, keeps the
       longer of two overlapping entities (``stride`` gives exactly its answers here).
-    - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size`` limits the rows as well.
+    - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size``
+      limits the rows as well, but for 1 in a call, which is also what transformers says where nobody asks.
     - ``pipe.device`` is always the device of ``pipe.model``, and setting it moves the model.
     - Scores are Python floats, so that answers can be written as JSON.
     - No warning where a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
@@ -59,8 +62,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
     compilation: Compilation | None = None
     """What came of ``compile``; ``None`` where it was not asked for."""
 
-    _frame: Frame | None = None
+    _known_frame: tuple[Any, Frame | None] = (None, None)
     _compiled: Any = None
+    _measured: Mapping[str, int] = MappingProxyType({})
 
     @property
     def device(self) -> torch.device:
@@ -75,7 +79,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
     @property
     def batch_tokens(self) -> int:
         """How many tokens run at once."""
-        return int(self._forward_params.get("batch_tokens", device_budget(self.device).tokens))
+        measured = self._measured.get(self.device.type, device_budget(self.device).tokens)
+        return int(self._forward_params.get("batch_tokens", measured))
 
     @batch_tokens.setter
     def batch_tokens(self, tokens: int) -> None:
@@ -83,19 +88,22 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     @property
     def frame(self) -> Frame | None:
-        """What the tokenizer puts around the tokens of a text; ``None`` where it gives no offsets."""
-        if self._frame is None and self.tokenizer.is_fast:
-            self._frame = Frame.of(self.tokenizer)
-        return self._frame
+        """What the tokenizer puts around the tokens of a text; ``None`` where it makes no tokens with offsets."""
+        known, frame = self._known_frame
+        if known is not self.tokenizer:
+            frame = Frame.of(self.tokenizer) if self.tokenizer.is_fast else None
+            self._known_frame = self.tokenizer, frame
+        return frame
 
     def calibrate(self) -> Calibration:
-        """Measure how many tokens at once are fastest here with this model, use that from now on, and return the figures.
+        """Measure how many tokens at once are fastest, use that on this kind of device from now on, and return the figures.
 
         It takes some seconds; a budget is also chosen without it.
         """
         annotator = self.own_annotator()
         calibration = calibrate(annotator.network, annotator.settings.limit + annotator.network.frame.size)
-        self.batch_tokens = calibration.batch_tokens
+        self._measured = {**self._measured, self.device.type: calibration.batch_tokens}
+        self._forward_params.pop("batch_tokens", None)
         return calibration
 
     def compile(self) -> Compilation:
@@ -104,19 +112,13 @@ class AnnotationPipeline(TokenClassificationPipeline):
         A few built-in sentences are read both ways; compiling is kept where the entities are the same and come at least
         five percent sooner. It takes up to minutes, and again for every device that the model is moved to.
         """
+        self._compiled = None
         compiled = torch.compile(self.model, dynamic=True)
-        self.compilation = compare(self._reader(None), self._reader(compiled), str(self.device))
+        plain, other = self.own_annotator(), self.own_annotator()
+        other = replace(other, network=replace(other.network, model=compiled, compiled=True))
+        self.compilation = compare(plain.entities, other.entities, str(self.device))
         self._compiled = compiled if self.compilation.kept else None
         return self.compilation
-
-    def _reader(self, model: Any) -> Callable[[Sequence[str]], Any]:
-        """Return what reads texts with the model, or with what ``torch.compile`` made of it."""
-
-        def read(texts: Sequence[str]) -> Any:
-            self._compiled = model
-            return self(list(texts))
-
-        return read
 
     def _sanitize_parameters(
         self, batch_tokens: int | None = None, truncation: bool | None = None, **kwargs: Any
@@ -140,6 +142,14 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """Run transformers' own forward pass, under the lock of all device work."""
         with TENSOR_LOCK:
             return super().forward(model_inputs)
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
+        """Return the entities of a text, a list or an iterator of them for several; see the class.
+
+        transformers reads a whole generator of lists of words to look at their types, and has nothing left to annotate.
+        """
+        split = kwargs.get("is_split_into_words", False)
+        return super().__call__(list(inputs) if split and isinstance(inputs, Iterator) else inputs, **kwargs)
 
     def get_iterator(  # noqa: PLR0913, PLR0917 - transformers' signature
         self,
@@ -179,7 +189,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """Return what annotates a stream of texts, from transformers' three mappings of parameters."""
         frame = self.frame
         if frame is None:
-            what = f"The tokenizer of {type(self.model).__name__} gives no offsets."
+            what = f"The tokenizer of {type(self.model).__name__} makes no tokens with offsets."
             raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
@@ -195,7 +205,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         names = input_names(self.model, self.tokenizer.model_input_names)
         tokens = forward_params.get("batch_tokens", self.batch_tokens)
         budget = replace(device_budget(self.device), tokens=tokens, rows=rows, padding="attention_mask" in names)
-        compiled = self._compiled is not None
+        compiled = getattr(self._compiled, "_orig_mod", None) is self.model
         model = self._compiled if compiled else self.model
         network = Network(model, frame, names, settings.aggregation_strategy == "average", compiled)
         tables = LabelTables.of(self.model.config.id2label, settings.ignore_labels)
@@ -212,8 +222,14 @@ class EachAnswer(Iterator[list[Entity]]):
     """The answers to texts, one at a time; as long as the texts, where these have a length."""
 
     def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
-        self._inputs = inputs
-        self._answers: Iterator[Answer] = chain.from_iterable(annotator.answers(inputs))
+        self._inputs, self._annotator = inputs, annotator
+        self._answers: Iterator[Answer] | None = None
+
+    def __iter__(self) -> EachAnswer:
+        """Begin, or begin again where the texts can be read again."""
+        if self._answers is None or not isinstance(self._inputs, Iterator):
+            self._answers = chain.from_iterable(self._annotator.answers(self._inputs))
+        return self
 
     def __len__(self) -> int:
         if isinstance(self._inputs, Sized):
@@ -221,10 +237,9 @@ class EachAnswer(Iterator[list[Entity]]):
         raise TypeError("Answers to a generator have no length.")
 
     def __next__(self) -> list[Entity]:
-        answer = next(self._answers)
-        if isinstance(answer, OpenMedError):
-            raise answer
-        return answer
+        if self._answers is None:
+            iter(self)
+        return entities_of(next(self._answers or iter(())))
 
 
 def checked_count(name: str, count: Any) -> int:
@@ -252,12 +267,12 @@ def checked_labels(labels: Any) -> tuple[str, ...]:
 
     Example:
         >>> checked_labels(["O", "DATE"])
-        ('O', 'DATE')
+        ('DATE', 'O')
     """
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)
         if all(isinstance(name, str) for name in names):
-            return names
+            return tuple(sorted({*names}))
     raise ConfigurationError(f"ignore_labels cannot be {labels!r}.", "Use a list of labels.")
 
 

@@ -36,7 +36,8 @@ class ResultsFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+        # One file has one lock, however its name is spelled.
+        self.path = Path(os.path.realpath(Path(path).expanduser())) if "\0" not in str(path) else Path(path)
         self.name = str(path)
         self.run = run
         self.header = line_of({"format": FORMAT, **run})
@@ -45,7 +46,12 @@ class ResultsFile:
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
         from filelock import FileLock, Timeout
 
-        self._lock = FileLock(f"{self.path}.lock")
+        lock = Path(f"{self.path}.lock")
+        if not self.path.parent.exists():
+            raise self._unusable("is in a folder that does not exist", "Make the folder, or name another file.")
+        if holds_data(lock):
+            raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
+        self._lock = FileLock(lock)
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
@@ -53,7 +59,8 @@ class ResultsFile:
         except (OSError, ValueError) as error:  # A name with a null character is a ValueError.
             raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
         try:
-            self._file = self.path.open("r+b" if self.path.exists() else "w+b")
+            self.path.touch(mode=0o600)  # It will hold words of notes.
+            self._file = self.path.open("r+b")
             self._check_header()
         except BaseException as error:
             self._close()
@@ -154,3 +161,11 @@ def differences(run: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
         'model'
     """
     return ", ".join(sorted(name for name in run if earlier.get(name) != run[name]))
+
+
+def holds_data(path: Path) -> bool:
+    """Tell whether there is a file with something in it; a lock is empty."""
+    try:
+        return path.stat().st_size > 0
+    except (OSError, ValueError):  # A name with a null character is a ValueError.
+        return False

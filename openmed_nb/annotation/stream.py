@@ -59,12 +59,14 @@ class Prepared:
     """A chunk of texts, ready for the device.
 
     Attributes:
+        first: The number of the first text in the stream.
         texts: The texts, an empty one in the place of one that cannot be read.
         failures: Why some cannot be read, by their place.
         tokens: The tokens of the texts.
         windows: The windows over them.
     """
 
+    first: int
     texts: list[str]
     failures: dict[int, OpenMedError]
     tokens: Tokens
@@ -121,6 +123,14 @@ class Annotator:
         if chunk.error:
             raise chunk.error
 
+    def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
+        """Return the entities of texts.
+
+        Raises:
+            OpenMedError: Where one has no answer.
+        """
+        return [entities_of(answer) for answers in self.answers(texts) for answer in answers]
+
     def batches(self, prepared: Prepared, budget: Budget) -> list[Batch]:
         """Return the batches that a chunk runs in."""
         added = self.network.frame.size
@@ -144,7 +154,7 @@ class Annotator:
             tokens = tokenise_words(self.tokenizer, readable, delimiter, self.truncation())
             readable = [delimiter.join(words) for words in readable]
         windows = plan_windows(tokens.bounds, word_starts(tokens), self.settings.limit)
-        return Prepared(readable, failures, tokens, windows)
+        return Prepared(chunk.first, readable, failures, tokens, windows)
 
     def truncation(self) -> Truncation | None:
         """Return how transformers cuts texts, where that is asked for."""
@@ -163,10 +173,22 @@ class Annotator:
         for sequence, text in enumerate(tokens.owners.tolist()):
             entities[text] += found[sequence]
             if sequence in unanswered:
-                failures[text] = unanswered[sequence]
+                error = unanswered[sequence]
+                failures[text] = type(error)(f"Text {prepared.first + text}: {error.what}", error.remedy)
         for text in np.flatnonzero(np.bincount(tokens.owners) > 1).tolist():
             entities[text] = self.join(entities[text])
         return [failures.get(place, answer) for place, answer in enumerate(entities)]
+
+
+def entities_of(answer: Answer) -> list[Entity]:
+    """Return the entities of an answer.
+
+    Raises:
+        OpenMedError: Why there are none, where the text has no answer.
+    """
+    if isinstance(answer, OpenMedError):
+        raise answer
+    return answer
 
 
 def chunk_characters(budget: Budget) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 CONTEXT = 16
-"""How many tokens a window reads on either side of those that it owns. On long texts joined from the test sets of NCBI
-and BC5CDR, the bundled model's F1 is 80.71 with 16, 81.11 with 32, and 80.71 with transformers' windows and a stride of 64."""
+"""How many tokens a window reads on either side of those that it owns: as few as cost no accuracy that could be seen on
+long texts, because each is read twice."""
 
 
 @dataclass(frozen=True)

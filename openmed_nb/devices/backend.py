@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import threading
@@ -26,6 +27,9 @@ MINIMUM_TORCH = (2, 6)
 
 TENSOR_LOCK = threading.RLock()
 """Held around all tensor work of this package: two threads on MPS can crash the process (pytorch#197805)."""
+
+if hasattr(os, "register_at_fork"):  # A forked child has no thread that could release what another one held.
+    os.register_at_fork(after_in_child=TENSOR_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @dataclass(frozen=True)

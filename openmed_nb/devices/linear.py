@@ -1,7 +1,7 @@
 """Matrix products on a CPU: through oneDNN where it is faster than the library that torch takes for float32.
 
 torch computes float32 products with MKL where it has it, and MKL leaves half of the vector units of AMD's processors
-idle: on an EPYC with AVX-512, 190 against 430 GFLOP/s on two cores (``benchmarks/annotate.py`` prints the ratio).
+idle: on an EPYC with AVX-512 oneDNN is twice as fast (``benchmarks/annotate.py`` prints the gain).
 oneDNN is part of torch; ``torch.compile`` uses the same function. Nothing is packed or remembered, so weights may change.
 """
 
@@ -62,7 +62,13 @@ def suits(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
-    plain = all(tensor.dtype == torch.float32 and tensor.layout == torch.strided for tensor in tensors)
+    plain = all(
+        type(tensor) in {torch.Tensor, torch.nn.Parameter}
+        and tensor.is_cpu
+        and tensor.dtype == torch.float32
+        and tensor.layout == torch.strided
+        for tensor in tensors
+    )
     fitting = inputs.shape[-1:] == weight.shape[1:]
     return plain and fitting and inputs.numel() >= FEWEST_ROWS * weight.shape[1] > 0
 

@@ -8,7 +8,8 @@ OUT_OF_MEMORY = re.compile(
     r"out of memory"  # CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297)
     r"|invalid buffer size"  # one MPS buffer larger than Metal allows (MPSAllocator.mm:236)
     r"|DefaultCPUAllocator: (can't allocate|not enough) memory"  # c10/core/impl/alloc_cpu.cpp
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIP out of memory",
+    r"|could not (create|execute) a (primitive|memory)"  # oneDNN on the CPU
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
 

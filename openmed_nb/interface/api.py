@@ -150,14 +150,16 @@ class ModelLoader:
         aggregation_strategy: str | None = None,
         **arguments: Any,
     ) -> Any:
-        """Return transformers' token-classification pipeline over a model.
+        """Return a drop-in for transformers' token-classification pipeline over a model, with the same answers.
 
         Args:
             model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
             task: ``"token-classification"`` or ``"ner"``.
             aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
                 words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
-            arguments: Those of :meth:`load_model`, and those of transformers' pipeline such as ``stride``.
+            arguments: Those of :meth:`load_model`; those of transformers' pipeline such as ``ignore_labels`` or ``stride``;
+                ``batch_tokens``, how many tokens run at once; ``truncation``, whether to drop what is longer than the model
+                takes; ``compile``, whether to try ``torch.compile`` and keep it where it pays.
 
         Raises:
             ModelError: Where the model cannot be found or loaded.
@@ -223,8 +225,9 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             :func:`load_pipeline`.
         batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
         progress: Whether to show a bar with texts per second, for what takes more than a second.
-        resume: A file that every answer is written to at once, one line of JSON for each text. Where it is there already,
-            the run goes on after its last text, also when the process was killed. Or the ``annotations`` that an
+        resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
+            Where it is there already, the run goes on after its last text, also when the process was killed; what was
+            under way then is read again. Or the ``annotations`` that an
             interrupted run has left.
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory; ``"record"`` goes on and notes
             it in ``errors``.

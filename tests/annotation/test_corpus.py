@@ -307,7 +307,7 @@ class TestInterrupt:
         with pytest.raises(Interrupted) as caught:
             annotated(pipe, interrupting(TEXTS, 1))
         assert str(caught.value) == (
-            "Interrupted after 0 texts; nothing of them is lost. "
+            "Interrupted after 0 texts. "
             "To go on, import sys and repeat the call with resume=sys.last_value.annotations."
         )
         file = tmp_path / "run.jsonl"
@@ -315,7 +315,7 @@ class TestInterrupt:
             annotated(pipe, interrupting(TEXTS, 1), resume=file)
         assert str(caught.value).endswith(f"To go on, repeat the call with resume={str(file)!r}.")
 
-    @pytest.mark.parametrize(("done", "counted"), [(0, "0 texts"), (1, "1 text;"), (1200, "1,200 texts")])
+    @pytest.mark.parametrize(("done", "counted"), [(0, "0 texts"), (1, "1 text."), (1200, "1,200 texts")])
     def test_counts_like_a_person(self, done, counted):
         """One text is singular, and thousands have a comma."""
         assert f"Interrupted after {counted}" in str(Interrupted(done, None, ""))
@@ -363,7 +363,9 @@ class TestResumeFromMemory:
     def test_other_texts(self, annotated, pipe, texts):
         """Other texts than those of the earlier run are refused by number."""
         found = annotated(pipe, TEXTS)
-        with pytest.raises(ConfigurationError, match=r"Text \d is not the one that the earlier run has an answer for"):
+        with pytest.raises(
+            ConfigurationError, match=r"Text \d is not the one that the earlier run|answers for more than these"
+        ):
             annotated(pipe, texts, resume=found)
 
     def test_other_model_or_settings(self, annotated, pipe, pipe_of, keyword_model, random_model):

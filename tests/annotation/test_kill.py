@@ -88,7 +88,6 @@ def test_interrupt_says_how_to_go_on(runs):
     assert len(said) == 2
     for message, done, kept in said:
         assert message == (
-            f"Interrupted after {done} texts; nothing of them is lost. "
-            f"To go on, repeat the call with resume={str(folder / 'run.jsonl')!r}."
+            f"Interrupted after {done} texts. To go on, repeat the call with resume={str(folder / 'run.jsonl')!r}."
         )
         assert done == kept > 0

@@ -113,11 +113,31 @@ class TestCutOff:
 
     @pytest.mark.parametrize("kind", [str, Path, os.fspath], ids=["str", "Path", "fspath"])
     def test_name(self, run, finished, tmp_path, kind):
-        """A file can be named by a string or a path, and its folder is made."""
-        file = tmp_path / "new" / "folder" / "run é.jsonl"
+        """A file can be named by a string or a path."""
+        file = tmp_path / "own folder" / "run é.jsonl"
+        file.parent.mkdir()
         run(kind(file))
         assert file.read_bytes() == finished[0]
         assert [one.name for one in file.parent.iterdir()] == [file.name]
+
+    def test_folder_that_is_not_there(self, run, tmp_path):
+        """A mistyped folder is refused instead of being made, which would begin again without a word."""
+        with pytest.raises(ConfigurationError, match="in a folder that does not exist"):
+            run(tmp_path / "no" / "run.jsonl")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_only_its_owner_reads_it(self, run, tmp_path):
+        """A new file can be read by nobody else, because it holds words of notes."""
+        run(tmp_path / "run.jsonl")
+        assert (tmp_path / "run.jsonl").stat().st_mode & 0o077 == 0
+
+    def test_lock_that_is_a_file_of_the_person(self, run, tmp_path):
+        """A file with something in it is not taken for a lock, and stays as it is."""
+        precious = tmp_path / "run.jsonl.lock"
+        precious.write_text("precious", "utf-8")
+        with pytest.raises(ConfigurationError, match="is a file of yours"):
+            run(tmp_path / "run.jsonl")
+        assert precious.read_text("utf-8") == "precious"
 
 
 class TestContent:
@@ -201,7 +221,8 @@ class TestOtherRun:
         """Texts other than those in the file are refused with the number of the first, and the file is left as it is."""
         file = tmp_path / "run.jsonl"
         file.write_bytes(finished[0])
-        with pytest.raises(ConfigurationError, match=f"Text {number} is not the one") as caught:
+        said = rf"Text {number} is not the one|more than these {number} texts"
+        with pytest.raises(ConfigurationError, match=said) as caught:
             run(file, texts)
         assert len(caught.value.annotations) == number
         assert "other" not in caught.value.what

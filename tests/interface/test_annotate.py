@@ -224,7 +224,7 @@ class TestNotebook:
         assert (reply.status, reply.error[0], reply.streams) == ("error", "Interrupted", {})
         assert len(reply.error[2]) == 1
         said = re.fullmatch(
-            r"Interrupted: Interrupted after (\d+) texts?; nothing of them is lost\. "
+            r"Interrupted: Interrupted after (\d+) texts?\. "
             r"To go on, (import sys)?(?: and )?repeat the call with (resume=.*)\.",
             reply.error[2][0],
         )
