@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError
 from ..interface.display import Json, Piece, Report, Shown
 from .annotated import HIDDEN, marked
-from .columns import Answers
+from .answers import Answers
 from .decoding import Entity
 from .summary import Summary
 
@@ -35,7 +35,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         model: The name of the model.
         device: The device that it ran on.
         show_text: Whether texts, and the words in them, are part of what is shown.
-        run: What tells this run from another: the model and everything that changes its answers.
+        settings: What tells its run from another: the model and everything that changes its answers.
     """
 
     answers: Answers
@@ -43,7 +43,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
     model: str
     device: str
     show_text: bool = True
-    run: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.answers)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK, empty_cache
+from ..devices.backend import TENSOR_LOCK, empty_cache, synchronize
 from ..devices.memory import is_out_of_memory
 from ..devices.request import canonical
-from ..devices.transfer import to_array, wait
+from ..devices.transfer import to_array
 from ..interface.display import Report, Shown, Table
 from .forward import Network
 
@@ -100,7 +100,7 @@ def measured_speed(network: Network, rows: int, length: int) -> float:
 def finish(network: Network, inputs: dict[str, np.ndarray]) -> None:
     """Run a batch to its end."""
     outputs = network(inputs)
-    wait(network.model.device)
+    synchronize(network.model.device)
     for tensor in outputs:
         to_array(tensor)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.request import canonical
 from ..errors import ConfigurationError, Interrupted, OpenMedError
 from .annotations import SHOWN_TEXTS, Annotations
-from .columns import Answered, Answers
+from .answers import Answered, Answers
 from .fingerprints import fingerprint_of, settings_of
 from .progress import progress_bar
 from .results import NoFile, results
@@ -46,7 +46,7 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
     if on_error not in ON_ERROR:
         raise ConfigurationError(f"on_error cannot be {on_error!r}.", f"Use one of {', '.join(ON_ERROR)}.")
     annotator = pipe.own_annotator(batch_tokens)
-    reading = Reading(checked(texts), annotator.settings.delimiter or "")
+    reading = Reading(stream_of(texts), annotator.settings.delimiter or "")
     answers = Answers("entity" if annotator.settings.aggregation_strategy == "none" else "entity_group")
     device, settings = canonical(str(pipe.device)), settings_of(pipe, annotator)
     total = len(texts) if isinstance(texts, Sized) else None
@@ -55,7 +55,7 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
         return Annotations(answers, tuple(reading.first_texts[: len(answers)]), model, device, show_text, settings)
 
     with progress_bar(total, progress, device) as bar, results(resume, settings) as file:
-        run = Run(reading, answers, file, bar)
+        run = CorpusRun(reading, answers, file, bar)
         try:
             run.replay(file.earlier())
             run.go_on(annotator, on_error)
@@ -84,14 +84,14 @@ def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipel
     return pipe
 
 
-def checked(texts: Any) -> Iterator[Any]:
+def stream_of(texts: Any) -> Iterator[Any]:
     """Return an iterator over texts.
 
     Raises:
         ConfigurationError: For what is no series of texts, or would be read as something else.
 
     Example:
-        >>> checked("asthma")
+        >>> stream_of("asthma")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: str is no series of texts. Pass a list, a generator or a column, such as [text].
@@ -135,7 +135,7 @@ class Reading(Iterator[Any]):
 
 
 @dataclass(frozen=True)
-class Run:
+class CorpusRun:
     """A run over many texts.
 
     Attributes:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK, empty_cache
+from ..devices.backend import TENSOR_LOCK, empty_cache, synchronize
 from ..devices.linear import fast_linear
 from ..devices.memory import is_out_of_memory
-from ..devices.transfer import to_array, to_device, towards_host, wait
+from ..devices.transfer import to_array, to_device, towards_host
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from .batches import Batch
 from .decoding import Predictions
@@ -63,7 +63,7 @@ class Network:
 
 
 @dataclass
-class Run:
+class ForwardRun:
     """Batches that were started on the device, until they are collected.
 
     Attributes:
@@ -85,7 +85,7 @@ class Run:
     fitting: int = sys.maxsize
 
 
-def start(network: Network, run: Run, batches: Sequence[Batch]) -> None:
+def start(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
     """Start batches on the model's device; an error is kept in the run, for when its turn comes."""
     with TENSOR_LOCK:
         run.devices.add(network.model.device)
@@ -96,7 +96,7 @@ def start(network: Network, run: Run, batches: Sequence[Batch]) -> None:
             run.error = error
 
 
-def start_batch(network: Network, run: Run, batch: Batch) -> None:
+def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
     """Start one batch; where memory is short, its halves; a single window that does not fit becomes a failure."""
     try:
         run.outputs.append((batch, network(fill(run.tokens, run.windows, batch, network))))
@@ -150,7 +150,7 @@ def special_columns(
         yield columns == counts[:, None] + place, token
 
 
-def collect(run: Run, network: Network) -> tuple[Predictions, dict[int, OpenMedError]]:
+def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, OpenMedError]]:
     """Wait for a run and return what the model says of every token, and the failures by sequence.
 
     Raises:
@@ -175,19 +175,19 @@ def way_out(network: Network) -> str:
     return "use another model" if network.model.device.type == "cpu" else "use the CPU"
 
 
-def fetch(run: Run) -> list[tuple[Batch, list[np.ndarray]]]:
+def fetch(run: ForwardRun) -> list[tuple[Batch, list[np.ndarray]]]:
     """Wait for the outputs of a run and return them; an error that the device tells only now is kept in the run too."""
     try:
         with TENSOR_LOCK:
             for device in run.devices:
-                wait(device)
+                synchronize(device)
             return [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
     except Exception as error:  # noqa: BLE001 - raised in collect
         run.error = run.error or error
         return []
 
 
-def gather(run: Run, network: Network, outputs: list[tuple[Batch, list[np.ndarray]]]) -> Predictions:
+def gather(run: ForwardRun, network: Network, outputs: list[tuple[Batch, list[np.ndarray]]]) -> Predictions:
     """Return the outputs of all batches in the order of the tokens, each token from the window that owns it."""
     count, windows = len(run.tokens), run.windows
     labels, scores = np.zeros(count, np.int64), np.zeros(count, np.float32)

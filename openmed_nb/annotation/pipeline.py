@@ -40,8 +40,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
     - A text longer than the model takes is read whole, in overlapping windows, and a word is never cut by an edge.
       transformers silently drops the rest (``truncation=True`` does that here too) or, with ``stride``, keeps the
       longer of two overlapping entities (``stride`` gives exactly its answers here).
-    - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size``
-      limits the rows as well, but for 1 in a call, which is also what transformers says where nobody asks.
+    - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size`` limits the rows as well,
+      but for 1 in a call, which is also what transformers says where nobody asks.
     - ``pipe.device`` is always the device of ``pipe.model``, and setting it moves the model.
     - Scores are Python floats, so that answers can be written as JSON.
     - No warning where a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
@@ -96,9 +96,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return frame
 
     def calibrate(self) -> Calibration:
-        """Measure how many tokens at once are fastest, use that on this kind of device from now on, and return the figures.
+        """Measure how many tokens should run at once, use that on this kind of device, and return the figures.
 
-        It takes some seconds; a budget is also chosen without it.
+        The smallest number is taken that no larger one beats by more than three percent. It takes some seconds, and
+        replaces what was set as ``batch_tokens``.
         """
         annotator = self.own_annotator()
         calibration = calibrate(annotator.network, annotator.settings.limit + annotator.network.frame.size)
@@ -228,8 +229,12 @@ class EachAnswer(Iterator[list[Entity]]):
     def __iter__(self) -> EachAnswer:
         """Begin, or begin again where the texts can be read again."""
         if self._answers is None or not isinstance(self._inputs, Iterator):
-            self._answers = chain.from_iterable(self._annotator.answers(self._inputs))
+            self._begin()
         return self
+
+    def _begin(self) -> Iterator[Answer]:
+        self._answers = chain.from_iterable(self._annotator.answers(self._inputs))
+        return self._answers
 
     def __len__(self) -> int:
         if isinstance(self._inputs, Sized):
@@ -237,9 +242,7 @@ class EachAnswer(Iterator[list[Entity]]):
         raise TypeError("Answers to a generator have no length.")
 
     def __next__(self) -> list[Entity]:
-        if self._answers is None:
-            iter(self)
-        return entities_of(next(self._answers or iter(())))
+        return entities_of(next(self._answers or self._begin()))
 
 
 def checked_count(name: str, count: Any) -> int:

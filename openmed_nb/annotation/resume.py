@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from ..errors import ConfigurationError, cause
-from .columns import Answered, Answers
+from .answers import Answered, Answers
 
 FORMAT = "openmed_nb annotations, 1"
 
@@ -29,18 +29,18 @@ class ResultsFile:
 
     Args:
         path: Where it is; made where it is not there.
-        run: What tells this run from another: the model and everything that changes its answers.
+        settings: What tells this run from another: the model and everything that changes its answers.
 
     Raises:
         ConfigurationError: Where it cannot be written, is of another run, is damaged, or another process writes it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
         # One file has one lock, however its name is spelled.
         self.path = Path(os.path.realpath(Path(path).expanduser())) if "\0" not in str(path) else Path(path)
         self.name = str(path)
-        self.run = run
-        self.header = line_of({"format": FORMAT, **run})
+        self.settings = settings
+        self.header = line_of({"format": FORMAT, **settings})
         self._file: BinaryIO = io.BytesIO()  # Until the real one is open.
 
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
@@ -110,7 +110,7 @@ class ResultsFile:
         header = value_of(line)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise self._unusable("holds something else than results", "Name another file.")
-        other = differences(self.run, header)
+        other = differences(self.settings, header)
         if other:
             raise self._unusable(f"is of a run with other settings ({other})", "Name another file, or delete this one.")
 
@@ -153,14 +153,14 @@ def as_mapping(answered: Answered) -> dict[str, Any]:
     return {"fingerprint": f"{fingerprint:016x}", "error" if isinstance(answer, str) else "entities": answer}
 
 
-def differences(run: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+def differences(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
     """Return the names of what an earlier run had otherwise; empty where its answers are as good as this one's.
 
     Example:
         >>> differences({"model": "a", "strategy": "first"}, {"model": "b", "strategy": "first"})
         'model'
     """
-    return ", ".join(sorted(name for name in run if earlier.get(name) != run[name]))
+    return ", ".join(sorted(name for name in settings if earlier.get(name) != settings[name]))
 
 
 def holds_data(path: Path) -> bool:

@@ -12,7 +12,7 @@ from ..errors import OpenMedError
 from .batches import Batch, Budget, plan_batches
 from .chunks import Chunk, in_chunks
 from .decoding import Decoder, Entity, Predictions, word_starts
-from .forward import Network, Run, collect, start
+from .forward import ForwardRun, Network, collect, start
 from .texts import unreadable
 from .tokens import Tokens, Truncation, tokenise, tokenise_words
 from .windows import Windows, plan_windows
@@ -108,7 +108,7 @@ class Annotator:
         chunk = next(chunks, END)
         prepared = self.prepare(chunk)
         while prepared:
-            run, batches = Run(prepared.tokens, prepared.windows), self.batches(prepared, budget)
+            run, batches = ForwardRun(prepared.tokens, prepared.windows), self.batches(prepared, budget)
             start(self.network, run, batches[:1])
             if finished:
                 yield self.decode(*finished)

@@ -218,8 +218,8 @@ def assemble(  # noqa: PLR0913, PLR0917 - the arrays of a value
 def offsets(encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
     """Return where all tokens begin and end, in characters."""
     pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
-    flat = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
-    return flat[:, 0], flat[:, 1]
+    table = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 def token_lengths(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> np.ndarray:

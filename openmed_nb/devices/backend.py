@@ -1,4 +1,4 @@
-"""The seam to torch: the only file that asks ``torch.mps``, ``torch.cuda`` or ``torch.backends``.
+"""The seam to torch: the only file that asks ``torch.mps`` or ``torch.cuda``.
 
 What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
 what it says itself once it is loaded.
@@ -220,3 +220,9 @@ def empty_cache(device: str) -> None:
     emptiers = {"mps": torch.mps.empty_cache, "cuda": torch.cuda.empty_cache}
     with TENSOR_LOCK:
         emptiers.get(device.partition(":")[0], lambda: None)()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything that was started on a CUDA device is done; the others wait when a tensor is read."""
+    if device.type == "cuda":
+        import_torch().cuda.synchronize(device)

@@ -24,16 +24,8 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def towards_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Begin to copy a tensor to the host where that can be done without waiting; :func:`wait` before it is read."""
+    """Begin to copy a tensor to the host where that can be done without waiting; ``backend.synchronize`` before it is read."""
     return tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor
-
-
-def wait(device: torch.device) -> None:
-    """Wait until everything that was started on a CUDA device is done; the others wait when a tensor is read."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def to_array(tensor: torch.Tensor) -> Any:

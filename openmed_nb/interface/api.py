@@ -227,8 +227,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         progress: Whether to show a bar with texts per second, for what takes more than a second.
         resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
             Where it is there already, the run goes on after its last text, also when the process was killed; what was
-            under way then is read again. Or the ``annotations`` that an
-            interrupted run has left.
+            under way then is read again. Or the ``annotations`` that an interrupted run has left.
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory; ``"record"`` goes on and notes
             it in ``errors``.
         show_text: Whether texts, and the words in them, are part of what is shown.

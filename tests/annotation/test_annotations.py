@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.annotations import SHOWN_CHARACTERS, SHOWN_TEXTS, Annotations
-from openmed_nb.annotation.columns import Answers
+from openmed_nb.annotation.answers import Answers
 
 TEXTS = ("He has asthma.", "No complaints.", "", "Type 2 diabetes and asthma.")
 FAILURE = "Text 2 must be a string, not NoneType. Pass a string."

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from openmed_nb.annotation.batches import Batch
-from openmed_nb.annotation.forward import Network, Run, collect, fill, input_names, start
+from openmed_nb.annotation.forward import ForwardRun, Network, collect, fill, input_names, start
 from openmed_nb.annotation.tokens import Frame, tokenise
 from openmed_nb.annotation.windows import Windows, plan_windows
 from openmed_nb.errors import ModelUnusable
@@ -27,7 +27,7 @@ def network(tiny):
 def run(tiny):
     """A run over two texts of three tokens and one, in a window each."""
     tokens = tokenise(tiny.tokenizer(), ["asthma has type", "asthma"])
-    return Run(tokens, plan_windows(tokens.bounds, np.arange(4), limit=10))
+    return ForwardRun(tokens, plan_windows(tokens.bounds, np.arange(4), limit=10))
 
 
 class TestRows:
@@ -101,11 +101,11 @@ class TestPredictions:
     def test_each_token_from_the_window_that_owns_it(self, network, run):
         """Of overlapping windows only the one that owns a token has a say about it."""
         bounds = np.array([[0, 3, 0, 2], [1, 3, 2, 3]])
-        overlapping = Run(run.tokens, Windows(*bounds.T))
+        overlapping = ForwardRun(run.tokens, Windows(*bounds.T))
         start(network, overlapping, [Batch(np.array([0, 1]), 5, 2)])
         predictions, _failures = collect(overlapping, network)
         for window, owned in (([0, 3, 0, 3], slice(0, 2)), ([1, 3, 1, 3], slice(2, 3))):
-            single = Run(run.tokens, Windows(*np.array([window]).T))
+            single = ForwardRun(run.tokens, Windows(*np.array([window]).T))
             start(network, single, [Batch(np.array([0]), window[1] - window[0] + 2, 1)])
             np.testing.assert_allclose(predictions.scores[owned], collect(single, network)[0].scores[owned], atol=1e-5)
 
@@ -127,7 +127,7 @@ class TestPredictions:
         start(network, run, [Batch(np.array([0, 1]), 5, 2)])
         expected, _failures = collect(run, network)
         network.model.config.return_dict = False
-        again = Run(run.tokens, run.windows)
+        again = ForwardRun(run.tokens, run.windows)
         start(network, again, [Batch(np.array([0, 1]), 5, 2)])
         np.testing.assert_array_equal(collect(again, network)[0].scores, expected.scores)
 

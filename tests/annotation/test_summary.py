@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.annotations import Annotations
-from openmed_nb.annotation.columns import Answers
+from openmed_nb.annotation.answers import Answers
 from openmed_nb.annotation.summary import SHOWN_ROWS, Summary
 
 FOUND = some.lists(some.tuples(some.sampled_from("AB"), some.sampled_from(["Asthma", "asthma", "pain"])), max_size=4)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from openmed_nb.devices.transfer import to_array, to_device, towards_host, wait
+from openmed_nb.devices.backend import synchronize
+from openmed_nb.devices.transfer import to_array, to_device, towards_host
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_there_and_back_on_the_cpu(array):
     """An array comes back from the CPU as it went, in its type."""
     device = torch.device("cpu")
     tensor = towards_host(to_device(array, device))
-    wait(device)
+    synchronize(device)
     returned = to_array(tensor)
     assert returned.dtype == array.dtype
     np.testing.assert_array_equal(returned, array)
@@ -43,7 +44,7 @@ def test_there_and_back_on_mps(simulated, array):
         tensor = to_device(array, torch.device("mps"))
         assert tensor.device == simulated.MPS
         tensor = towards_host(tensor)
-        wait(tensor.device)
+        synchronize(tensor.device)
         returned = to_array(tensor)
     np.testing.assert_array_equal(returned, array)
     assert mps.copies == [simulated.Copy("cpu", "mps", False), simulated.Copy("mps", "cpu", False)]
@@ -72,6 +73,6 @@ def test_there_and_back_on_cuda():
     device = torch.device("cuda", 0)
     arrays = [np.arange(1_000_000) + shift for shift in range(8)]
     tensors = [towards_host(to_device(array, device) * 2) for array in arrays]
-    wait(device)
+    synchronize(device)
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(to_array(tensor), array * 2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openmed_nb.annotation.annotated import AnnotatedText
 from openmed_nb.annotation.annotations import Annotations
-from openmed_nb.annotation.columns import Answers
+from openmed_nb.annotation.answers import Answers
 from openmed_nb.annotation.summary import Summary
 from openmed_nb.devices.availability import Rejection
 from openmed_nb.devices.backend import TorchFacts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.columns import Answers
+from openmed_nb.annotation.answers import Answers
 from openmed_nb.annotation.fingerprints import fingerprint_of
 
 NUMBERS = some.integers(0, 2**40)

@@ -20,6 +20,9 @@ class Answers(Sequence[list[Entity]]):
 
     Texts that have no answer have an empty list, and their reason in ``errors``. Of a text itself only a fingerprint is
     kept, to tell on resuming whether it is the same one.
+
+    Args:
+        key: What the label of an entity is called where there is no entity yet to tell it.
     """
 
     def __init__(self, key: str = "entity_group") -> None:
