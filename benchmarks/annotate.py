@@ -244,6 +244,23 @@ def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
         yield "peak memory", memory()
 
 
+def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
+    """Yield a line for each figure that has a bar: what it is of, the figure, the bar, and whether it is reached."""
+    faster, bare_ratio = BARS[device]
+    bars = {
+        "times faster than transformers": (">=", faster),
+        "times the bare forward pass": ("<=", bare_ratio),
+        "ours / transformers": ("<=", 1.0),
+        "ratio": ("<=", 1.2),
+    }
+    for work, measured in figures.items():
+        for name, (side, bar) in bars.items():
+            if name in measured:
+                reached = measured[name] >= bar if side == ">=" else measured[name] <= bar
+                verdict = "reached" if reached else "MISSED"
+                yield f"{work:<34}{name:<34}{measured[name]:>6}  {side} {bar:<6}{verdict}"
+
+
 def main() -> None:
     """Measure, and print as a table and as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -256,11 +273,11 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     gpu = f", {torch.cuda.get_device_name()}" if asked.device == "cuda" else f", oneDNN gain {onednn_gain():.2f}"
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads{gpu}")
-    print("bars: {} times faster than transformers, {} times the bare forward pass".format(*BARS[asked.device]))
     figures = {}
     for name, measured in measurements(asked):
         figures[name] = measured
         print(name, *(f"  {key:<32}{value}" for key, value in measured.items()), sep="\n", flush=True)
+    print(*verdicts(figures, asked.device), sep="\n")
     print(json.dumps(figures))
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=2), "utf-8")
