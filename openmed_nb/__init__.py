@@ -29,54 +29,113 @@ if TYPE_CHECKING:
     from . import errors
     from .devices.choice import DeviceChoice
     from .devices.environment import EnvPlan
-    from .errors import OpenMedError
-    from .interface.api import (
-        ModelLoader,
-        annotate,
-        apply_mps_tuning,
-        device,
-        load_model,
-        load_pipeline,
-        reset,
-        resolve_torch_device,
-        use,
+    from .errors import OpenMedError, OpenMedWarning
+    from .interface.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
+    from .interface.models import ModelLoader, annotate, load_model, load_pipeline
+    from .interface.preparation import check_loader, loader_settings, precision, to_device
+    from .interface.training import (
+        EpochHooks,
+        accelerator_arguments,
+        epochs,
+        lightning_callback,
+        limit_memory,
+        memory_curve,
+        release,
+        trainer_arguments,
+        trainer_callback,
     )
     from .models.config import OpenMedConfig
+    from .training.activations import checkpoint_activations
+    from .training.curve import MemoryCurve
+    from .training.guards import Guards
+    from .training.holders import who_holds
+    from .training.loader_checks import worker_ladder
+    from .training.optimizers import adamw, explain_fused
+    from .training.samples import MemorySample
+    from .training.steps import GradientAccumulation
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DeviceChoice": "devices.choice",
     "EnvPlan": "devices.environment",
-    "ModelLoader": "interface.api",
+    "EpochHooks": "interface.training",
+    "GradientAccumulation": "training.steps",
+    "Guards": "training.guards",
+    "MemoryCurve": "training.curve",
+    "MemorySample": "training.samples",
+    "ModelLoader": "interface.models",
     "OpenMedConfig": "models.config",
     "OpenMedError": "errors",
-    "annotate": "interface.api",
-    "apply_mps_tuning": "interface.api",
-    "device": "interface.api",
-    "load_model": "interface.api",
-    "load_pipeline": "interface.api",
-    "reset": "interface.api",
-    "resolve_torch_device": "interface.api",
-    "use": "interface.api",
+    "OpenMedWarning": "errors",
+    "accelerator_arguments": "interface.training",
+    "adamw": "training.optimizers",
+    "annotate": "interface.models",
+    "apply_mps_tuning": "interface.devices",
+    "check_loader": "interface.preparation",
+    "checkpoint_activations": "training.activations",
+    "device": "interface.devices",
+    "epochs": "interface.training",
+    "explain_fused": "training.optimizers",
+    "lightning_callback": "interface.training",
+    "limit_memory": "interface.training",
+    "load_model": "interface.models",
+    "load_pipeline": "interface.models",
+    "loader_settings": "interface.preparation",
+    "memory_curve": "interface.training",
+    "precision": "interface.preparation",
+    "release": "interface.training",
+    "reset": "interface.devices",
+    "resolve_torch_device": "interface.devices",
+    "simulated_mps": "interface.devices",
+    "to_device": "interface.preparation",
+    "trainer_arguments": "interface.training",
+    "trainer_callback": "interface.training",
+    "use": "interface.devices",
+    "who_holds": "training.holders",
+    "worker_ladder": "training.loader_checks",
 }
 
 __all__ = [
     "DeviceChoice",
     "EnvPlan",
+    "EpochHooks",
+    "GradientAccumulation",
+    "Guards",
+    "MemoryCurve",
+    "MemorySample",
     "ModelLoader",
     "OpenMedConfig",
     "OpenMedError",
+    "OpenMedWarning",
     "__version__",
+    "accelerator_arguments",
+    "adamw",
     "annotate",
     "apply_mps_tuning",
+    "check_loader",
+    "checkpoint_activations",
     "device",
+    "epochs",
     "errors",
+    "explain_fused",
+    "lightning_callback",
+    "limit_memory",
     "load_model",
     "load_pipeline",
+    "loader_settings",
+    "memory_curve",
+    "precision",
+    "release",
     "reset",
     "resolve_torch_device",
+    "simulated_mps",
+    "to_device",
+    "trainer_arguments",
+    "trainer_callback",
     "use",
+    "who_holds",
+    "worker_ladder",
 ]
 
 

@@ -5,17 +5,24 @@ OpenMedError
 ├── DeviceError
 │   ├── UnknownDevice       a spelling that names no device
 │   ├── DeviceUnavailable   a device that this computer cannot use now
+│   ├── NumberTooLarge      a number that no type of the device can hold
 │   └── TorchUnusable       torch is missing or cannot be imported
 ├── ModelError
 │   ├── UnknownModel        no alias, hub id or folder of that name
 │   ├── ModelUnreachable    the model hub cannot be reached or refuses access
 │   ├── ModelRefused        loading it would run code that was not allowed by name
 │   └── ModelUnusable       a folder or a file that holds no usable model
+├── TrainingError
+│   ├── BatchRefused        a batch of which a device would make wrong numbers without an error
+│   └── NonFinite           NaN or infinity in the loss or in the gradients
 ├── UnreadableText          a text that no tokenizer can read
 └── MagicError              a magic line that cannot be understood
 
 KeyboardInterrupt
 └── Interrupted             a run over many texts was stopped; what was done is in it
+
+UserWarning
+└── OpenMedWarning          something may go wrong without an error
 
 Each says what happened, with the value, and then one thing to do. In a notebook it is one clean line, and still a
 real error: it stops "Run All", and nbval and nbclient see it.
@@ -76,6 +83,10 @@ class DeviceUnavailable(DeviceError, RuntimeError):
     """A device that this computer cannot use now."""
 
 
+class NumberTooLarge(DeviceError, OverflowError):
+    """A number that no type of the device can hold; it would become infinite on the way."""
+
+
 class TorchUnusable(DeviceError, ImportError):
     """Torch is missing or cannot be imported."""
 
@@ -100,12 +111,28 @@ class ModelUnusable(ModelError, RuntimeError):
     """A folder or a file that holds no usable model."""
 
 
+class TrainingError(OpenMedError):
+    """Something about training."""
+
+
+class BatchRefused(TrainingError, ValueError):
+    """A batch of which a device would make wrong numbers without an error; the message counts, and shows no text."""
+
+
+class NonFinite(TrainingError, FloatingPointError):
+    """NaN or infinity in the loss or in the gradients."""
+
+
 class UnreadableText(OpenMedError, ValueError):
     """A text that no tokenizer can read; its words are never part of the message."""
 
 
 class MagicError(OpenMedError, ValueError):
     """A magic line that cannot be understood."""
+
+
+class OpenMedWarning(UserWarning):
+    """What may go wrong without an error: what it is, and one thing to do about it."""
 
 
 IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"

@@ -19,7 +19,10 @@ from .devices.computer import Computer
 from .devices.environment import VARIABLES, EnvPlan
 from .devices.explanation import DeviceList, Explanation
 from .devices.machine import Machine, read_machine
-from .devices.request import DeviceRequest, Wish, canonical, decide, precedence
+from .devices.request import DeviceRequest, Wish, decide, precedence
+from .devices.simulation import shown_device
+from .devices.simulation.running import Simulation
+from .devices.state import DeviceState
 from .devices.variables import shown_variables
 from .errors import ConfigurationError, OpenMedError
 from .models.config import OpenMedConfig, check_strategy, check_task, with_arguments
@@ -27,8 +30,10 @@ from .models.config import OpenMedConfig, check_strategy, check_task, with_argum
 if TYPE_CHECKING:
     from .annotation.annotated import AnnotatedText
     from .annotation.annotations import Annotations
+    from .devices.simulation.device import SimulatedMps
     from .models.loading import LoadedModel, LoadSpec
     from .models.store import ModelStore
+    from .training.curve import MemoryCurve
 
 
 class Session:
@@ -46,11 +51,17 @@ class Session:
         machine: Callable[[], Machine] = read_machine,
         seam: TorchSeam = backend,
     ) -> None:
-        self.computer = Computer(environ, machine, seam)
+        self._state = DeviceState(Computer(environ, machine, seam))
+        self._environ = environ
+        self._simulation: Simulation | None = None
         self._models: ModelStore | None = None
-        self._override: DeviceRequest | None = None
-        self._in_force: str | None = None
         self._lock = threading.RLock()
+        self.curve: MemoryCurve | None = None
+
+    @property
+    def computer(self) -> Computer:
+        """The computer that the session runs on: this one, or a simulated Mac."""
+        return self._state.computer
 
     @property
     def models(self) -> ModelStore:
@@ -71,10 +82,10 @@ class Session:
             DeviceUnavailable: For a device that was asked for and cannot be used.
         """
         with self._unchanged_on_error():
-            chain = self._chain(argument, source)
+            chain = self._state.chain(argument, source)
             choice = self.computer.confirm(decide(chain))
             if not chain[0].asks:
-                self._enter(choice)
+                self._state.enter(choice)
             return choice
 
     def use(self, device: str, source: str = "use()") -> DeviceChoice:
@@ -91,8 +102,8 @@ class Session:
             request = DeviceRequest.parse(device, source)
             choice = self.computer.confirm(request)
             moved = self._models.follow(choice.device) if self._models else ()
-            self._override = request
-            self._enter(choice)
+            self._state.override = request
+            self._state.enter(choice)
             return replace(choice, moved=moved)
 
     def reset(self) -> DeviceChoice:
@@ -100,9 +111,9 @@ class Session:
         with self._unchanged_on_error():
             choice = self.computer.confirm(decide(precedence(self.computer.changes.shell)))
             moved = self._models.follow(choice.device) if self._models else ()
-            self._override = None
+            self._state.override = None
             self.computer.changes.unpublish()
-            self._enter(choice)
+            self._state.enter(choice)
             return replace(choice, moved=moved)
 
     def resolve(self, prefer: str | None = None) -> str:
@@ -112,7 +123,7 @@ class Session:
             UnknownDevice: For a bad spelling, in the argument or in a variable.
             DeviceUnavailable: Where nothing is asked for and no device can be used.
         """
-        request = decide(self._chain(prefer))
+        request = decide(self._state.chain(prefer))
         return candidates(request, self.computer.machine)[0] if request.asks else self.device().device
 
     def apply_mps_variables(self) -> dict[str, str]:
@@ -137,32 +148,60 @@ class Session:
         """Return the chain of wishes, the choice, what was ruled out, and the environment."""
         with self._lock:
             choice = self._choice_or_error()
-            device = self._in_force if isinstance(choice, OpenMedError) else choice.device
+            device = self._state.in_force if isinstance(choice, OpenMedError) else choice.device
             variables = shown_variables(self.computer.changes.shell)
-            return Explanation(self._chain(), choice, self.environment(device or "cpu"), variables)
+            return Explanation(self._state.chain(), choice, self.environment(device or "cpu"), variables)
 
     def environment(self, device: str) -> EnvPlan:
         """Return what became of the MPS variables for a device."""
         return self.computer.environment(device)
 
+    def keep_curve(self, curve: MemoryCurve) -> None:
+        """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""
+        self.curve = curve
+
     def start(self) -> None:
         """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
-        if not self.computer.machine.native_apple_silicon:
-            return
         with self._lock:
-            try:
-                choice = self.computer.plan(decide(self._chain()))
-            except OpenMedError:
-                return  # Loading the extension says nothing; the same wish is reported when the device is asked for.
-            self.computer.prepare(choice.device)
-            self._in_force = choice.device
+            self._state.start()
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
+        self.end_simulation()
         with self._lock:
-            self._override = self._in_force = None
-            self.computer.changes.unpublish()
-            self.computer.leave_mps()
+            self._state.clear()
+
+    def simulate(
+        self, memory: str | int, fallback: bool | None = None, source: str = "simulated_mps()"
+    ) -> SimulatedMps:
+        """Let the session run on a simulated Mac until :meth:`end_simulation`; models that follow it move there.
+
+        Args:
+            memory: The RAM of the Mac, such as ``"8 GiB"``.
+            fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment.
+            source: Who asks.
+
+        Raises:
+            ConfigurationError: For a memory that is none.
+            DeviceUnavailable: Where a simulation is on already, or a model does not fit; nothing is changed then.
+            TorchUnusable: Where torch does not import.
+        """
+        backend.import_torch()
+        with self._lock, contextlib.ExitStack() as undo:
+            device = undo.enter_context(self._on_simulated_mac(memory, fallback))
+            self.use("mps", source)
+            self._simulation = Simulation(device, undo.pop_all())
+            return device
+
+    def end_simulation(self) -> None:
+        """Come back to this computer, where the session runs on a simulated one; models come along.
+
+        Raises:
+            DeviceUnavailable: In another thread than the one that began it.
+        """
+        with self._lock:
+            if self._simulation is not None:
+                self._simulation.end()
 
     def load_model(self, name: str | None, config: OpenMedConfig, /, **arguments: Any) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
@@ -221,10 +260,7 @@ class Session:
 
         check_text(text)
         pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
-        return AnnotatedText(text, tuple(pipe(text)), name or "bundled", canonical(str(pipe.device)), show_text)
-
-    def _chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
-        return precedence(self.computer.changes.shell, Wish(source, argument), self._override)
+        return AnnotatedText(text, tuple(pipe(text)), name or "bundled", shown_device(str(pipe.device)), show_text)
 
     def _load_plan(
         self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]
@@ -241,27 +277,37 @@ class Session:
         choice = self.device(wish, source)
         return LoadSpec.of(name, config, remote_code), choice, not Wish(source, wish).asks, options
 
-    def _enter(self, choice: DeviceChoice) -> None:
-        """Bring the environment in line with the device that is now in force for the session."""
-        if choice.device == "mps":
-            self.computer.prepare("mps")
-        elif self._in_force == "mps":
-            self.computer.leave_mps()
-        self._in_force = choice.device
-        if self._override is not None:
-            self.computer.changes.publish(choice.device)
-
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, and take back what was applied to the environment if the verb fails."""
-        with self._lock:
-            applied, in_force = self.computer.changes.applied, self._in_force
-            try:
-                yield
-            except BaseException:  # An interrupted import of torch too.
-                self.computer.leave_mps(applied)
-                self._in_force = in_force
-                raise
+        with self._lock, self._state.unchanged_on_error():
+            yield
+
+    @contextlib.contextmanager
+    def _on_simulated_mac(self, memory: str | int, fallback: bool | None) -> Iterator[SimulatedMps]:
+        """Let the session run on a simulated Mac, with another state in the place of this one."""
+        from .devices.simulation.computer import simulated_computer
+
+        here = self._state
+        self._bring_home()
+        here.suspend()
+        try:
+            with simulated_computer(memory, fallback, self._environ) as (computer, device):
+                self._state = DeviceState(computer)
+                try:
+                    yield device
+                finally:
+                    self._state, self._simulation = here, None
+                    self._bring_home()
+        finally:
+            here.resume()
+            self._bring_home(here.in_force or "cpu")
+
+    def _bring_home(self, device: str = "cpu") -> None:
+        """Move the models that follow the session, and forget those that were loaded for the MPS of one computer."""
+        if self._models is not None:
+            self._models.follow(device)
+            self._models.forget_device("mps")
 
     def _choice_or_error(self) -> DeviceChoice | OpenMedError:
         """Return the choice, or the error that the list and the explanation help to mend."""
@@ -272,4 +318,11 @@ class Session:
 
 
 SESSION = Session()
-"""The session of this process; all state of the package is in here."""
+"""The session of this process: the one place of what a person chose, did and loaded.
+
+Beside it stands what is of the process and no choice of anybody: which models are watched by guards
+(``training.guards.WATCHED``, weakly, so that the next training lets go what a failed one left), which conversions were
+reported once (``devices.conversion.REPORTED``), whether the one simulated MPS device is on, which torch knows only once
+(``devices.simulation._ACTIVE``), the lock of all tensor work (``devices.backend.TENSOR_LOCK``), and what was learnt once
+of torch and of signatures (``functools.cache`` in ``devices.linear`` and ``annotation.forward``).
+"""

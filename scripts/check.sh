@@ -6,3 +6,4 @@ ruff check .
 ruff format --check .
 mypy
 python -m pytest "$@"
+python -m pytest tests/test_session.py tests/models tests/annotation tests/training --simulated-mps -k "not TestLabels and not TestAnyText"

@@ -4,15 +4,66 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from openmed_nb.devices.simulation import active
 
 FOLDER = Path(__file__).parent
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch for the second run of tests."""
+    parser.addoption(
+        "--simulated-mps",
+        action="store_true",
+        help="run every test on a simulated Mac, but for those of the real computer",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of the real computer out of the second run, and try fewer examples: the first run tries them all."""
+    if config.getoption("simulated_mps"):
+        real = [item for item in items if item.get_closest_marker("real_computer")]
+        config.hook.pytest_deselected(items=real)
+        items[:] = [item for item in items if item not in real]
+        for item in items:
+            try_fewer_examples(getattr(item, "function", None))
+
+
+def try_fewer_examples(test: Any) -> None:
+    """Let a property try at most twelve examples; hypothesis has no public way to lower what a test says itself."""
+    wanted = getattr(test, "_hypothesis_internal_use_settings", None)
+    if wanted is not None:
+        test._hypothesis_internal_use_settings = settings(wanted, max_examples=min(12, wanted.max_examples))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated_mac(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the tests of a file, and what they share, on a simulated Mac, where the second run was asked for."""
+    if not request.config.getoption("simulated_mps"):
+        yield
+        return
+    from openmed_nb.session import SESSION
+
+    SESSION.simulate("8 GiB")
+    yield
+    SESSION.end_simulation()
+
+
+@pytest.fixture(autouse=True)
+def still_simulated_mac(request: pytest.FixtureRequest) -> None:
+    """Begin the simulated Mac again, where the test before ended it."""
+    if request.config.getoption("simulated_mps") and not active():
+        from openmed_nb.session import SESSION
+
+        SESSION.simulate("8 GiB")
 
 
 def load_module(file: Path) -> ModuleType:
@@ -38,8 +89,19 @@ def computers() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def lazy_device() -> str:
-    """A second device that really computes: torch's "lazy" one, which every build has and which starts only once."""
+def home(request: pytest.FixtureRequest) -> str:
+    """The device on which models are tested: the CPU, and in the second run the simulated MPS."""
+    return "mps" if request.config.getoption("simulated_mps") else "cpu"
+
+
+@pytest.fixture(scope="session")
+def second_device(home: str) -> str:
+    """A second device that really computes: torch's "lazy" one, which every build has and which starts only once.
+
+    It cannot run below a mode that sees operators, so in the second run it is the simulated MPS.
+    """
+    if home == "mps":
+        return "mps:0"
     import torch._lazy.ts_backend
 
     torch._lazy.ts_backend.init()

@@ -77,7 +77,12 @@ class Computer:
     @property
     def state(self) -> tuple[Any, ...]:
         """Everything that a failing verb must leave alone."""
-        return dict(self.environ), self.session._override, self.session._in_force, self.session.computer.changes.applied
+        return (
+            dict(self.environ),
+            self.session._state.override,
+            self.session._state.in_force,
+            self.session.computer.changes.applied,
+        )
 
 
 def mac(*, failing: str = "", **environ: str) -> Computer:

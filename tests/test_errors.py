@@ -46,10 +46,10 @@ def test_tree_is_as_drawn():
 
 
 def test_every_error_of_the_file_is_in_the_tree():
-    """The file defines no error outside of its tree, but for the one that is no Exception."""
+    """The file defines no error outside of its tree, but for the one that is no Exception and the warning."""
     defined = {one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == errors.__name__}
 
-    assert defined - {errors.Interrupted} == set(ALL)
+    assert defined - {errors.Interrupted, errors.OpenMedWarning} == set(ALL)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -91,6 +91,8 @@ def test_error_needs_a_remedy(kind: type[OpenMedError]):
         ("ModelUnreachable", "OSError"),
         ("ModelRefused", "PermissionError"),
         ("ModelUnusable", "RuntimeError"),
+        ("BatchRefused", "ValueError"),
+        ("NonFinite", "FloatingPointError"),
         ("MagicError", "ValueError"),
     ],
 )

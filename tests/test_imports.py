@@ -8,7 +8,10 @@ import pytest
 
 import openmed_nb
 
-HEAVY = {"torch", "transformers", "ipywidgets", "huggingface_hub", "openmed", "numpy", "pandas", "tqdm", "filelock"}
+HEAVY = {
+    *("torch", "transformers", "ipywidgets", "huggingface_hub", "openmed", "numpy", "pandas", "tqdm", "filelock"),
+    *("accelerate", "lightning", "pytorch_lightning", "matplotlib", "psutil"),
+}
 
 ENTRY_POINTS = {
     "import": "import openmed_nb",
@@ -29,6 +32,10 @@ ENTRY_POINTS = {
     "apply_mps_tuning": "import openmed_nb as nb\nnb.apply_mps_tuning()",
     "annotate": "import openmed_nb as nb\nnb.annotate.__doc__",
     "every public name": "import openmed_nb as nb\nnames = [getattr(nb, name) for name in nb.__all__]",
+    "training": "import openmed_nb.interface.training",
+    "EpochHooks": "import openmed_nb as nb\nnb.EpochHooks.__doc__, nb.epochs, nb.Guards('labels')",
+    "who_holds": "import openmed_nb as nb\nnb.who_holds()",
+    "help of the release": "%load_ext openmed_nb\n%openmed_release --help",
     "a bad device": "%load_ext openmed_nb\ntry:\n    get_ipython().run_line_magic('openmed_device', 'mpss')\nexcept ValueError:\n    pass",
 }
 
@@ -49,6 +56,22 @@ def test_nothing_heavy_is_imported(code, tmp_path):
 
     assert process.returncode == 0, process.stdout + process.stderr
     assert process.stdout.splitlines()[-1] == "imported: []"
+
+
+def test_loading_the_extension_leaves_training_alone(tmp_path):
+    """%load_ext imports nothing of training, whose files come with the first question about it."""
+    code = "%load_ext openmed_nb\nimport sys\nprint([name for name in sys.modules if 'openmed_nb.training' in name])"
+    process = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code],
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("name", openmed_nb.__all__)

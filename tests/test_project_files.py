@@ -18,6 +18,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
+SECOND_RUN = "tests/test_session.py tests/models tests/annotation tests/training"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
@@ -133,6 +134,7 @@ def test_the_test_command_runs_every_check() -> None:
         "ruff format --check .",
         "mypy",
         'python -m pytest "$@"',
+        f'python -m pytest {SECOND_RUN} --simulated-mps -k "not TestLabels and not TestAnyText"',
     ]
     assert "--nbval" in options["addopts"]
     assert "notebooks" in options["testpaths"]

@@ -202,7 +202,7 @@ def test_stop_leaves_no_trace(computers: ModuleType, shell: dict[str, str]):
         here.session.stop()
 
         assert here.environ == shell
-        assert here.session._override is None
+        assert here.session._state.override is None
 
 
 def test_stop_leaves_what_the_person_changed(computers: ModuleType):

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK, empty_cache, synchronize
+from ..devices.allocators import empty_cache
+from ..devices.backend import TENSOR_LOCK, synchronize
 from ..devices.memory import is_out_of_memory
-from ..devices.request import canonical
+from ..devices.simulation import shown_device
 from ..devices.transfer import to_array
 from ..interface.display import Report, Shown, Table
 from .forward import Network
@@ -79,7 +80,7 @@ def calibrate(network: Network, longest: int) -> Calibration:
             speeds.append((tokens, speed))
             if len(speeds) > 2 and all(one[1] <= GAIN * speeds[-3][1] for one in speeds[-2:]):  # noqa: PLR2004
                 break
-    return Calibration(canonical(str(network.model.device)), tuple(speeds))
+    return Calibration(shown_device(str(network.model.device)), tuple(speeds))
 
 
 def measured_speed(network: Network, rows: int, length: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..devices.request import canonical
+from ..devices.simulation import shown_device
 from ..errors import cause
 from ..interface.display import Report, Shown
 from .decoding import Entity
@@ -82,9 +82,9 @@ def compare(
         expected = places(plain(TEXTS))
         seconds = [(timed(plain), timed(compiled)) for _ in range(PASSES)]
     except Exception as error:  # noqa: BLE001 - whatever a compiler fails with; the reason is told
-        return Compilation(False, None, f"It does not compile: {cause(error)}.", canonical(device))
+        return Compilation(False, None, f"It does not compile: {cause(error)}.", shown_device(device))
     gain = min(first for first, _ in seconds) / min(second for _, second in seconds)
-    return judged(expected, computed, gain, canonical(device))
+    return judged(expected, computed, gain, shown_device(device))
 
 
 def timed(way: Callable[[Sequence[str]], Any]) -> float:

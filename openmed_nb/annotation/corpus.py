@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..devices.request import canonical
+from ..devices.simulation import shown_device
 from ..errors import ConfigurationError, Interrupted, OpenMedError
 from .annotations import SHOWN_TEXTS, Annotations
 from .answers import Answered, Answers
@@ -48,7 +48,7 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
     annotator = pipe.own_annotator(batch_tokens)
     reading = Reading(stream_of(texts), annotator.settings.delimiter or "")
     answers = Answers("entity" if annotator.settings.aggregation_strategy == "none" else "entity_group")
-    device, settings = canonical(str(pipe.device)), settings_of(pipe, annotator)
+    device, settings = shown_device(str(pipe.device)), settings_of(pipe, annotator)
     total = len(texts) if isinstance(texts, Sized) else None
 
     def done() -> Annotations:

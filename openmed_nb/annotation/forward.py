@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK, empty_cache, synchronize
+from ..devices.allocators import empty_cache
+from ..devices.backend import TENSOR_LOCK, synchronize
 from ..devices.linear import fast_linear
 from ..devices.memory import is_out_of_memory
-from ..devices.transfer import to_array, to_device, towards_host
+from ..devices.transfer import array_to_device, to_array, towards_host
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from .batches import Batch
 from .decoding import Predictions
@@ -53,7 +54,7 @@ class Network:
 
         device, rows = self.model.device, inputs["input_ids"].size
         with torch.no_grad(), contextlib.nullcontext() if self.compiled else fast_linear(device, rows):
-            output = self.model(**{name: to_device(array, device) for name, array in inputs.items()})
+            output = self.model(**{name: array_to_device(array, device) for name, array in inputs.items()})
             logits = output["logits"] if isinstance(output, dict) else output[0]
             probabilities = logits.float().softmax(-1)
             if self.whole:
@@ -107,8 +108,9 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
     else:
         return
     empty_cache(str(network.model.device))
-    if batch.height > 1:
-        run.fitting = min(run.fitting, batch.height * batch.length // 2)
+    size = batch.height * batch.length
+    if batch.height > 1 and size <= run.fitting:  # A larger one was planned before that was known.
+        run.fitting = size // 2
     halves = batch.halves(run.windows.lengths + network.frame.size)
     for half in halves:
         start_batch(network, run, half)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .backend import MINIMUM_TORCH, TorchFacts
 from .environment import UNSET_BOTH
 from .machine import Machine
+from .request import kind_of
 
 MINIMUM_MACOS = (14,)
 """The oldest macOS whose MPS torch supports (``EmptyTensor.cpp`` of torch 2.9 and later)."""
@@ -182,7 +183,7 @@ def rejection(here: Surroundings) -> Rejection | None:
         True
     """
     words = _words(here)
-    for rule in (*RULES[here.device.partition(":")[0]], PROBE_RULE):
+    for rule in (*RULES[kind_of(here.device)], PROBE_RULE):
         if rule.applies(here):
             return Rejection(here.device, rule.reason.format(**words), rule.remedy.format(**words))
     return None

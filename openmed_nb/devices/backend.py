@@ -1,4 +1,4 @@
-"""The seam to torch: the only file that asks ``torch.mps`` or ``torch.cuda``.
+"""The seam to torch: with ``allocators``, which knows its memory, the only file that asks ``torch.mps`` or ``torch.cuda``.
 
 What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
 what it says itself once it is loaded.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import TorchUnusable, cause
-from .request import canonical
+from .request import canonical, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,7 @@ class TorchFacts:
     @property
     def release(self) -> tuple[int, ...]:
         """The version as numbers: ``(2, 13, 0)``."""
-        match = re.match(r"\d+(\.\d+)*", self.version or "0")
-        return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+        return release_of(self.version)
 
     def failure(self, device: str) -> str | None:
         """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
@@ -67,6 +66,17 @@ class TorchFacts:
     def with_probe(self, device: str, failure: str) -> TorchFacts:
         """Return these facts with the outcome of one more probe."""
         return replace(self, probes=(*self.probes, (device, failure)))
+
+
+def release_of(version: str | None) -> tuple[int, ...]:
+    """Return a version of torch as numbers, without what names its build.
+
+    Example:
+        >>> release_of("2.13.0+cpu"), release_of(None)
+        ((2, 13, 0), (0,))
+    """
+    match = re.match(r"\d+(\.\d+)*", version or "0")
+    return tuple(int(part) for part in match.group().split(".")) if match else (0,)
 
 
 class TorchSeam(Protocol):
@@ -214,15 +224,26 @@ def mps_allocator_started() -> bool | None:
     return True if any(issubclass(type(thing), tensor) and thing.is_mps for thing in gc.get_objects()) else None
 
 
-def empty_cache(device: str) -> None:
-    """Hand cached blocks of the device back to the system; nothing to do on the CPU."""
-    torch = import_torch()
-    emptiers = {"mps": torch.mps.empty_cache, "cuda": torch.cuda.empty_cache}
-    with TENSOR_LOCK:
-        emptiers.get(device.partition(":")[0], lambda: None)()
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until everything that was started on a CUDA device is done; the others wait when a tensor is read."""
     if device.type == "cuda":
         import_torch().cuda.synchronize(device)
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has done everything that was started on it; needed before a clock is read."""
+    if device.type == "mps":
+        with TENSOR_LOCK:
+            import_torch().mps.synchronize()
+    else:
+        synchronize(device)
+
+
+def cuda_capability(device: str) -> tuple[int, int] | None:
+    """Return the compute capability of a CUDA GPU, such as (9, 0); ``None`` for other devices.
+
+    Example:
+        >>> cuda_capability("cpu") is None
+        True
+    """
+    return import_torch().cuda.get_device_capability(device) if kind_of(device) == "cuda" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import DeviceUnavailable
@@ -11,7 +11,7 @@ from ..interface.display import Report, Shown, Table
 from .availability import Rejection, Surroundings, rejection
 from .backend import TorchFacts
 from .machine import Machine
-from .request import NOBODY, DeviceRequest
+from .request import NOBODY, DeviceRequest, kind_of
 
 AUTO_ORDER = ("mps", "cuda", "cpu")
 
@@ -36,6 +36,7 @@ class DeviceChoice(Shown):
         dtype: The recommended floating-point type.
         dtype_reason: Why that type.
         moved: The models that this choice moved to the device.
+        simulated: Whether the computer is a simulated one; no figure of it is one of the device.
     """
 
     device: str
@@ -47,6 +48,7 @@ class DeviceChoice(Shown):
     dtype: str = "float32"
     dtype_reason: str = ""
     moved: tuple[str, ...] = ()
+    simulated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the choice as plain mappings, lists and strings, ready for JSON."""
@@ -64,7 +66,13 @@ class DeviceChoice(Shown):
     @property
     def grade(self) -> str:
         """How sure this is, in a word or two."""
-        return "confirmed" if self.certain else "planned; torch is not loaded yet"
+        sure = "confirmed" if self.certain else "planned; torch is not loaded yet"
+        return f"SIMULATED, {sure}" if self.simulated else sure
+
+    @property
+    def computer(self) -> str:
+        """Which computer this is about."""
+        return "a SIMULATED Mac" if self.simulated else "this computer"
 
 
 def resolve(
@@ -97,7 +105,8 @@ def resolve(
         found = _switched_off(device, switch) or rejection(Surroundings(device, machine, torch, environ))
         if found is None:
             reason = _reason(request, tuple(rejected), switch) + _hardware(device, machine, torch)
-            return _choice(request, device, f"{reason}.", tuple(rejected), torch)
+            choice = _choice(request, device, f"{reason}.", tuple(rejected), torch)
+            return replace(choice, simulated=machine.simulated)
         rejected.append(found)
     raise unavailable(request, rejected)
 
@@ -156,7 +165,7 @@ def _switched_off(device: str, switch: str) -> Rejection | None:
 def _choice(
     request: DeviceRequest, device: str, reason: str, rejected: tuple[Rejection, ...], torch: TorchFacts
 ) -> DeviceChoice:
-    kind = device.partition(":")[0]
+    kind = kind_of(device)
     return DeviceChoice(
         device=device,
         requested=request.value,

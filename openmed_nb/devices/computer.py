@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
+from .allocators import allocator
 from .availability import Rejection, Surroundings, rejection
 from .backend import TorchFacts, TorchSeam
 from .changes import EnvironmentChanges
 from .choice import DeviceChoice, needs_probe, resolve
-from .environment import EnvPlan, Moment
+from .environment import EnvPlan, Moment, watermarks
 from .explanation import Candidate
 from .machine import Machine
-from .request import DeviceRequest
+from .request import DeviceRequest, canonical
 
 
 class Computer:
@@ -29,6 +30,7 @@ class Computer:
         self._machine: Machine | None = None
         self._seam = seam
         self._torch: TorchFacts | None = None
+        self._limits: dict[str, float] = {}
 
     @property
     def machine(self) -> Machine:
@@ -86,6 +88,23 @@ class Computer:
     def leave_mps(self, applied: dict[str, str] | None = None) -> None:
         """Take back the MPS variables that were applied, or those that were applied since then."""
         self.changes.back_to(applied or {}, self.moment)
+
+    def limit_memory(self, device: str, fraction: float) -> None:
+        """Let torch refuse to hold more than a share of the memory of a device."""
+        allocator(device).limit(fraction)
+        self._limits[canonical(device)] = fraction
+
+    def limit(self, device: str) -> float | None:
+        """Return the share of its memory at which torch refuses more; on MPS that is the high watermark.
+
+        ``None`` where there is no limit.
+        """
+        watermark = watermarks(self.changes.environ)[0] if device == "mps" else None
+        return self._limits.get(canonical(device), watermark) or None
+
+    def low_watermark(self, device: str) -> float | None:
+        """Return the share of its memory from which torch collects unused blocks; only MPS has one."""
+        return watermarks(self.changes.environ)[1] if device == "mps" else None
 
     def environment(self, device: str) -> EnvPlan:
         """Return what became of the MPS variables for a device."""

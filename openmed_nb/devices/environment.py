@@ -205,13 +205,24 @@ def watermark_conflict(high: str | None, low: str | None) -> str:
         >>> watermark_conflict("0.7", None), watermark_conflict("0.0", "1.4"), watermark_conflict("2.5", None)
         ('invalid low watermark ratio 1.4', '', 'invalid high watermark ratio 2.5')
     """
-    high_ratio = TORCH_HIGH if high is None else parse_ratio(high)
-    low_ratio = TORCH_LOW if low is None else parse_ratio(low)
+    given = {HIGH: high, LOW: low}
+    high_ratio, low_ratio = watermarks({name: text for name, text in given.items() if text is not None})
     if not 0 <= high_ratio <= LARGEST_RATIO:
         return f"invalid high watermark ratio {high_ratio:g}"
     if not 0 <= low_ratio <= (high_ratio or LARGEST_RATIO):
         return f"invalid low watermark ratio {low_ratio:g}"
     return ""
+
+
+def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
+    """Return the high and the low watermark that torch reads from an environment.
+
+    Example:
+        >>> watermarks({}), watermarks({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "1.0"})
+        ((1.7, 1.4), (1.0, 1.4))
+    """
+    high, low = environ.get(HIGH), environ.get(LOW)
+    return (TORCH_HIGH if high is None else parse_ratio(high), TORCH_LOW if low is None else parse_ratio(low))
 
 
 NUMBER = r"\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"

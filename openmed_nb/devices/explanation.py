@@ -66,7 +66,8 @@ class DeviceList(Shown):
     def report(self) -> Report:
         """Return what there is to show: one row for each device."""
         rows = tuple((one.device, self._state(one), one.reason, one.remedy) for one in self.candidates)
-        return Report("Devices of this computer", tables=(Table("", ("device", "state", "why", "what to do"), rows),))
+        computer = self.choice.computer if self.choice is not None else "this computer"
+        return Report(f"Devices of {computer}", tables=(Table("", ("device", "state", "why", "what to do"), rows),))
 
     def _state(self, one: Candidate) -> str:
         if self.choice is not None and self.choice.device in (one.device, one.device.removesuffix(":0")):

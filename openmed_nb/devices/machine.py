@@ -37,6 +37,7 @@ class Machine:
         memory_bytes: Installed memory in bytes.
         cores: Physical cores.
         gpu_driver: Whether a driver for a CUDA or ROCm GPU is loaded.
+        simulated: Whether this computer is not there: what is measured on it is no figure of such a computer.
     """
 
     system: str
@@ -48,6 +49,7 @@ class Machine:
     memory_bytes: int | None = None
     cores: int | None = None
     gpu_driver: bool | None = None
+    simulated: bool = False
 
     @property
     def native_apple_silicon(self) -> bool:
@@ -103,6 +105,18 @@ def macos_machine(architecture: str, facts: Mapping[str, str]) -> Machine:
         cores=parse_whole_number(facts.get("hw.physicalcpu")),
         gpu_driver=False,
     )
+
+
+def apple_generation(machine: Machine) -> int | None:
+    """Return which generation of Apple's chips this is: 1 for every M1, 2 for every M2; ``None`` where it is not known.
+
+    Example:
+        >>> apple_generation(Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2 Pro"))
+        2
+        >>> apple_generation(Machine("Darwin", "x86_64", chip="VirtualApple @ 2.50GHz processor"))
+    """
+    match = re.match(r"Apple M(\d+)\b", machine.chip or "", re.ASCII)
+    return int(match[1]) if match else None
 
 
 def parse_sysctl(output: str | None) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Telling a lack of memory from other failures, by what the allocators of torch say."""
+"""Telling a lack of memory from other failures, by what the allocators of torch say, and reading the figures in it."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, dataclass
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory"  # CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297)
@@ -28,3 +29,97 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
     )
+
+
+UNITS = {"bytes": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+"""Every allocator divides by 1024, also those that wrote "GB" (MPS, before 2.13)."""
+
+SIZE = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]?i?B)\b"
+
+FIGURES = {
+    "tried": (f"(?:Tried|you tried) to allocate {SIZE}", f"Invalid buffer size: {SIZE}", f"Unable to allocate {SIZE}"),
+    "allocated": (f"MPS allocated: {SIZE}", f"{SIZE} already allocated", f"{SIZE} is allocated by PyTorch"),
+    "outside": (f"other allocations: {SIZE}",),
+    "cached": (f"{SIZE} is reserved by PyTorch but unallocated",),
+    "reserved": (f"{SIZE} reserved in total", f"{SIZE} cached"),
+    "process": (f"this process has {SIZE} memory in use",),
+    "limit": (f"max allowed: {SIZE}", f"{SIZE} allowed;"),
+    "capacity": (f"{SIZE} total capacity", f"total capac?i?ty of {SIZE}"),
+}
+"""Where the figures stand: on MPS, and on CUDA before and since 2.1 (c10/cuda/CUDACachingAllocator.cpp; "capacty" in 2.1)."""
+
+DEVICES = (
+    ("mps", r"MPS backend|invalid buffer size"),
+    ("xpu", r"XPU out of memory"),
+    ("cuda", r"out of memory|CUBLAS|CUDNN"),  # HIP too: torch calls its devices "cuda".
+)
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """What an allocator said when memory was short, in bytes; ``None`` where it did not say.
+
+    Attributes:
+        device: ``"mps"``, ``"cuda"``, ``"xpu"`` or ``"cpu"``.
+        allocated: What torch's allocator had given out.
+        other: What else the process held of the device: torch's cache, and memory outside of torch.
+        allowed: How much the process may hold: the limit where one is set, else what the device has.
+        tried: How much was asked for.
+    """
+
+    device: str
+    allocated: int | None = None
+    other: int | None = None
+    allowed: int | None = None
+    tried: int | None = None
+
+    @classmethod
+    def parse(cls, error: BaseException) -> OutOfMemory | None:
+        """Return what an error says of memory; ``None`` for an error that is no lack of memory.
+
+        Example:
+            >>> text = "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 384.00 KiB)."
+            >>> OutOfMemory.parse(RuntimeError(text + " Tried to allocate 2.00 GB on private pool."))
+            OutOfMemory(device='mps', allocated=1073741824, other=393216, allowed=None, tried=2147483648)
+            >>> OutOfMemory.parse(ValueError("out of memory"))
+        """
+        if not is_out_of_memory(error):
+            return None
+        text = str(error)
+        said = {name: figure(text, patterns) for name, patterns in FIGURES.items()}
+        allowed = said["limit"] if said["limit"] is not None else said["capacity"]
+        return cls(device_named_in(text), said["allocated"], beside(said), allowed, said["tried"])
+
+    def to_dict(self) -> dict[str, str | int | None]:
+        """Return the attributes as a mapping."""
+        return asdict(self)
+
+
+def figure(text: str, patterns: tuple[str, ...]) -> int | None:
+    """Return the size that stands at the first of the places that the text has, in bytes.
+
+    Example:
+        >>> figure("Tried to allocate 1.50 GB on", FIGURES["tried"])
+        1610612736
+    """
+    for pattern in patterns:
+        if match := re.search(pattern, text, re.IGNORECASE):
+            number, unit = match.groups()
+            factor = UNITS["bytes" if unit.lower() == "bytes" else unit[0].lower()]
+            return round(float(number) * factor)
+    return None
+
+
+def beside(said: dict[str, int | None]) -> int | None:
+    """Return what the process held beside what the allocator had given out, by the widest of the figures."""
+    allocated = said["allocated"]
+    for total in ("process", "reserved"):
+        if said[total] is not None and allocated is not None:
+            return max(0, (said[total] or 0) - allocated)
+    return said["outside"] if said["outside"] is not None else said["cached"]
+
+
+def device_named_in(text: str) -> str:
+    """Return the device whose allocator speaks."""
+    found = (device for device, words in DEVICES if re.search(words, text, re.IGNORECASE))
+    return next(found, "cpu")

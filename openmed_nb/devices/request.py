@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import UnknownDevice, shorten
+from ..errors import ConfigurationError, UnknownDevice, shorten
 from .variables import masked
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
@@ -136,6 +137,16 @@ def normalised(spelling: str) -> str:
     return SAME_AS.get(value, value)
 
 
+def kind_of(device: str) -> str:
+    """Return what kind of device a name names: without the number of a GPU.
+
+    Example:
+        >>> kind_of("cuda:1"), kind_of("mps")
+        ('cuda', 'mps')
+    """
+    return device.partition(":")[0]
+
+
 def canonical(device: str) -> str:
     """Return the one spelling of a device: ``cuda`` is the first GPU, and torch calls ``mps`` also ``mps:0``.
 
@@ -144,6 +155,27 @@ def canonical(device: str) -> str:
         ('cuda:0', 'mps', 'cpu')
     """
     return {"cuda": "cuda:0", "mps:0": "mps"}.get(device, device)
+
+
+def device_of(thing: Any) -> str:
+    """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``.
+
+    Raises:
+        ConfigurationError: For what has none.
+
+    Example:
+        >>> import torch
+        >>> device_of("cpu"), device_of(torch.device("mps", 0)), device_of(torch.zeros(1))
+        ('cpu', 'mps', 'cpu')
+    """
+    device = getattr(thing, "device", thing)
+    if isinstance(device, str):
+        return device
+    if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
+        raise ConfigurationError(
+            f"{type(thing).__name__} has no device.", "Pass a name such as 'cpu', or an Accelerator."
+        )
+    return canonical(str(device))
 
 
 def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def array_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return an array as a tensor on a device; the copy may still be under way, in order with the work that follows."""
     import torch
 

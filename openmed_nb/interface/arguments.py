@@ -33,7 +33,8 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
         arguments, others = parser.parse_known_args(words(line))
     except (UsageError, ValueError) as error:
         raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
-    if [] in vars(arguments).values():  # what argparse makes of "--option=--"
+    options = [action.dest for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
+    if [] in (getattr(arguments, option) for option in options):  # what argparse makes of "--option=--"
         raise _mistake(magic, "got an option without its value")
     if others:
         raise _mistake(magic, _unknown(others), _nearest(others, parser))

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from IPython import get_ipython
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..devices.request import SPELLINGS
 from ..models.config import STRATEGIES
-from .magics import DEVICE_FLAGS, NER_FLAGS
+from .magics import DEVICE_FLAGS, NER_FLAGS, RELEASE_FLAGS, SIMULATIONS
 
-LINE = re.compile(r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner)\s(?P<before>.*?)(?P<word>\S*)$")
+LINE = re.compile(
+    r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner|openmed_release)\s(?P<before>.*?)(?P<word>\S*)$"
+)
 
 DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
 
@@ -24,12 +27,29 @@ def model_names() -> tuple[str, ...]:
     return (*BUNDLED, *ALIASES)
 
 
+def variable_names() -> tuple[str, ...]:
+    """Return the variables of the notebook that a person made, in alphabetical order."""
+    shell = get_ipython()
+    names = () if shell is None else (name for name in shell.user_ns if name not in shell.user_ns_hidden)
+    return tuple(sorted(name for name in names if not name.startswith("_")))
+
+
 VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
     "--model": model_names,
     "--strategy": lambda: STRATEGIES,
     "--device": lambda: DEVICES,
     "--out": tuple,
+    "--simulate": lambda: SIMULATIONS,
+    "--memory": tuple,
 }
+
+
+OFFERS: dict[str, Callable[[list[str]], tuple[str, ...]]] = {
+    "openmed_device": lambda words: (*DEVICE_FLAGS, *(() if words else DEVICES)),
+    "openmed_ner": lambda _words: NER_FLAGS,
+    "openmed_release": lambda _words: (*RELEASE_FLAGS, *variable_names()),
+}
+"""What each magic offers behind the words that stand there, where the last of them wants no value."""
 
 
 def candidates(line: str) -> tuple[str, ...] | None:
@@ -44,10 +64,7 @@ def candidates(line: str) -> tuple[str, ...] | None:
         return None
     words = match["before"].split()
     previous = words[-1] if words else ""
-    if match["magic"] == "openmed_device":
-        offered = (*DEVICE_FLAGS, *(() if words else DEVICES))
-    else:
-        offered = VALUES[previous]() if previous in VALUES else NER_FLAGS
+    offered = VALUES[previous]() if previous in VALUES else OFFERS[match["magic"]](words)
     wanted = offered if match["word"] else tuple(one for one in offered if not one.startswith("--")) or offered
     return tuple(one for one in wanted if one.startswith(match["word"]) and one not in words)
 

@@ -6,13 +6,16 @@
 ``%openmed_device --list``     every device, with why or why not
 ``%openmed_device --explain``  who asked, what was ruled out, what became of the environment
 ``%openmed_device --json``     the answer as JSON
+``%openmed_device --simulate mps``  run on a simulated Mac until ``--simulate off``; ``--memory "8 GiB"`` is its RAM
 ``%%openmed_ner``              find entities in the text of the cell
+``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
 
 Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from keyword import iskeyword
 from typing import Any
 
@@ -20,13 +23,16 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Bool, Enum, Unicode
 
+from ..devices.simulation import DEFAULT_MEMORY
 from ..errors import MagicError, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
 from .arguments import parse, usage
 from .display import Json
 
-DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--help")
+DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--simulate", "--memory", "--help")
+SIMULATIONS = ("mps", "off")
+RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
 NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
 
 
@@ -49,6 +55,8 @@ class OpenMedMagics(Magics):
     @argument("--reset", action="store_true", help="drop the override; the shell and the machine decide again")
     @argument("--list", action="store_true", help="list every device, with why it can or cannot be used")
     @argument("--explain", action="store_true", help="show who asked, what was ruled out, and the environment")
+    @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
+    @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
     @argument("--json", action="store_true", help="return the answer as JSON")
     @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
@@ -87,14 +95,56 @@ class OpenMedMagics(Magics):
         self.shell.push({arguments.out: result})
         return None
 
+    @magic_arguments()
+    @argument("names", nargs="*", help="variables to delete")
+    @argument("--keep-models", action="store_true", help="keep the models that were loaded")
+    @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
+    @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_release(self, line: str) -> Any:
+        """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
+        arguments = parse(self.openmed_release, line)
+        if arguments.help:
+            print(usage(self.openmed_release))
+            return None
+        from .training import release
+
+        return release(
+            *arguments.names,
+            namespace=self.shell.user_ns,
+            models=not arguments.keep_models,
+            history=not arguments.keep_history,
+            traceback=not arguments.keep_traceback,
+        )
+
     def _may_assign(self, name: str) -> bool:
         """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""
         return name.isidentifier() and not iskeyword(name) and name not in self.shell.user_ns_hidden
 
+    @staticmethod
+    def _simulate(device: str, memory: str | None) -> Any:
+        """Begin or end a simulation, and return the device that is then in force."""
+        if device not in SIMULATIONS:
+            raise MagicError(f"{shorten(device)!r} cannot be simulated.", "Write --simulate mps, or --simulate off.")
+        if device == "off":
+            SESSION.end_simulation()
+        else:
+            SESSION.simulate(DEFAULT_MEMORY if memory is None else memory, source="%openmed_device")
+        return SESSION.device()
+
     def _device_verb(self, arguments: Any) -> Any:
         """Call the one verb that the arguments ask for."""
-        verbs = {"--reset": SESSION.reset, "--list": SESSION.devices, "--explain": SESSION.explain}
-        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-"))]
+        verbs: dict[str, Callable[[], Any]] = {
+            "--reset": SESSION.reset,
+            "--list": SESSION.devices,
+            "--explain": SESSION.explain,
+            "--simulate": lambda: self._simulate(arguments.simulate, arguments.memory),
+        }
+        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-")) not in (None, False)]
+        if arguments.memory is not None and arguments.simulate != "mps":
+            raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
         if len(asked) + (arguments.device is not None) > 1:
             said = " and ".join([*asked, *([arguments.device] if arguments.device else [])])
             raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK
+from ..devices.request import kind_of
 from ..errors import DeviceUnavailable, ModelUnusable, cause
 from .config import OpenMedConfig
 from .folder import check_labels, check_remote_code, check_weights, is_allowed, read_config
@@ -232,7 +233,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
     import torch
 
     former = model.device
-    if device.startswith("mps"):
+    if kind_of(device) == "mps":
         _without_float64(model)
     with TENSOR_LOCK:
         try:

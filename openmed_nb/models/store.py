@@ -10,7 +10,8 @@ import gc
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..devices.backend import TENSOR_LOCK, empty_cache
+from ..devices.allocators import empty_cache
+from ..devices.backend import TENSOR_LOCK
 from ..devices.request import canonical
 from .loading import LoadedModel, LoadSpec, load, move
 
@@ -88,6 +89,10 @@ class ModelStore:
         for device in devices:
             empty_cache(device)
         return tuple(dict.fromkeys(key.spec.reference.name for key in gone))
+
+    def forget_device(self, device: str) -> None:
+        """Forget the models that were loaded for a device by name; variables that hold them keep them."""
+        self._forget([key for key in self._models if key.device == canonical(device)])
 
     def _forget(self, keys: Iterable[ModelKey]) -> None:
         gone = set(keys)

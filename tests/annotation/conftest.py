@@ -1,4 +1,4 @@
-"""What the tests of annotation share: pipelines over tiny models, texts for them, and a simulated MPS device."""
+"""What the tests of annotation share: pipelines over tiny models, and texts for them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,14 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def simulated(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module with a stand-in for the MPS device."""
-    return helper(FOLDER / "simulated_mps.py")
-
-
-@pytest.fixture(scope="session")
-def new_pipe(tiny: ModuleType) -> Callable[..., Any]:
+def new_pipe(tiny: ModuleType, home: str) -> Callable[..., Any]:
     """A function that returns a pipeline over a new random model, the same numbers every time."""
     from openmed_nb.annotation.pipeline import AnnotationPipeline
 
     def new_pipe(strategy: str = "simple", pipeline: Any = AnnotationPipeline, **options: Any) -> Any:
         tokenizer = tiny.tokenizer(model_max_length=tiny.POSITIONS)
         model = tiny.random_bert(tiny.PII_LABELS)
-        return pipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy, **options)
+        return pipeline(model=model, tokenizer=tokenizer, device=home, aggregation_strategy=strategy, **options)
 
     return new_pipe
 
@@ -90,14 +84,14 @@ def on_forward() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def pipe_of() -> Callable[..., Any]:
-    """A function that returns a pipeline over the model of a folder, on the CPU."""
+def pipe_of(home: str) -> Callable[..., Any]:
+    """A function that returns a pipeline over the model of a folder."""
     from openmed_nb.annotation.building import build_pipeline
     from openmed_nb.models.config import OpenMedConfig
     from openmed_nb.models.loading import LoadSpec, load
 
     def pipe_of(folder: Path, strategy: str = "first", **options: Any) -> Any:
-        return build_pipeline(load(LoadSpec.of(str(folder), OpenMedConfig()), "cpu"), strategy, options)
+        return build_pipeline(load(LoadSpec.of(str(folder), OpenMedConfig()), home), strategy, options)
 
     return pipe_of
 

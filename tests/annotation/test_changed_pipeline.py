@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from openmed_nb.annotation.compilation import Compilation
+from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.devices.backend import TENSOR_LOCK
 
 TEXTS = ["the patient has diabetes mellitus", "no asthma ."]
@@ -67,13 +68,13 @@ def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
     assert len(pipe.frame.after) == 0
 
 
-def test_measured_budget_stays_on_its_kind_of_device(new_pipe):
+def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
     """What was measured on one kind of device is not used on another."""
     pipe = new_pipe()
     pipe._measured = {"cuda": 4096}
 
-    assert pipe.batch_tokens == 512
-    pipe._measured = {"cpu": 4096}
+    assert pipe.batch_tokens == BUDGETS[home].tokens
+    pipe._measured = {home: 4096}
     assert pipe.batch_tokens == 4096
 
 
@@ -96,7 +97,7 @@ def test_many_labels(new_pipe):
     weight = pipe.model.classifier.weight
     count = 40_000
     with torch.no_grad():
-        pipe.model.classifier = torch.nn.Linear(weight.shape[1], count)
+        pipe.model.classifier = torch.nn.Linear(weight.shape[1], count, device=pipe.device)
         pipe.model.classifier.weight.zero_()
         pipe.model.classifier.bias.copy_(torch.arange(count) == count - 1)
     pipe.model.config.id2label = {number: f"L{number}" for number in range(count)}

@@ -8,6 +8,7 @@ import pytest
 
 from openmed_nb.annotation.building import pipeline_over
 from openmed_nb.annotation.compilation import compare, judged
+from openmed_nb.devices.simulation import shown_device
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load
 
@@ -47,7 +48,8 @@ def test_faster_way_with_the_same_entities():
 
     assert result.kept
     assert 2 < result.gain < 6
-    assert (result.device, str(result).splitlines()[0]) == ("mps", "torch.compile is used on mps")
+    device = shown_device("mps:0")
+    assert (result.device, str(result).splitlines()[0]) == (device, f"torch.compile is used on {device}")
 
 
 def test_way_with_other_entities():

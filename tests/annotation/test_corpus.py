@@ -22,7 +22,9 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from openmed_nb.annotation.annotations import SHOWN_TEXTS
 from openmed_nb.annotation.corpus import annotate_texts, checked_pipeline
+from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.stream import chunk_characters
+from openmed_nb.devices.simulation import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus and hypertension", "asthma"]
@@ -36,6 +38,12 @@ LONG = "asthma" + " " * 3000
 def pipe(pipe_of, keyword_model):
     """A pipeline over the keyword model."""
     return pipe_of(keyword_model)
+
+
+@pytest.fixture(scope="module")
+def few_at_once(pipe_of, keyword_model):
+    """A pipeline with as many tokens at once as on the CPU, so that a few texts are many chunks on every device."""
+    return pipe_of(keyword_model, batch_tokens=BUDGETS["cpu"].tokens)
 
 
 def words(found):
@@ -131,7 +139,7 @@ class TestSeries:
 class TestReading:
     """Texts are read as they are needed and let go."""
 
-    def test_a_stream_is_read_a_bounded_way_ahead(self, annotated, pipe, tmp_path):
+    def test_a_stream_is_read_a_bounded_way_ahead(self, annotated, few_at_once, tmp_path):
         """A text is read at most three chunks before it is answered, however many there are; the first answers come soon."""
         file, ahead = tmp_path / "run.jsonl", []
 
@@ -140,8 +148,8 @@ class TestReading:
                 ahead.append(number - max(0, file.read_bytes().count(b"\n") - 1))
                 yield LONG
 
-        assert words(annotated(pipe, stream(), resume=file)) == [["asthma"]] * 150
-        chunk = chunk_characters(pipe.own_annotator().budget) // len(LONG) + 1
+        assert words(annotated(few_at_once, stream(), resume=file)) == [["asthma"]] * 150
+        chunk = chunk_characters(few_at_once.own_annotator().budget) // len(LONG) + 1
         assert max(ahead) <= 3 * chunk < 100
         assert next(number for number, one in enumerate(ahead) if one < number) <= chunk
 
@@ -165,7 +173,7 @@ class TestReading:
         assert len(found.first_texts) == SHOWN_TEXTS
         assert len(found) == 50
 
-    def test_during_a_run_few_texts_are_held(self, annotated, pipe):
+    def test_during_a_run_few_texts_are_held(self, annotated, few_at_once):
         """While a long stream is read, only those of a few chunks are alive."""
 
         class Note(str):
@@ -183,8 +191,8 @@ class TestReading:
 
         Note.__hash__ = object.__hash__
         Note.__eq__ = object.__eq__
-        assert len(annotated(pipe, stream())) == 150
-        assert max(most) <= 4 * (chunk_characters(pipe.own_annotator().budget) // len(LONG) + 1) < 100
+        assert len(annotated(few_at_once, stream())) == 150
+        assert max(most) <= 4 * (chunk_characters(few_at_once.own_annotator().budget) // len(LONG) + 1) < 100
 
 
 BAD = {
@@ -462,9 +470,12 @@ class TestProgress:
 
         return shown
 
-    def test_slow_run(self, shown):
+    def test_slow_run(self, shown, home):
         """A run of more than a second shows the device, how many texts are done, and texts per second."""
-        assert re.search(r"annotating on cpu: 5 texts \[00:0\d, +[\d.]+ texts/s\]\n$", shown(TEXTS, 0.25))
+        assert re.search(
+            rf"annotating on {re.escape(shown_device(home))}: 5 texts \[00:0\d, +[\d.]+ texts/s\]\n$",
+            shown(TEXTS, 0.25),
+        )
 
     def test_quick_run(self, shown):
         """A quick run shows nothing."""

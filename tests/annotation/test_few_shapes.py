@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import DeviceUnavailable
+
+pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 
 STRATEGIES = ["none", "simple", "first", "average", "max"]
 
 
 @pytest.fixture
-def mps(simulated):
+def mps():
     """A simulated MPS device, for this thread and this test."""
-    with simulated.simulated_mps() as device:
+    with simulated_device() as device:
         yield device
 
 

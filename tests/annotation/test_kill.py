@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are those of POSIX")
+pytestmark = [
+    pytest.mark.real_computer,  # Each run is in a process of its own.
+    pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are those of POSIX"),
+]
 
 PROGRAM = Path(__file__).parent / "kill_runs.py"
 DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")

@@ -9,7 +9,9 @@ import itertools
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import DeviceUnavailable
 
 MPS = (
@@ -111,11 +113,12 @@ class TestSmallerBatches:
         pipe(sentences(60))
         assert max(memory.sizes) > 200
 
-    def test_few_shapes(self, limited, sentences, answers_to, simulated):
+    @pytest.mark.real_computer  # It begins its own simulation.
+    def test_few_shapes(self, limited, sentences, answers_to):
         """On MPS, where batches are filled up with empty rows, these go before a window is given up."""
         texts = sentences(9, longest=5)
         pipe, memory = limited(32, ALLOCATORS["MPS"], batch_tokens=2048)
-        with simulated.simulated_mps() as mps:
+        with simulated_device() as mps:
             pipe.device = "mps"
             assert pipe(texts) == answers_to(texts)
         assert mps.emptied == memory.refused > 0
@@ -128,7 +131,7 @@ class TestOneWindow:
         """The error says how many tokens did not fit, where, and why, and nothing of the text."""
         pipe, _memory = limited(20, ALLOCATORS["MPS"])
         with pytest.raises(
-            DeviceUnavailable, match=r"A window of 28 tokens does not fit in the memory of cpu"
+            DeviceUnavailable, match=r"A window of 28 tokens does not fit in the memory of (cpu|mps:0)"
         ) as caught:
             pipe("asthma " * 26)
         assert "MPS backend out of memory" in str(caught.value)
@@ -172,24 +175,25 @@ class TestOtherFailures:
         pipe, memory = limited(10**9, error)
         memory.poison = pipe.tokenizer.mask_token_id
         texts, answers = [*sentences(400), "asthma [MASK]", "asthma"], []
-        with pytest.raises(DeviceUnavailable, match="The model could not run on cpu") as caught:
+        with pytest.raises(DeviceUnavailable, match=r"The model could not run on (cpu|mps:0)") as caught:
             answers.extend(pipe(text for text in texts))
         assert len(answers) > 40
         assert answers == answers_to(texts[: len(answers)])
         assert caught.value.__cause__ is error
         assert not any(word in str(caught.value) for word in ("patient", "diabetes", "asthma"))
 
-    def test_failure_when_answers_are_fetched(self, new_pipe, simulated, sentences):
+    @pytest.mark.real_computer  # It begins its own simulation.
+    def test_failure_when_answers_are_fetched(self, new_pipe, sentences):
         """A device that reports a failure only when its results are fetched is the same one error."""
 
-        class Lost(simulated.SimulatedMps):
-            def _copy(self, function, name, args, kwargs):
-                if name == "cpu":
+        class Lost(TorchFunctionMode):
+            def __torch_function__(self, function, _types, args=(), kwargs=None):
+                if function is torch.Tensor.cpu:
                     raise RuntimeError("index 99 is out of bounds: the command buffer was aborted")
-                return super()._copy(function, name, args, kwargs)
+                return function(*args, **(kwargs or {}))
 
         pipe = new_pipe()
-        with Lost():
+        with simulated_device(), Lost():
             pipe.device = "mps"
             with pytest.raises(DeviceUnavailable, match="The model could not run on mps:0: index 99 is out of bounds"):
                 pipe(sentences(3))

@@ -256,28 +256,28 @@ class TestObject:
 class TestDevice:
     """The device is the model's."""
 
-    def test_moves_with_the_model(self, pipe, rounded, lazy_device):
+    def test_moves_with_the_model(self, pipe, rounded, second_device):
         """The device can be set in any spelling, and follows a model that someone else moved."""
         expected = pipe([TEXT])
-        for device in (lazy_device, torch.device("cpu"), torch.device(lazy_device), "cpu"):
+        for device in (second_device, torch.device("cpu"), torch.device(second_device), "cpu"):
             pipe.device = device
             assert pipe.device == pipe.model.device == torch.device(device)
             assert pipe([TEXT]) == rounded(expected)
-        pipe.model.to(lazy_device)
-        assert pipe.device == torch.device(lazy_device)
+        pipe.model.to(second_device)
+        assert pipe.device == torch.device(second_device)
         assert pipe([TEXT]) == rounded(expected)
 
     @pytest.mark.parametrize("device", ["cuda:99", "xpu"])
-    def test_that_is_not_here(self, pipe, device):
+    def test_that_is_not_here(self, pipe, device, home):
         """A device that this computer does not have is an error, and the pipeline stays where it was."""
         with pytest.raises(DeviceUnavailable, match=device):
             pipe.device = device
-        assert str(pipe.device) == "cpu"
+        assert pipe.device.type == home
         assert len(pipe(TEXT)) > 0
 
     @pytest.mark.parametrize("device", ["banana", "cpu:x", "", None, 1.5])
-    def test_that_does_not_exist(self, pipe, device):
+    def test_that_does_not_exist(self, pipe, device, home):
         """What names no device is an error, and the pipeline stays where it was."""
         with pytest.raises((ValueError, RuntimeError, TypeError)):
             pipe.device = device
-        assert str(pipe.device) == "cpu"
+        assert pipe.device.type == home

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.resume import FORMAT, ResultsFile
 from openmed_nb.errors import ConfigurationError
 
@@ -340,9 +341,14 @@ class TestNoResults:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are those of POSIX")
-def test_full_disk(run, annotated, pipe, tmp_path):
+def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
     """Where a file cannot grow the run ends with one error and what is done; with room it goes on to the same file."""
     import resource
+
+    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=BUDGETS["cpu"].tokens)
+
+    def run(file, texts):
+        return annotated(pipe, texts, resume=file, on_error="record")
 
     file, other, texts = tmp_path / "run.jsonl", tmp_path / "other.jsonl", [f"asthma{' ' * 3000}"] * 30
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -90,30 +90,31 @@ def test_other_arguments_in_every_thread(new_pipe, sentences, rounded, at_once):
     assert answers == [rounded(one) for one in expected]
 
 
-def test_model_moves_meanwhile(new_pipe, sentences, rounded, at_once, lazy_device):
+@pytest.mark.real_computer  # Another thread moves the model, and a simulation counts in one thread.
+def test_model_moves_meanwhile(new_pipe, sentences, rounded, at_once, second_device):
     """A thread that moves the model to another device and back does not break the answers of the others."""
     pipe, texts = new_pipe(), sentences(40, longest=90)
     expected = new_pipe()(texts)
     places = []
 
     def move():
-        for device in (lazy_device, "cpu") * 3:
+        for device in (second_device, "cpu") * 3:
             pipe.device = device
             places.append(str(pipe.device))
 
     answers = at_once([move, *[lambda: pipe(texts)] * 3])
     assert answers[1:] == [rounded(expected)] * 3
-    assert places == [lazy_device, "cpu"] * 3
+    assert places == [second_device, "cpu"] * 3
     assert pipe(texts) == rounded(expected)
 
 
-def test_model_moves_in_the_middle_of_a_stream(new_pipe, sentences, rounded, lazy_device):
+def test_model_moves_in_the_middle_of_a_stream(new_pipe, sentences, rounded, second_device):
     """A stream goes on where the model is, after it was moved between two answers."""
     pipe, texts = new_pipe(), sentences(250)
     expected = new_pipe()(texts)
     answers = pipe(text for text in texts)
     found = [next(answers) for _ in range(10)]
-    pipe.device = lazy_device
+    pipe.device = second_device
     found += [next(answers) for _ in range(100)]
     pipe.device = "cpu"
     found += answers

@@ -14,6 +14,7 @@ from openmed_nb.devices.machine import (
     GPU_DRIVER_FILES,
     MACOS_KEYS,
     Machine,
+    apple_generation,
     parse_sysctl,
     parse_version,
     parse_whole_number,
@@ -157,3 +158,26 @@ def test_this_computer():
 
     assert (machine.system, machine.architecture) == (platform.system(), platform.machine())
     assert machine.gpu_driver is not None
+
+
+@pytest.mark.parametrize(
+    ("chip", "generation"),
+    [
+        ("Apple M1", 1),
+        ("Apple M1 Ultra", 1),
+        ("Apple M1 (Virtual)", 1),
+        ("Apple M2 Pro", 2),
+        ("Apple M3 Max", 3),
+        ("Apple M10", 10),
+        ("Apple M22", 22),
+        ("VirtualApple @ 2.50GHz", None),
+        ("Apple processor", None),
+        ("Apple M", None),
+        ("Apple M2X", None),
+        ("Intel(R) Core(TM) M3-7Y32", None),
+        (None, None),
+    ],
+)
+def test_generation_of_a_chip(chip: str | None, generation: int | None):
+    """A chip's name tells its generation where it is one of Apple's M chips, and nothing else does."""
+    assert apple_generation(Machine("Darwin", "arm64", chip=chip)) == generation

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from openmed_nb.devices.memory import is_out_of_memory
+from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
 
 WATERMARKS = (
     "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
@@ -119,3 +123,86 @@ def test_other_errors_of_this_torch(fails):
     with pytest.raises((RuntimeError, IndexError, AssertionError)) as caught:
         fails()
     assert not is_out_of_memory(caught.value)
+
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "out_of_memory"
+K, M, G, T = (1 << power for power in (10, 20, 30, 40))
+
+
+def size(number: float, unit: int) -> int:
+    """Return a size in bytes."""
+    return round(number * unit)
+
+
+FIGURES = {
+    "mps_gib": OutOfMemory("mps", size(9.57, G), size(17.35, G), size(27.20, G), size(292.5, M)),
+    "mps_gib_small_other": OutOfMemory("mps", size(15.72, G), size(2.41, M), size(18.13, G), size(5.81, G)),
+    "mps_gb": OutOfMemory("mps", size(8.89, G), size(172.98, M), size(9.07, G), size(6.25, M)),
+    "mps_gb_shared_bytes": OutOfMemory("mps", 16 * G, size(3.31, G), size(18.13, G), 256),
+    "mps_no_limit": OutOfMemory("mps", size(15.21, G), 384 * K, None, 256 * M),
+    "mps_buffer": OutOfMemory("mps", tried=size(21.47, G)),
+    "cuda_1_0": OutOfMemory("cuda", size(8.57, M), 0, size(10.92, G), size(12.5, M)),
+    "cuda_1_6": OutOfMemory("cuda", size(13.13, G), size(14.8, G) - size(13.13, G), size(15.9, G), 512 * M),
+    "cuda_1_12": OutOfMemory("cuda", size(3.53, G), size(5.28, G) - size(3.53, G), size(7.79, G), size(1.65, G)),
+    "cuda_2_1": OutOfMemory("cuda", size(2.93, G), size(2.3, G), 6 * G, size(1.7, G)),
+    "cuda_2_2": OutOfMemory("cuda", size(22.9, G), size(23.6, G) - size(22.9, G), size(23.65, G), 22 * M),
+    "cuda_in_a_container": OutOfMemory("cuda", size(47.14, G), size(57.79, M), size(47.53, G), 256 * M),
+    "cuda_2_11": OutOfMemory("cuda", 0, 518 * M, size(139.8, G), 4096 * G),
+    "cuda_2_11_limited": OutOfMemory("cuda", 512 * M, size(1.01, G) - 512 * M, size(1.4, G), 4 * G),
+    "cuda_runtime": OutOfMemory("cuda"),
+    "cublas": OutOfMemory("cuda"),
+    "cpu": OutOfMemory("cpu", tried=4_000_000_000_000_000),
+    "cpu_windows": OutOfMemory("cpu", tried=4_000_000_000_000),
+}
+
+
+@pytest.mark.parametrize("name", [file.stem for file in sorted(RECORDED.glob("*.txt"))])
+def test_figures(name: str):
+    """The figures in a recorded text, in old units and in new ones, are read as bytes."""
+    assert OutOfMemory.parse(RuntimeError((RECORDED / f"{name}.txt").read_text("utf-8"))) == FIGURES[name]
+
+
+@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT.keys())
+def test_device_of_a_lack_of_memory(error, request):
+    """Every text that is known as a lack of memory names the device that was short of it."""
+    kind = request.node.callspec.id.split(",")[0].split(" ")[0]
+    expected = {"MPS": "mps", "CPU": "cpu", "Python": "cpu", "numpy": "cpu"}.get(kind, "cuda")
+    assert OutOfMemory.parse(error).device == expected
+
+
+@pytest.mark.parametrize("error", OTHER.values(), ids=OTHER.keys())
+def test_other_failures_have_no_figures(error):
+    """A failure that is no lack of memory is not read as one."""
+    assert OutOfMemory.parse(error) is None
+
+
+def test_array_that_is_too_large():
+    """What numpy and Python say is read too, where they give a figure."""
+    assert OutOfMemory.parse(SHORT["numpy"]) == OutOfMemory("cpu", tried=size(7.28, T))
+    assert OutOfMemory.parse(MemoryError()) == OutOfMemory("cpu")
+
+
+def test_figure_of_this_computer():
+    """What this computer's own allocator refuses is read from its real error."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert OutOfMemory.parse(caught.value) == OutOfMemory("cpu", tried=4 * 10**15)
+
+
+@given(st.text(max_size=200), st.sampled_from([RuntimeError, MemoryError, ValueError]))
+@settings(max_examples=100, deadline=None)
+def test_any_text(text: str, kind: type[Exception]):
+    """Whatever an error says, it is read where it is a lack of memory, and only there."""
+    error = kind(text)
+    assert (OutOfMemory.parse(error) is None) == (not is_out_of_memory(error))
+
+
+@given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
+@settings(max_examples=60, deadline=None)
+def test_every_unit(number: int, unit: str):
+    """A size is read in every unit, old or new, as a multiple of 1024."""
+    power = "bkmgt".index(unit[0].lower())
+    read = OutOfMemory.parse(
+        RuntimeError(f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool.")
+    )
+    assert read == OutOfMemory("mps", tried=number * 1024**power)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +17,10 @@ from openmed_nb.devices.request import (
     Wish,
     canonical,
     decide,
+    device_of,
     precedence,
 )
-from openmed_nb.errors import UnknownDevice
+from openmed_nb.errors import ConfigurationError, UnknownDevice
 
 MEANINGS = {
     "auto": "auto",
@@ -143,3 +146,27 @@ def test_a_secret_in_a_bad_spelling_is_not_shown() -> None:
         DeviceRequest.parse("hf_abcdefgh", "OPENMED_DEVICE")
 
     assert "abcdefgh" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("thing", "device"),
+    [
+        ("cuda", "cuda"),
+        (torch.device("cuda", 1), "cuda:1"),
+        (torch.device("mps"), "mps"),
+        (torch.zeros(1), "cpu"),
+        (SimpleNamespace(device="mps"), "mps"),
+        (SimpleNamespace(device=torch.device("cuda", 0)), "cuda:0"),
+    ],
+    ids=str,
+)
+def test_what_has_a_device(thing, device):
+    """Names, devices, and what has one."""
+    assert device_of(thing) == device
+
+
+@pytest.mark.parametrize("thing", [None, 7, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object])
+def test_what_has_no_device(thing):
+    """Anything else is a clear error."""
+    with pytest.raises(ConfigurationError, match="has no device"):
+        device_of(thing)

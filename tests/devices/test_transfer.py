@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from openmed_nb.devices.backend import synchronize
-from openmed_nb.devices.transfer import to_array, to_device, towards_host
-
-
-@pytest.fixture(scope="module")
-def simulated(helper):
-    """The module with a stand-in for the MPS device."""
-    return helper(Path(__file__).parent.parent / "annotation" / "simulated_mps.py")
-
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.devices.simulation.moving import Copy
+from openmed_nb.devices.transfer import array_to_device, to_array, towards_host
 
 ARRAYS = [
     np.arange(6).reshape(2, 3),
@@ -30,7 +23,7 @@ ARRAYS = [
 def test_there_and_back_on_the_cpu(array):
     """An array comes back from the CPU as it went, in its type."""
     device = torch.device("cpu")
-    tensor = towards_host(to_device(array, device))
+    tensor = towards_host(array_to_device(array, device))
     synchronize(device)
     returned = to_array(tensor)
     assert returned.dtype == array.dtype
@@ -38,28 +31,31 @@ def test_there_and_back_on_the_cpu(array):
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
-def test_there_and_back_on_mps(simulated, array):
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_there_and_back_on_mps(array):
     """An array comes back from MPS as it went; both copies wait, because one that does not can read freed memory."""
-    with simulated.simulated_mps() as mps:
-        tensor = to_device(array, torch.device("mps"))
-        assert tensor.device == simulated.MPS
+    with simulated_device() as mps:
+        tensor = array_to_device(array, torch.device("mps"))
+        assert tensor.device == torch.device("mps", 0)
         tensor = towards_host(tensor)
         synchronize(tensor.device)
         returned = to_array(tensor)
     np.testing.assert_array_equal(returned, array)
-    assert mps.copies == [simulated.Copy("cpu", "mps", False), simulated.Copy("mps", "cpu", False)]
+    assert mps.copies == [Copy("cpu", "mps", False), Copy("mps", "cpu", False)]
 
 
-def test_float64_does_not_reach_mps(simulated):
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_float64_does_not_reach_mps():
     """MPS has no float64, and the stand-in says so in torch's words."""
-    with simulated.simulated_mps(), pytest.raises(TypeError, match="doesn't support float64"):
-        to_device(np.zeros(2), torch.device("mps"))
+    with simulated_device(), pytest.raises(TypeError, match="doesn't support float64"):
+        array_to_device(np.zeros(2), torch.device("mps"))
 
 
-def test_simulation_is_over_outside_of_its_block(simulated):
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_simulation_is_over_outside_of_its_block():
     """Outside of the block torch has no MPS device, and its own function for the cache, again."""
     before = torch.mps.empty_cache
-    with simulated.simulated_mps() as mps:
+    with simulated_device() as mps:
         torch.mps.empty_cache()
         assert torch.zeros(2, device="mps").is_mps
     assert mps.emptied == 1
@@ -72,7 +68,7 @@ def test_there_and_back_on_cuda():
     """An array comes back from CUDA as it went, once everything that was started is done."""
     device = torch.device("cuda", 0)
     arrays = [np.arange(1_000_000) + shift for shift in range(8)]
-    tensors = [towards_host(to_device(array, device) * 2) for array in arrays]
+    tensors = [towards_host(array_to_device(array, device) * 2) for array in arrays]
     synchronize(device)
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(to_array(tensor), array * 2)

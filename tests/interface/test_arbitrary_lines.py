@@ -14,6 +14,7 @@ from openmed_nb.session import SESSION
 
 WORDS = st.sampled_from(
     [
+        *("--simulate", "--simulate=mps", "--simulate=off", "--memory", "--memory=8GiB", "--memory=1", "off", "--sim"),
         *("--reset", "--list", "--explain", "--json", "-h", "--help", "--", "-", "--re", "--j=", "--bogus", "---"),
         *("--model", "--strategy", "--device", "--out", "--model=bundled_small", "--out=found", "--strategy=none"),
         *(
@@ -65,7 +66,7 @@ WORDS = st.sampled_from(
         ),
     ]
 )
-FLAGS = st.sampled_from(["--model", "--strategy", "--device", "--out"])
+FLAGS = st.sampled_from(["--model", "--strategy", "--device", "--out", "--simulate", "--memory"])
 PAIRS = st.lists(st.tuples(FLAGS, st.sampled_from([" ", "="]), WORDS | st.text(max_size=15)).map("".join), max_size=3)
 LINES = st.one_of(st.lists(WORDS, max_size=5).map(" ".join), PAIRS.map(" ".join), st.text(max_size=40))
 CELLS = st.one_of(
@@ -77,6 +78,12 @@ CELLS = st.one_of(
 MANY = partial(
     settings, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+
+
+def at_rest():
+    """Take back what the line before did, also where it began a simulation."""
+    SESSION.end_simulation()
+    SESSION.reset()
 
 
 @pytest.fixture(autouse=True)
@@ -129,9 +136,12 @@ def check_result(result):
 @example(line="''")
 @example(line='"')
 @example(line="--")
+@example(line="--simulate mps")
+@example(line="--simulate mps --memory '512 MiB'")
+@example(line="--simulate mps --memory 1MiB")
 def test_any_line_behind_the_device_magic(shell, line):
     """%openmed_device answers any line with a result or one of our errors."""
-    SESSION.reset()
+    at_rest()
     outcome(shell.find_line_magic("openmed_device"), line)
 
 
@@ -142,7 +152,7 @@ def test_any_line_behind_the_device_magic(shell, line):
 @example(line="--out=--")
 def test_any_line_behind_the_cell_magic(shell, line):
     """%%openmed_ner answers any line with a result or one of our errors, and no error holds the note."""
-    SESSION.reset()
+    at_rest()
     result = outcome(shell.find_cell_magic("openmed_ner"), line, "The patient has leprosy.\n")
 
     assert not (isinstance(result, OpenMedError) and "leprosy" in str(result))
@@ -177,5 +187,5 @@ def test_any_cell_is_annotated(shell, cell, strategy):
 @given(line=LINES)
 def test_any_line_through_the_shell(shell, line):
     """Through run_line_magic, which fills in variables first, it is a result or one of our errors as well."""
-    SESSION.reset()
+    at_rest()
     outcome(partial(shell.run_line_magic, "openmed_device"), line)

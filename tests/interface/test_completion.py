@@ -7,7 +7,7 @@ from openmed_nb.interface.magics import NER_FLAGS as OFFERED_NER_FLAGS
 from openmed_nb.interface.magics import OpenMedMagics
 
 DEVICES = ["auto", "cpu", "cuda", "gpu", "mps"]
-DEVICE_FLAGS = ["--explain", "--help", "--json", "--list", "--reset"]
+DEVICE_FLAGS = ["--explain", "--help", "--json", "--list", "--memory", "--reset", "--simulate"]
 NER_FLAGS = ["--device", "--help", "--model", "--out", "--strategy"]
 STRATEGIES = ["average", "first", "max", "none", "simple"]
 
@@ -20,6 +20,9 @@ LINES = [
     ("%openmed_device --e", ["--explain"]),
     ("%openmed_device cpu ", DEVICE_FLAGS),
     ("%openmed_device cpu --j", ["--json"]),
+    ("%openmed_device --simulate ", ["mps", "off"]),
+    ("%openmed_device --simulate m", ["mps"]),
+    ("%openmed_device --s", ["--simulate"]),
     ("%openmed_device --json --", [flag for flag in DEVICE_FLAGS if flag != "--json"]),
     ("   %openmed_device ", DEVICES),
     ("choice = %openmed_device ", DEVICES),

@@ -32,13 +32,13 @@ def folder(keyword_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def load_folder() -> Callable[..., Any]:
-    """A function that loads the model of a folder on the CPU; the remaining arguments are settings."""
+def load_folder(home: str) -> Callable[..., Any]:
+    """A function that loads the model of a folder; the remaining arguments are settings."""
     from openmed_nb.models.config import OpenMedConfig
     from openmed_nb.models.loading import LoadSpec, load
 
     def load_folder(folder: Path, remote_code: bool = False, **config: Any) -> Any:
-        return load(LoadSpec.of(str(folder), OpenMedConfig(**config), remote_code), "cpu")
+        return load(LoadSpec.of(str(folder), OpenMedConfig(**config), remote_code), home)
 
     return load_folder
 

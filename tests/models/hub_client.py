@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from openmed_nb.interface.api import ModelLoader, OpenMedConfig
+from openmed_nb.interface.models import ModelLoader, OpenMedConfig
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
 

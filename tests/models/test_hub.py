@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.real_computer  # The client is a process of its own.
+
 ID = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
 FOUND = {"words": ["diabetes mellitus", "hypertension"]}
 OFFLINE_SECONDS = 3

@@ -22,12 +22,12 @@ def test_model_of_a_folder_finds_what_it_was_made_to_find(keyword_model, find):
     assert find(keyword_model) == WORDS
 
 
-def test_model_is_in_evaluation_mode_on_its_device(keyword_model, load_folder):
+def test_model_is_in_evaluation_mode_on_its_device(keyword_model, load_folder, home):
     """A loaded model is in evaluation mode, whole on the device asked for, with its tokenizer and settings."""
     parts = load_folder(keyword_model).to_dict()
     assert set(parts) == {"model", "tokenizer", "config"}
     assert not parts["model"].training
-    assert {tensor.device.type for tensor in parts["model"].parameters()} == {"cpu"}
+    assert {tensor.device.type for tensor in parts["model"].parameters()} == {home}
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
@@ -74,7 +74,7 @@ def test_failed_load_says_nothing_and_leaves_transformers_settings(folder, capfd
 
 def test_float64_becomes_float32_for_mps(keyword_model, load_folder):
     """Before a move to mps, tensors in float64, which mps does not have, become float32; others stay as they are."""
-    model = load_folder(keyword_model, dtype="bfloat16").model
+    model = load_folder(keyword_model, dtype="bfloat16").model.cpu()
     model.classifier.double()
     model.register_buffer("angles", torch.zeros(2, dtype=torch.complex128))
     _without_float64(model)

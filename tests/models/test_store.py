@@ -1,7 +1,4 @@
-"""The loaded models of a session: one copy for each device asked for; some follow the session's device, some stay.
-
-The second device is torch's "lazy" one, which every build of torch has and which really computes.
-"""
+"""The loaded models of a session: one copy for each device asked for; some follow the session's device, some stay."""
 
 from __future__ import annotations
 
@@ -17,9 +14,6 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move
 from openmed_nb.models.store import ModelStore
 
-pytestmark = pytest.mark.usefixtures("lazy_device")
-
-LAZY = "lazy:0"
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 
 
@@ -93,11 +87,11 @@ class TestCache:
         named = LoadSpec.of(str(keyword_model), OpenMedConfig(device="cpu"))
         assert store.model(named, "cpu", False) is store.model(spec, "cpu", False)
 
-    def test_another_device_is_another_copy_there(self, store, spec, words_of):
+    def test_another_device_is_another_copy_there(self, store, spec, words_of, second_device):
         """Asking for another device gives a model there, and the first stays where it is."""
-        here, there = store.model(spec, "cpu", False), store.model(spec, LAZY, False)
-        assert (place(here), place(there)) == ("cpu", LAZY)
-        assert words_of(pipeline_over(store.model(spec, LAZY, False), "first", {})) == WORDS
+        here, there = store.model(spec, "cpu", False), store.model(spec, second_device, False)
+        assert (place(here), place(there)) == ("cpu", second_device)
+        assert words_of(pipeline_over(store.model(spec, second_device, False), "first", {})) == WORDS
 
     def test_failed_load_leaves_nothing(self, store, tmp_path, spec):
         """A model that does not load is not kept, and the others stay."""
@@ -111,40 +105,40 @@ class TestCache:
 class TestFollowing:
     """Models that were loaded without naming a device move with the session's; the others stay."""
 
-    def test_followers_move_and_pinned_models_stay(self, store, spec, another_spec):
+    def test_followers_move_and_pinned_models_stay(self, store, spec, another_spec, second_device):
         """The models that follow move, by name; a model loaded for a device stays there."""
         follower, pinned = store.model(spec, "cpu", True), store.model(another_spec, "cpu", False)
-        assert store.follow(LAZY) == (spec.reference.name,)
-        assert (place(follower), place(pinned)) == (LAZY, "cpu")
-        assert store.follow(LAZY) == ()
+        assert store.follow(second_device) == (spec.reference.name,)
+        assert (place(follower), place(pinned)) == (second_device, "cpu")
+        assert store.follow(second_device) == ()
         assert store.follow("cpu") == (spec.reference.name,)
         assert place(follower) == "cpu"
 
-    def test_pipeline_goes_on_working_where_its_model_is(self, store, spec, words_of):
+    def test_pipeline_goes_on_working_where_its_model_is(self, store, spec, words_of, second_device):
         """A pipeline that a person holds gives the same entities after every move."""
         pipe = pipeline_over(store.model(spec, "cpu", True), "first", {})
-        for device in (LAZY, "cpu", LAZY):
+        for device in (second_device, "cpu", second_device):
             store.follow(device)
             assert str(pipe.device) == device
             assert words_of(pipe) == WORDS
             assert pipeline_over(store.model(spec, device, True), "first", {}) is pipe
 
-    def test_asking_for_a_follower_brings_all_followers(self, store, spec, another_spec):
+    def test_asking_for_a_follower_brings_all_followers(self, store, spec, another_spec, second_device):
         """A follower that is asked for on the session's new device is there, and so are the others."""
         models = [store.model(one, "cpu", True) for one in (spec, another_spec)]
-        store.model(spec, LAZY, True)
-        assert [place(loaded) for loaded in models] == [LAZY, LAZY]
+        store.model(spec, second_device, True)
+        assert [place(loaded) for loaded in models] == [second_device, second_device]
 
-    def test_failed_move_leaves_all_where_they_were(self, store, spec, another_spec, words_of):
+    def test_failed_move_leaves_all_where_they_were(self, store, spec, another_spec, words_of, second_device):
         """Where one follower cannot be moved, those that moved before it are moved back, and one error says which."""
         movable, stuck = store.model(spec, "cpu", True), store.model(another_spec, "cpu", True)
         pipe = pipeline_over(store.model(spec, "cpu", True), "first", {})
-        store.follow(LAZY)
+        store.follow(second_device)
         stuck.model.to("meta")  # without contents, so that it cannot be moved anywhere
         with pytest.raises(DeviceUnavailable, match=r"could not be moved to cpu.*no data") as caught:
             store.follow("cpu")
         assert another_spec.reference.name in str(caught.value)
-        assert (place(movable), place(stuck)) == (LAZY, "meta")
+        assert (place(movable), place(stuck)) == (second_device, "meta")
         assert words_of(pipe) == WORDS
 
     @pytest.mark.parametrize("device", ["no such device", "xpu", "vulkan"])
@@ -171,10 +165,10 @@ class TestUnloading:
         finally:
             gc.enable()
 
-    def test_one_name_on_every_device(self, store, spec, another_spec):
+    def test_one_name_on_every_device(self, store, spec, another_spec, second_device):
         """Unloading a name forgets its copies on every device and leaves the other models."""
         kept = store.model(another_spec, "cpu", True)
-        former = [store.model(spec, "cpu", True), store.model(spec, LAZY, False)]
+        former = [store.model(spec, "cpu", True), store.model(spec, second_device, False)]
         assert store.unload(spec.reference.name) == (spec.reference.name,)
         assert store.model(another_spec, "cpu", True) is kept
         assert store.model(spec, "cpu", True) not in former

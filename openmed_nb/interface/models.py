@@ -1,114 +1,16 @@
-"""The Python face: the functions behind ``openmed_nb.…``; each calls one verb of the session."""
+"""The Python face of models: loading them, and annotating texts with them; each calls one verb of the session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..devices.choice import DeviceChoice
 from ..errors import ConfigurationError
 from ..models.config import OpenMedConfig
 from ..session import SESSION
 
 if TYPE_CHECKING:
     from ..annotation.annotations import Annotations
-
-
-def device() -> DeviceChoice:
-    """Return the device in force, and why.
-
-    Returns:
-        The choice. A GPU is confirmed by a tiny computation, which loads torch; a CPU is planned until torch is loaded.
-
-    Raises:
-        UnknownDevice: For a bad value in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
-        DeviceUnavailable: For a device that was asked for and cannot be used.
-
-    Example:
-        >>> device().device in ("mps", "cuda", "cpu")
-        True
-    """
-    return SESSION.device()
-
-
-def use(device: str) -> DeviceChoice:
-    """Override the device for this session, and move the models that follow it.
-
-    Args:
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
-
-    Returns:
-        The choice; its ``moved`` names the models that moved.
-
-    Raises:
-        UnknownDevice: For any other spelling.
-        DeviceUnavailable: For a device that cannot be used; the session then keeps its former one.
-
-    Example:
-        >>> use("cpu").reason
-        "'cpu' was asked for by use()."
-        >>> reset().requested_by == "use()"
-        False
-    """
-    return SESSION.use(str(device))
-
-
-def reset() -> DeviceChoice:
-    """Drop the session's override, so that the environment variables and the machine decide again.
-
-    Returns:
-        The choice that is in force without the override.
-
-    Raises:
-        UnknownDevice, DeviceUnavailable: As for :func:`device`; the override then stays.
-    """
-    return SESSION.reset()
-
-
-def resolve_torch_device(prefer: str | None = "auto") -> str:
-    """Return the name of the device, for code that takes the string of OpenMed's function of this name.
-
-    Args:
-        prefer: A device, or ``"auto"`` or ``None`` for the one in force.
-
-    Returns:
-        ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for, here, for the session or in a
-        variable, comes back normalised, whether or not it is there; loading a model checks that. ``"gpu"`` is
-        ``"mps"`` on a Mac, where OpenMed says ``"cuda"``.
-
-    Raises:
-        UnknownDevice: For a spelling that names no device.
-
-    Example:
-        >>> resolve_torch_device(" CUDA:1 ")
-        'cuda:1'
-    """
-    return SESSION.resolve(prefer)
-
-
-@dataclass(frozen=True)
-class MpsTuning:
-    """The MPS variables in the environment, and the recommended type, under OpenMed's names."""
-
-    env: Mapping[str, str]
-    recommended_dtype: str = "float32"
-
-
-def apply_mps_tuning() -> MpsTuning:
-    """Set the MPS variables that nobody has set, as a pair that torch accepts, whatever the device is.
-
-    Returns:
-        The variables as they now stand, and the recommended type. ``%openmed_device --explain`` tells which of them
-        torch will read or has read; :func:`openmed_nb.device` applies them by itself where the device is mps.
-
-    Example:
-        >>> from openmed_nb.session import SESSION
-        >>> apply_mps_tuning().recommended_dtype
-        'float32'
-        >>> SESSION.stop()
-    """
-    return MpsTuning(SESSION.apply_mps_variables())
 
 
 class ModelLoader:

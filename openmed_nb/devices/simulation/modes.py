@@ -1,0 +1,266 @@
+"""The two modes of torch that make CPU tensors pass for tensors of MPS.
+
+One sees every function that Python calls: it answers for the device, moves tensors, and raises what torch's Python side
+raises. The other sees every operator below that, also in a backward pass: it counts what they make, and raises what MPS
+raises. A mode counts in the thread that entered it.
+
+This file imports torch, because a subclass needs its base; it is itself imported where a simulation begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device as default_device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from .allocator import SimulatedAllocator
+from .messages import NO_DROPOUT, NO_NUMPY, OTHER_GRADIENT, TWO_DEVICES
+from .moving import Device
+from .storages import name_of, names_of, storage_of, tensors
+
+MPS, CPU = torch.device("mps", 0), torch.device("cpu")
+
+MIXING = frozenset(
+    {
+        *("__get__", "__set__", "copy_", "set_", "_has_compatible_shallow_copy_type", "backward", "grad"),
+        *("__getitem__", "__setitem__", "index", "index_put", "index_put_", "result_type"),
+        *("_pack_padded_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+    }
+)
+"""Functions that take tensors of two devices: copies, indices that may be on the CPU, lengths that must be."""
+
+BY_THEMSELVES = frozenset({"to", "tensor", "as_tensor", "asarray", "new_tensor", "from_file"})
+"""Functions that put a tensor on its device before any operator is called."""
+
+NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+)")
+
+
+class Operators(TorchDispatchMode):
+    """Sees every operator: counts what is made of tensors of the device, and refuses what MPS does not have."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, as one of the device where a tensor of the device is among its arguments."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            given = names_of(args, kwargs)
+            here = self._device.storages.has_any(given)
+            made_here = getattr(kwargs.get("device"), "type", "") == "mps"
+            if made_here:
+                kwargs = {**kwargs, "device": CPU}
+            if self._device.paused or not (here or made_here):
+                return operator(*args, **kwargs)
+            if torch.is_inference_mode_enabled():  # torch has not taken the operator apart yet, as it does elsewhere
+                with self:
+                    made = operator.decompose(*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
+            return self._run(operator, args, kwargs, given)
+
+    def _run(self, operator: Any, args: Any, kwargs: Any, given: list[int]) -> Any:
+        if given:
+            self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
+        elsewhere = self._device.storages.elsewhere(given)
+        size = size_of_new(operator, args, kwargs)
+        if size:
+            self._device.allocator.check(size)
+        with host_out_of_memory_as_ours(self._device.allocator):
+            made = operator(*args, **kwargs)
+        self._device.take(made, elsewhere)
+        return made
+
+
+class Functions(TorchFunctionMode):
+    """Sees every function of torch that Python calls: answers for the device, and moves tensors to it and back."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+        self._holds = device.storages.holds
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer for the device, or call the function with arguments that are right on the CPU."""
+        name = getattr(function, "__name__", "")
+        if name == "__get__":
+            return function(*args)
+        kwargs = kwargs or {}
+        if name in {"to", "cpu"}:
+            return self._move(function, list(args), dict(kwargs))
+        given = names_of(args, kwargs)
+        here = self._device.storages.has_any(given)
+        if not here and kwargs.get("device") is None and default_device.CURRENT_DEVICE is None:
+            return function(*args, **kwargs)
+        if here:
+            self._device.called[name] += 1
+            if self._device.storages.elsewhere(given):
+                self._check_devices(function, args, kwargs)
+            if name in METHODS and isinstance(args[0], torch.Tensor) and self._holds(args[0]):
+                return METHODS[name](self, function, *args, **kwargs)
+        return self._call(function, args, dict(kwargs), given, here)
+
+    def _check_devices(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Raise what torch raises for tensors of two devices; one number may be anywhere."""
+        name = function.__name__
+        if getattr(function, "__self__", None) is torch.Tensor.grad:
+            raise RuntimeError(OTHER_GRADIENT)
+        strangers = [tensor for tensor in tensors([args, kwargs]) if not self._holds(tensor) and tensor.is_cpu]
+        if name not in MIXING and any(tensor.dim() for tensor in strangers):
+            raise RuntimeError(TWO_DEVICES)
+        if name == "copy_":
+            self._device.note_copy(self._holds(args[1]), says_true(args[2:], kwargs))
+
+    def _call(self, function: Any, args: Any, kwargs: dict[str, Any], given: list[int], here: bool) -> Any:
+        """Call a function; what it makes is where its arguments are, or where one of them says."""
+        device = asked_device(function, kwargs)
+        if device is None and not here:
+            return function(*args, **kwargs)
+        if device is None:
+            made = function(*args, **kwargs)
+            self._device.take(made, given)
+            return made
+        towards = device.type == "mps"
+        with contextlib.nullcontext() if towards else self._device.pause():
+            made = function(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda tensor: self._placed(tensor, towards, given), made)
+
+    def _placed(self, tensor: torch.Tensor, towards: bool, given: list[int]) -> torch.Tensor:
+        """Return a tensor where it was to be made: itself, or a copy where it is one of the arguments."""
+        storage = storage_of(tensor)
+        if storage is None or (name_of(storage) in self._device.storages) == towards:
+            return tensor
+        if name_of(storage) in given:
+            self._device.note_copy(not towards)
+            return self._device.carry(tensor, towards)
+        (self._device.storages.take if towards else self._device.storages.leave)(tensor)
+        return tensor
+
+    def _move(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call ``Tensor.to`` or ``Tensor.cpu``, and copy where it goes to another device.
+
+        The type changes on the CPU's side, so that a float64 tensor can be moved as float32.
+        """
+        tensor, here = args[0], self._holds(args[0])
+        target = self._target(function, args, kwargs)
+        if target.type not in {"cpu", "mps"}:
+            with self._device.pause():
+                return function(*args, **kwargs)
+        towards = target.type == "mps"
+        if towards == here:
+            return function(*args, **kwargs)
+        self._device.note_copy(here, says_true(args[1:], kwargs))
+        if towards:
+            return self._device.carry(function(*args, **kwargs), towards)
+        return function(self._device.carry(tensor, towards), *args[1:], **kwargs)
+
+    def _target(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.device:
+        """Return the device that a tensor is moved to, and say ``cpu`` instead of ``mps`` in the arguments."""
+        if function.__name__ == "cpu":
+            return CPU
+        for place, argument in enumerate(args):
+            if isinstance(argument, (str, torch.device)):
+                device = torch.device(argument)
+                args[place] = CPU if device.type == "mps" else device
+                return device
+        other = next(iter(tensors([args[1:], kwargs])), args[0])
+        return asked_device(function, kwargs) or (MPS if self._holds(other) else other.device)
+
+    def refuse_array(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Raise what torch raises where numpy asks for a tensor of the device."""
+        raise TypeError(NO_NUMPY)
+
+    def seeing(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return torch's way into a backward pass with this mode on, which hooks and checkpoints need to see the device.
+
+        torch takes the mode away while it calls a function for us, and a backward pass is one long function.
+        """
+        home = threading.get_ident()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self if threading.get_ident() == home else contextlib.nullcontext():
+                return run_backward(*args, **kwargs)
+
+        return run
+
+    def pack(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Pack sequences of several lengths; the sizes of the batches stay on the CPU."""
+        data, sizes = function(*args, **kwargs)
+        self._device.storages.leave(sizes)
+        return data, sizes
+
+    def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
+        dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - torch's signature
+        learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors([args[:3], kwargs]))
+        if dropout and not learning:
+            raise NotImplementedError(NO_DROPOUT)
+        return function(*args, **kwargs)
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("numpy", "__array__", "__dlpack__"), Functions.refuse_array),
+    "_pack_padded_sequence": Functions.pack,
+    "scaled_dot_product_attention": Functions.attend,
+    "get_device": lambda _mode, _function, _tensor: 0,
+    "type": lambda _mode, function, *args, **kwargs: named_type(function(*args, **kwargs)),
+}
+"""Functions that the device answers in its own way."""
+
+
+def says_true(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Tell whether a copy is to be made while the program goes on; among the arguments that is the one which is true."""
+    return any(argument is True for argument in (*args, kwargs.get("non_blocking")))
+
+
+def asked_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device that a function is told to use, and write it into the arguments as the function can take it.
+
+    That is with its number where the operators below are told it, and ``cpu`` where a function makes a tensor by itself.
+    """
+    asked = kwargs.get("device")
+    if asked is None and default_device.CURRENT_DEVICE is not None:  # torch would ask for set_default_device after us
+        asked = default_device.CURRENT_DEVICE if function in default_device._device_constructors() else None  # noqa: SLF001
+    name = getattr(function, "__name__", "")
+    if asked is None or isinstance(asked, int) or name == "_parse_to":  # Module.to only reads its arguments there
+        return None
+    device = torch.device(asked)
+    if device.type == "mps":
+        kwargs["device"] = CPU if name in BY_THEMSELVES else MPS
+    return device
+
+
+def size_of_new(operator: Any, args: Any, kwargs: Any) -> int:
+    """Return the bytes of what an operator makes where it is told the size; 0 where that shows only later."""
+    place = 1 if operator.name().startswith("aten::new_") else 0
+    size = args[place] if len(args) > place else None
+    if not isinstance(size, (list, tuple)) or not all(isinstance(length, int) for length in size):
+        return 0
+    return math.prod(size) * int((kwargs.get("dtype") or torch.get_default_dtype()).itemsize)
+
+
+@contextlib.contextmanager
+def host_out_of_memory_as_ours(allocator: SimulatedAllocator) -> Iterator[None]:
+    """Raise what MPS says where even this computer has not the memory for a tensor of the device."""
+    try:
+        yield
+    except RuntimeError as error:
+        refused = NO_HOST_MEMORY.search(str(error))
+        if refused:
+            allocator.check(int(refused[1]))
+        raise
+
+
+def named_type(answer: Any) -> Any:
+    """Return the name of a tensor type as one of MPS."""
+    return answer.replace("torch.", "torch.mps.", 1) if isinstance(answer, str) else answer

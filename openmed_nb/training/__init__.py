@@ -1,0 +1,1 @@
+"""Train without memory creeping up: epoch boundaries, the memory curve, steps that fit, guards."""

@@ -1,0 +1,237 @@
+"""Activation checkpointing: less memory for more time, by computing activations again in the backward pass.
+
+On MPS torch does not keep the state of the random numbers for the second time, so that dropout would fall on other
+places than in the loss and gradients would be wrong without an error (pytorch#127676, #194478, open in torch 2.14).
+Here that state is kept, for models of transformers and for plain modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..devices.random_state import random_numbers_from, random_states
+from ..errors import ConfigurationError
+from ..interface.display import Report, Shown
+
+if TYPE_CHECKING:
+    import torch
+
+SWITCHES = (
+    *("forward", "gradient_checkpointing", "_gradient_checkpointing_func"),
+    *("_require_grads_hook", "_require_grads_hooks"),
+)
+"""What is set on a module while its activations are not kept: by us, and by transformers."""
+
+FORMER = "_before_checkpointing"
+"""Under this name a module that is on holds what it had of these: plain values, so that it can be copied and saved."""
+
+
+@dataclass(frozen=True, repr=False)
+class ActivationCheckpointing(Shown):
+    """The switch, which is on; ``off`` puts every module back as it was.
+
+    As a context manager it is switched off at the end of the block.
+
+    Attributes:
+        modules: The names of the modules whose activations are computed again.
+    """
+
+    modules: tuple[str, ...]
+    _changed: tuple[torch.nn.Module, ...]
+
+    def off(self) -> None:
+        """Keep activations again; a second call changes nothing."""
+        switch_off(self._changed)
+
+    def __enter__(self) -> ActivationCheckpointing:  # noqa: PYI034 - Python 3.10 has no Self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.off()
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """Return the names of the modules."""
+        return {"modules": list(self.modules)}
+
+    def report(self) -> Report:
+        """Return which modules compute their activations again."""
+        count = len(self.modules)
+        named = ", ".join(self.modules[:3]) + (f" and {count - 3} more" if count > 3 else "")  # noqa: PLR2004
+        sentence = "In training their activations are computed again in the backward pass: less memory, more time."
+        return Report(f"Activation checkpointing: {named}", (sentence,))
+
+
+def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationCheckpointing:
+    """Compute activations again in the backward pass of training, instead of keeping them.
+
+    Gradients stay the same, with dropout too. Modules that are on already stay on once, and the new switch puts back what
+    they were before the first, so that a cell can be run again. On MPS torch refuses to compile such a model.
+
+    Args:
+        model: A model of transformers, or any module.
+        names: Which modules, such as ``"encoder.layers"``; those of a list are taken one by one. Needed for plain
+            modules; a model of transformers knows its own.
+
+    Returns:
+        The switch, for a ``with`` block or for its ``off()``.
+
+    Raises:
+        ConfigurationError: For a name that the model does not have, for a plain module without names, for a module
+            inside of one that is on or named, for a model of transformers that cannot do it, and for modules with batch
+            normalisation, whose running mean would be updated twice.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> with checkpoint_activations(model, "0", "1") as switch:
+        ...     model(torch.ones(4, 2)).sum().backward()
+        >>> switch.modules
+        ('0', '1')
+    """
+    if not names and hasattr(model, "supports_gradient_checkpointing"):
+        return _transformers(model)
+    chosen = _chosen(model, names)
+    changed = tuple(chosen.values())
+    switch_off(changed)
+    for module in changed:
+        _remember(module)
+        module.forward = functools.partial(_in_training, module, module.forward)
+    return ActivationCheckpointing(tuple(chosen), changed)
+
+
+def _transformers(model: Any) -> ActivationCheckpointing:
+    """Switch it on the way transformers does; the hooks that this leaves on the embeddings are removed by ``off``."""
+    if not model.supports_gradient_checkpointing:
+        raise ConfigurationError(
+            f"{type(model).__name__} has no activation checkpointing of its own.", "Name modules of it instead."
+        )
+    changed = tuple(model.modules())
+    switch_off(changed)
+    for module in changed:
+        _remember(module)
+    # The new name came within 5, where the old one then warns.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    on = {name: one for name, one in model.named_modules() if getattr(one, "gradient_checkpointing", False)}
+    for module in on.values():
+        module._gradient_checkpointing_func = functools.partial(recomputed, model)  # noqa: SLF001
+    return ActivationCheckpointing(tuple(on), changed)
+
+
+def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
+    """Return the modules of these names, those of lists one by one."""
+    import torch
+
+    known = dict(model.named_modules())
+    chosen: dict[str, torch.nn.Module] = {}
+    for name in names:
+        if name not in known or not name:
+            raise ConfigurationError(f"The model has no module {name!r}.", f"Use some of {_candidates(known)}.")
+        listed = isinstance(known[name], (torch.nn.ModuleList, torch.nn.ModuleDict))
+        chosen |= {f"{name}.{key}": one for key, one in known[name].named_children()} if listed else {name: known[name]}
+    if not chosen:
+        raise ConfigurationError("No module was named.", f"Name some, such as {_candidates(known)}.")
+    for name, module in chosen.items():
+        _check_recomputable(name, module)
+    _check_apart({*chosen, *(name for name, module in known.items() if _is_on(module))})
+    return chosen
+
+
+def _candidates(known: dict[str, torch.nn.Module]) -> str:
+    return ", ".join(repr(name) for name in known if name)[:120] or "those of another model"
+
+
+def _check_recomputable(name: str, module: torch.nn.Module) -> None:
+    """Refuse a module that counts how often it is called."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    if any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
+        what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
+        raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
+
+
+def _check_apart(names: Iterable[str]) -> None:
+    """Refuse a module inside of another: it would be computed a third time."""
+    for inner, outer in itertools.permutations(sorted(names), 2):
+        if inner.startswith(f"{outer}."):
+            what = f"Module {inner!r} is a part of {outer!r}, and would be computed a third time."
+            raise ConfigurationError(what, "Name one of them, and switch the other off where it is on.")
+
+
+def _is_on(module: torch.nn.Module) -> bool:
+    """Tell whether a module computes its activations again because of a switch of ours."""
+    again = "forward" in vars(module) or getattr(module, "gradient_checkpointing", False)
+    return FORMER in vars(module) and bool(again)
+
+
+def _remember(module: torch.nn.Module) -> None:
+    vars(module)[FORMER] = {name: vars(module)[name] for name in SWITCHES if name in vars(module)}
+
+
+def switch_off(modules: Iterable[Any]) -> None:
+    """Give modules back what they had of their own before they were switched on, those that are on."""
+    for module in modules:
+        own = vars(module)
+        if (former := own.pop(FORMER, None)) is None:
+            continue
+        if own.get("_require_grads_hook") is not former.get("_require_grads_hook"):
+            module.disable_input_require_grads()
+        for name in SWITCHES:
+            own.pop(name, None)
+        own.update(former)
+
+
+def recomputed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a function of a model returns, without keeping what it computes on the way.
+
+    torch keeps the random numbers of the CPU and of CUDA itself. A context for those of MPS is named only there, because
+    ``torch.compile`` refuses a call in which one is, whichever it is.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    again = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
+    return again(context_fn=_mps_contexts) if is_on_mps(model, *args, *kwargs.values()) else again()
+
+
+def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module's forward, in training without keeping what it computes on the way."""
+    import torch
+
+    if module.training and torch.is_grad_enabled():
+        return recomputed(module, forward, *args, **kwargs)
+    return forward(*args, **kwargs)
+
+
+def is_on_mps(model: torch.nn.Module, *inputs: Any) -> bool:
+    """Tell whether a model computes on MPS; one without weights, such as dropout, computes where its inputs are."""
+    some = (*itertools.islice(model.parameters(), 1), *inputs)
+    return any(getattr(getattr(one, "device", None), "type", None) == "mps" for one in some)
+
+
+def _mps_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Return the contexts of the first and of the second time, in which MPS draws the same random numbers."""
+    return contextlib.nullcontext(), SameNumbers("mps")
+
+
+class SameNumbers(contextlib.AbstractContextManager[None]):
+    """A context in which random numbers are those that follow now; entered again for every backward pass of a graph."""
+
+    def __init__(self, device: str) -> None:
+        self._states = random_states(device)
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        numbers = random_numbers_from(self._states)
+        numbers.__enter__()
+        self._entered.append(numbers)
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().__exit__(*error)  # type: ignore[arg-type]

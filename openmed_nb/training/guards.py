@@ -1,0 +1,309 @@
+"""Guards against silent wrongness: what would give wrong numbers without an error stops with one, or is warned of."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..devices.backend import TENSOR_LOCK, import_torch, release_of
+from ..devices.machine import Machine, read_machine
+from ..devices.request import kind_of
+from ..errors import ConfigurationError, NonFinite, OpenMedWarning, shorten
+from ..interface.display import Report, Shown, Table
+from .batch_checks import CHECKS, BatchChecks, gradients_can_be_wrong
+from .checked_loaders import check_collation
+from .dropout import lstm_advice, watch_dropout, wrong_lstm
+from .model_limits import ModelLimits, checked_limits, inner_model, limits_of
+from .nonfinite import gradients_of, is_finite, looks_finite, search
+from .passes import PassRecorder
+from .saved_batches import keep_batch
+
+if TYPE_CHECKING:
+    import torch
+
+SAID = {
+    "labels": ("stops at labels that the model does not have", "keras#23664, pytorch#187559"),
+    "token_ids": ("stops at tokens, types, positions and rows without an embedding", "pytorch#154235, #123119"),
+    "large_batch_gradients": ("stops at 32,767 tokens a step on an M1 or M2", "pytorch#177116, #193487"),
+    "nonfinite": ("stops where a loss or a gradient is NaN or infinite", ""),
+    "dropout_without_gradients": ("warns of a pass in train mode without gradients", "pytorch#184126"),
+    "lstm_dropout": ("warns of an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
+}
+"""What each guard does in a few words, and where that is from."""
+
+NAMES = tuple(SAID)
+"""Every guard; the docstring of :class:`Guards` says what each does."""
+
+FOLDER = "openmed_nonfinite"
+"""Where batches that made NaN or infinity are kept, in the current directory."""
+
+SKIPPED = 20
+"""So many steps in a row a scaler may skip for gradients that are not finite: halved 16 times, 65,536 is 1."""
+
+
+WATCHED: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
+"""Who watches a model; guards hold it weakly, or it would never be let go. A training that failed leaves its guards there; the next one lets them go."""
+
+
+class Guards(Shown):
+    """The guards of one training; Trainer callbacks, Accelerate and plain loops use the same.
+
+    =========================  ========================================================================================
+    guard                      what it does
+    =========================  ========================================================================================
+    labels                     stops at labels that the model does not have: on MPS they give a loss near zero without
+                               an error (keras#23664; torch checks them after 2.13, pytorch#187559)
+    token_ids                  stops at tokens, token types, positions and rows for which the model has no embedding: on
+                               MPS they give rows of zeros (pytorch#154235, #123119)
+    large_batch_gradients      stops at a step of 32,767 tokens or more on an M1 or M2 under torch before 2.14, whose
+                               gradients can be 1,000 to 100,000 times too large (pytorch#177116, #193487); rows times
+                               length of ``input_ids`` count, or of ``inputs_embeds``; other batches are not counted
+    nonfinite                  stops where a loss or a gradient is NaN or infinite, names the layer and keeps the batch;
+                               Trainer's log leaves such losses out (``logging_nan_inf_filter``)
+    dropout_without_gradients  warns of a pass in train mode without gradients, whose results are random; on MPS
+                               attention raises there (pytorch#184126)
+    lstm_dropout               warns of an LSTM with dropout on MPS under torch before 2.14, whose gradients are wrong
+                               (pytorch#190056)
+    =========================  ========================================================================================
+
+    Args:
+        off: Names of guards that are switched off.
+        folder: Where batches that made NaN or infinity are kept; they hold what the model was given.
+        limits: What the model takes, where it cannot be learnt from it: attributes of
+            :class:`~openmed_nb.training.model_limits.ModelLimits`, such as ``labels=10``.
+
+    Raises:
+        ConfigurationError: For a name that no guard has, and for a limit that cannot be one.
+
+    Example:
+        >>> import torch
+        >>> tagger = torch.nn.Linear(2, 3)
+        >>> with Guards(labels=3).watch(tagger, device="cpu") as guards:
+        ...     guards.check({"labels": torch.tensor([0, 3])}, step=7)
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.BatchRefused: Step 7: 1 of 2 labels is not between 0 and 2 (3; -100 is left out). \
+Give the model as many labels as the data has (num_labels), or number the labels anew.
+    """
+
+    def __init__(self, off: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
+        self.on = switched_on(off)
+        self.folder = Path(folder)
+        self._told = checked_limits(limits)
+        self._checks = self._batch_checks(ModelLimits(**self._told))
+        self._recorder: PassRecorder | None = None
+        self._watched: weakref.ref[torch.nn.Module] | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._scaled, self._skipped = False, 0
+        self._batches, self._steps = 0, 0
+
+    def report(self) -> Report:
+        """Return the names of the guards that are on, each with what it does and where that is from."""
+        rows = tuple((name, *SAID[name]) for name in self.on)
+        off = tuple(name for name in NAMES if name not in self.on)
+        sentences = (f"Off: {', '.join(off)}.",) if off else ()
+        return Report(f"Guards: {len(rows)} on", sentences, (Table("", ("guard", "what it does", "issue"), rows),))
+
+    def watch(
+        self,
+        model: torch.nn.Module,
+        device: str | None = None,
+        machine: Machine | None = None,
+        torch_release: tuple[int, ...] | None = None,
+        scaled: bool = False,
+    ) -> Guards:
+        """Learn what a model takes, and watch its passes until :meth:`unwatch`; a model that was watched is let go.
+
+        Args:
+            model: The model in training.
+            device: The device that it is trained on, as torch spells it; the one that it is on where it is not given.
+            machine: This computer, as the session knows it; on MPS it is read where it is not given.
+            torch_release: The release of torch, such as ``(2, 13, 0)``; the installed one where it is not given.
+            scaled: Whether a ``GradScaler`` is in use, which skips steps whose gradients are not finite.
+
+        Returns:
+            The guards, to be used in a ``with`` statement.
+
+        Raises:
+            ConfigurationError: For what is no module of torch.
+        """
+        check_model(model)
+        self.unwatch()
+        if model in WATCHED:
+            WATCHED[model].unwatch()
+        WATCHED[model] = self
+        device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
+        release = torch_release or release_of(import_torch().__version__)
+        large = kind_of(device) == "mps" and gradients_can_be_wrong(device, machine or read_machine(), release)
+        self._checks = self._batch_checks(limits_of(model, **self._told), large=large)
+        self._watched = weakref.ref(model)
+        self._scaled, self._skipped = scaled, 0
+        if "lstm_dropout" in self.on and (lstm := wrong_lstm(model, device, release)):
+            warnings.warn(lstm_advice(lstm), OpenMedWarning, stacklevel=2)
+        if "dropout_without_gradients" in self.on:
+            self._undo.append(watch_dropout(model, device, *inner_model(model)))
+        if "nonfinite" in self.on:
+            self._recorder = PassRecorder(device)
+            self._undo.append(self._recorder.watch(model, *inner_model(model)))
+        return self
+
+    def watch_loader(self, loader: Any) -> bool:
+        """Let a loader check the batches that it puts together, in its worker processes too, until :meth:`unwatch`.
+
+        Returns:
+            Whether it does; ``False`` for what is no ``DataLoader``, which is left as it is.
+        """
+        undo = check_collation(loader, self._checks)
+        if undo is not None:
+            self._undo.append(undo)
+        return undo is not None
+
+    def check(self, batch: Any, step: int | None = None) -> None:
+        """Check a batch before it is moved to the device.
+
+        Args:
+            batch: A mapping of names to tensors or arrays, or a pair of inputs and labels.
+            step: The number that errors name; ``None`` counts the batches.
+
+        Raises:
+            BatchRefused: For labels or token ids that the model does not have, and for too many tokens on an M1 or M2.
+        """
+        self._batches = self._batches + 1 if step is None else step
+        self._checks(batch, f"Step {self._batches:,}: ")
+
+    def checked(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of a loader, each checked before; batches are numbered on from one loop to the next.
+
+        A loader that Accelerate prepared moves its batches to the device itself, before they come here: let it check
+        them with :meth:`watch_loader` instead.
+        """
+        for batch in loader:
+            self.check(batch)
+            yield batch
+
+    def check_loss(self, loss: torch.Tensor | float, step: int | None = None, batch: Any = None) -> None:
+        """Stop where a loss is NaN or infinite; the device is waited for.
+
+        Args:
+            loss: The loss.
+            step: The number that the error names; ``None`` is that of the last batch that was checked.
+            batch: What the loss was computed from, to be kept where the model was not watched.
+
+        Raises:
+            NonFinite: For a loss that is not finite.
+        """
+        number = float(getattr(loss, "detach", lambda: loss)())
+        if "nonfinite" in self.on and not math.isfinite(number):
+            raise self._stopped(f"the loss is {number}", self._number(step, self._steps + 1), batch)
+
+    def after_backward(self, model: torch.nn.Module | None = None, step: int | None = None) -> None:
+        """Stop where a loss or a gradient of this step is NaN or infinite; call it before the optimizer's step.
+
+        What it costs is a look at every gradient, and waiting for the device once.
+
+        Args:
+            model: The model; the watched one where it is not given.
+            step: The number that the error names; ``None`` is that of the last batch that was checked, or of this call
+                where no batch was.
+
+        Raises:
+            NonFinite: It names the step, the layer, and the file in which the batch is kept.
+        """
+        model = self._model if model is None else model
+        if "nonfinite" not in self.on or model is None:
+            return
+        self._steps += 1
+        losses = list(self._recorder.losses) if self._recorder else []
+        gradients = gradients_of(model.parameters())
+        with TENSOR_LOCK:
+            if looks_finite(gradients, losses) or (is_finite(losses) and is_finite(gradients)):
+                self._skipped = 0
+            elif is_finite(losses) and self._scaled and self._skipped < SKIPPED:
+                self._skipped += 1
+            else:
+                what = "a gradient" if is_finite(losses) else "the loss"
+                raise self._stopped(f"{what} is NaN or infinite", self._number(step, self._steps))
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the batches of this step."""
+        if self._recorder is not None:
+            self._recorder.clear()
+
+    def unwatch(self) -> None:
+        """Take every hook away, and let go of the model; the checks of batches stay as they are."""
+        while self._undo:
+            self._undo.pop()()
+        if self._model is not None:
+            WATCHED.pop(self._model, None)
+        self._recorder = self._watched = None
+
+    def __enter__(self) -> Guards:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.unwatch()
+
+    @property
+    def _model(self) -> torch.nn.Module | None:
+        """The watched model, while somebody else holds it."""
+        return None if self._watched is None else self._watched()
+
+    def _batch_checks(self, limits: ModelLimits, large: bool = False) -> BatchChecks:
+        off = () if large else ("large_batch_gradients",)
+        return BatchChecks(limits, tuple(name for name in CHECKS if name in self.on and name not in off))
+
+    def _number(self, step: int | None, counted: int) -> int:
+        return step if step is not None else self._batches or counted
+
+    def _stopped(self, what: str, step: int, batch: Any = None) -> NonFinite:
+        """Return the error for a step that went wrong, and let go of its batches."""
+        found, guilty = search(self._model, self._recorder.passes if self._recorder else ())
+        kept = keep_batch(guilty.given if batch is None and guilty else batch, self.folder, step)
+        self.forget()
+        return NonFinite(f"Step {step:,}: {what}; {found}. {kept}", found.remedy)
+
+
+def forget_batches() -> None:
+    """Let all guards let go of the batches that they keep; they go on watching."""
+    for guards in list(WATCHED.values()):
+        guards.forget()
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot be watched.
+
+    Raises:
+        ConfigurationError: For what is no module of torch; its type, not its content.
+    """
+    if not isinstance(model, import_torch().nn.Module):
+        raise ConfigurationError(
+            f"Guards cannot watch a value of type {type(model).__name__}.", "Pass the model itself, a torch.nn.Module."
+        )
+
+
+def switched_on(off: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the guards that are left where some are switched off.
+
+    Raises:
+        ConfigurationError: For a name that no guard has, and for what is no series of names.
+
+    Example:
+        >>> switched_on("token_id")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: 'token_id' is no guard. Did you mean 'token_ids'? There are labels, \
+token_ids, large_batch_gradients, nonfinite, dropout_without_gradients, lstm_dropout.
+    """
+    names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
+    for name in names:
+        if name not in NAMES:
+            nearest = difflib.get_close_matches(str(name), NAMES, n=1)
+            hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            raise ConfigurationError(f"{shorten(str(name))!r} is no guard.", f"{hint}There are {', '.join(NAMES)}.")
+    return tuple(name for name in NAMES if name not in names)

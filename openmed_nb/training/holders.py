@@ -1,0 +1,314 @@
+"""Who holds tensors: the variables, lists and attributes through which the tensors of a program are kept alive.
+
+The search goes from the names that a person wrote, the variables of ``__main__``, of modules that are not installed
+packages, and of the functions that are running, through containers and attributes to tensors. So an answer is a name that
+can be found in the notebook, and the interpreter's million other objects are not looked at. What only slots, generators
+or installed packages hold is not found; it is counted. Keys of mappings are left out: they may be patients.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
+from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from ..devices.backend import import_torch, torch_is_loaded
+from ..devices.simulation import NOTE, active
+from ..errors import ConfigurationError
+from ..interface.display import Report, Shown, Table
+from .quantities import counted, in_bytes
+from .tensors import gradient_of, graph_of, has_storage, living_tensors, storage_sizes
+
+UNNAMED = "(reached by no name)"
+
+DEEPEST = 6
+"""How many containers and attributes lie between a name and a tensor at most."""
+
+MOST_OBJECTS = 50_000
+"""After so many containers and tensors the search ends."""
+
+MOST_PARTS = 10_000
+"""So many parts of one container that are no tensors are looked at, its last ones: large tables hide nothing after them."""
+
+UNSHARED = 3
+"""References to the copy of a frame's variables where nobody else has it: the frame's, ours, and the question's."""
+
+CONTAINERS = (list, tuple, set, frozenset, deque)
+LEAVES = (str, bytes, int, float, type, ModuleType, type(None))
+"""What holds no tensors; told by the type, so that no proxy is woken up."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A variable, container or attribute that holds tensors.
+
+    Attributes:
+        name: How it is reached, such as ``"losses"`` or ``"trainer.history"``.
+        kind: Its type, such as ``"list"``.
+        tensors: How many tensors it holds itself.
+        size: Bytes of their storages, and of those that their autograd graphs keep.
+        graphs: How many of the tensors still have their autograd graph.
+    """
+
+    name: str
+    kind: str
+    tensors: int
+    size: int
+    graphs: int = 0
+
+    def __str__(self) -> str:
+        graphs = " with their autograd graphs" if self.graphs else ""
+        kind = f" ({self.kind})" if self.kind else ""
+        return f"{self.name}{kind} holds {counted(self.tensors, 'tensor')}{graphs}, {in_bytes(self.size)}"
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """The cells of a table."""
+        graphs = f", {self.graphs} with graphs" if self.graphs else ""
+        return self.name, self.kind, f"{self.tensors}{graphs}", in_bytes(self.size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the holder as plain numbers and strings."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, repr=False)
+class Holders(Shown):
+    """What holds tensors, the most memory first."""
+
+    holders: tuple[Holder, ...]
+    simulated: bool = False
+
+    def __iter__(self) -> Iterator[Holder]:
+        return iter(self.holders)
+
+    def __len__(self) -> int:
+        return len(self.holders)
+
+    def __getitem__(self, index: int) -> Holder:
+        return self.holders[index]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the holders as plain mappings."""
+        return {"holders": [holder.to_dict() for holder in self.holders], "simulated": self.simulated}
+
+    def report(self) -> Report:
+        """Return the table of what holds tensors."""
+        rows = tuple(holder.row for holder in self.holders)
+        title = f"{counted(len(rows), 'name')} hold{'s' if len(rows) == 1 else ''} tensors"
+        notes = (NOTE,) if self.simulated else ()
+        return Report(title, notes, tables=(Table("", ("name", "kind", "tensors", "memory"), rows),))
+
+
+def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
+    """Return what holds tensors now, the most memory first.
+
+    Args:
+        namespace: Variables to look through; ``None`` takes those of ``__main__``, of modules that are not installed
+            packages, and of the functions that are running.
+
+    Returns:
+        One :class:`Holder` for each variable, container or attribute that holds tensors itself; a tensor that several
+        hold is counted for the first of them. Without a namespace the last one counts what no name reaches.
+
+    Raises:
+        ConfigurationError: For a namespace that is no mapping.
+
+    Example:
+        >>> import torch
+        >>> print(who_holds({"losses": [torch.zeros(256), torch.zeros(256)]}))
+        1 name holds tensors
+          name    kind  tensors  memory
+          losses  list  2        2.0 KiB
+    """
+    if not torch_is_loaded():
+        return Holders(())
+    if not isinstance(namespace, Mapping | None):
+        raise ConfigurationError(f"{type(namespace).__name__} is no namespace.", "Pass globals(), or nothing.")
+    found = _found(_roots() if namespace is None else namespace.items())
+    return Holders((*_holders(found), *(_unnamed(found) if namespace is None else ())), active())
+
+
+def named_holders() -> tuple[Holder, ...]:
+    """Return what holds tensors by a name, the most memory first."""
+    return _holders(_found(_roots()))
+
+
+def _unnamed(found: Mapping[tuple[str, str], list[Any]]) -> Iterator[Holder]:
+    """Yield one holder for the tensors that no name reaches."""
+    known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
+    others = {key: size for key, size in storage_sizes(living_tensors()).items() if key not in known and size}
+    if others:
+        yield Holder(UNNAMED, "", len(others), sum(others.values()))
+
+
+def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> tuple[Holder, ...]:
+    """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first.
+
+    Example:
+        >>> grown_holders([Holder("model", "dict", 9, 100)], [Holder("model", "dict", 9, 100), Holder("losses", "list", 3, 60)])
+        (Holder(name='losses', kind='list', tensors=3, size=60, graphs=0),)
+    """
+    known = {holder.name: holder.size for holder in before}
+    grown = {holder: holder.size - known.get(holder.name, 0) for holder in after}
+    return tuple(sorted((holder for holder in grown if grown[holder] > 0), key=lambda holder: -grown[holder]))
+
+
+def _found(roots: Iterable[tuple[str, Any]]) -> dict[tuple[str, str], list[Any]]:
+    """Return the tensors that names reach, by the name and the kind of what holds them."""
+    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor class of others is woken
+        for name, kind, tensor in _reached(roots):
+            found[name, kind].append(tensor)
+    return found
+
+
+def _holders(found: Mapping[tuple[str, str], list[Any]]) -> tuple[Holder, ...]:
+    holders = [_holder(name, kind, tensors) for (name, kind), tensors in found.items()]
+    return tuple(sorted(holders, key=lambda holder: -holder.size))
+
+
+def _holder(name: str, kind: str, tensors: list[Any]) -> Holder:
+    graphs = sum(graph_of(tensor) is not None for tensor in tensors)
+    return Holder(name, kind, len(tensors), sum(storage_sizes(tensors).values()), graphs)
+
+
+def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name and kind of what holds each tensor, and the tensor; breadth first, so that names are short."""
+    torch = import_torch()
+    waiting = deque((name, "variable", name, thing, 0) for name, thing in roots)
+    seen: set[int] = set()
+    while waiting and len(seen) < MOST_OBJECTS:
+        holder, kind, name, thing, depth = waiting.popleft()
+        if id(thing) in seen or issubclass(type(thing), LEAVES):
+            continue
+        seen.add(id(thing))
+        if issubclass(type(thing), torch.Tensor):
+            if has_storage(thing):
+                yield holder, kind, thing
+            waiting.append((f"{holder}.grad", "gradients", name, gradient_of(thing), depth))
+        elif depth < DEEPEST:
+            steps = _module_steps if issubclass(type(thing), torch.nn.Module) else _steps
+            parts = [step for step in steps(name, thing) if not issubclass(type(step[-1]), LEAVES)]
+            held = [step for step in parts if issubclass(type(step[-1]), torch.Tensor)]
+            others = [step for step in parts if not issubclass(type(step[-1]), torch.Tensor)]
+            waiting.extend((*step, depth + 1) for step in (*held, *others[-MOST_PARTS:]))
+
+
+def _steps(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield (holder, kind, name, part) for each part of a container or an object."""
+    kind, inside = type(thing).__name__, f"{name}[...]"
+    if issubclass(type(thing), dict):
+        yield from ((name, kind, inside, part) for part in list(dict.values(thing)))
+    elif base := next((base for base in CONTAINERS if issubclass(type(thing), base)), None):
+        yield from ((name, kind, inside, part) for part in list(base.__iter__(thing)))
+    else:
+        for attribute, part in list(_attributes(thing).items()):
+            yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", part
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Return the attributes of an object; of a function its defaults, and the variables that it has from around it."""
+    if issubclass(type(thing), FunctionType):
+        around = dict(zip(thing.__code__.co_freevars, map(_content, thing.__closure__ or ()), strict=False))
+        return {**around, "__defaults__": thing.__defaults__, "__kwdefaults__": thing.__kwdefaults__}
+    if issubclass(type(thing), MethodType):
+        return {"__self__": thing.__self__}
+    found = next((vars(base)["__dict__"] for base in type(thing).__mro__ if "__dict__" in vars(base)), None)
+    # A proxy has a __dict__ of its own making, which would be that of what it stands for.
+    return found.__get__(thing) if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)) else {}
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # A cell has no other way to say that its variable has no value yet.
+        return None
+
+
+def _module_steps(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the parameters and buffers of a module as its own, then what else it and the modules in it keep."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        yield name, type(module).__name__, name, tensor
+    for inner, part in module.named_modules(prefix=name):
+        for attribute, value in list(vars(part).items()):
+            if attribute not in {"_parameters", "_buffers", "_modules"}:
+                yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
+
+
+def _roots() -> Iterator[tuple[str, Any]]:
+    """Yield the variables of ``__main__``, those that a person named first, of other modules, and of running functions."""
+    main = vars(sys.modules["__main__"])
+    named = sorted(main.items(), key=lambda item: str(item[0]).startswith("_") or item[0] in {"In", "Out"})
+    yield from _with_classes("__main__", named)
+    for module in own_modules():
+        variables = _with_classes(module.__name__, list(vars(module).items()))
+        yield from ((f"{module.__name__}.{name}", thing) for name, thing in variables)
+    for frame in reversed(list(_frames())):
+        if frame.f_globals is not main or frame.f_code.co_name != "<module>":
+            yield from ((_own(name, thing), thing) for name, thing in _variables(frame))
+    for frame in _frames_of(getattr(sys, "last_value", None)):
+        yield from ((f"(last error) {_own(name, thing)}", thing) for name, thing in _variables(frame))
+
+
+def own_modules() -> list[ModuleType]:
+    """Return the modules that are neither Python's nor of an installed package, nor ours: those of the person."""
+    main = sys.modules["__main__"]
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if type(module) is ModuleType else None
+        known = module is main or name.partition(".")[0] == __name__.partition(".")[0]
+        if isinstance(file, str) and not known and not file.startswith(installed):
+            found.append(module)
+    return found
+
+
+def _with_classes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield variables, and the attributes of the classes among them that the module itself defines."""
+    for name, thing in variables:
+        yield name, thing
+        if issubclass(type(thing), type) and thing.__module__ == module:
+            yield from ((f"{name}.{attribute}", part) for attribute, part in list(vars(thing).items()))
+
+
+def _variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """Return the variables of a frame.
+
+    Before Python 3.13 the frame of a function keeps the copy that it makes, and with it what the variables held; a copy
+    that nobody else uses is emptied.
+    """
+    copy = frame.f_locals
+    variables = list(copy.items())
+    if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED:
+        copy.clear()
+    return variables
+
+
+def _own(name: str, thing: Any) -> str:
+    """Return the name of a variable; every method calls its object ``self``, so the type is told instead."""
+    return type(thing).__name__ if name == "self" else name
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames that called this package, the innermost first."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way to the variables of the caller
+    package = __name__.partition(".")[0]
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(f"{package}."):
+            yield frame
+        frame = frame.f_back
+
+
+def _frames_of(error: BaseException | None) -> Iterator[FrameType]:
+    """Yield the frames that an error holds, but for that of the notebook or script itself."""
+    traceback = None if error is None else error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:
+            yield traceback.tb_frame
+        traceback = traceback.tb_next

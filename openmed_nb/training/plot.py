@@ -1,0 +1,135 @@
+"""The memory curve as a picture, with the limits of the device in it.
+
+Importing this file imports matplotlib; so it is imported only when a picture is asked for, through ``MemoryCurve.plot``.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ..devices.request import kind_of
+from ..interface.display import escape
+from .quantities import UNITS
+from .samples import MemorySample
+
+if TYPE_CHECKING:
+    from .curve import MemoryCurve
+
+DEVICE_LINES = {
+    "peak": ("peak in the epoch", ":", "^"),
+    "reserved": ("reserved by the device", "--", "s"),
+    "allocated": ("tensors", "-", "o"),
+}
+PROCESS_LINES = {"resident": ("process", "-", "d")}
+"""Each figure with its name, line style and marker, so that the lines differ without colour too."""
+
+LARGEST_IN_MEBIBYTES = 2 << 30
+"""From so many bytes on, an axis counts in GiB."""
+
+
+class CurveFigure(Figure):
+    """A matplotlib figure that a notebook shows by itself, without ``pyplot`` and its state."""
+
+    def _repr_png_(self) -> bytes:
+        written = io.BytesIO()
+        self.savefig(written, format="png", dpi=110)
+        return written.getvalue()
+
+
+def draw(curve: MemoryCurve, width: float = 7.0, height: float = 4.0) -> CurveFigure:
+    """Return a matplotlib figure of a curve: the memory of the device above, that of the process below.
+
+    Args:
+        curve: The samples and the verdict.
+        width: In inches.
+        height: In inches.
+    """
+    figure = CurveFigure(figsize=(width, height), layout="constrained")
+    device, process = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    _lines(device, curve, DEVICE_LINES)
+    _limits(device, curve)
+    _lines(process, curve, PROCESS_LINES)
+    for axes in (device, process):
+        _finish(axes, curve)
+    process.set_xlabel("epoch")
+    figure.suptitle(_title(curve), fontsize="large", fontweight="bold")
+    return figure
+
+
+def to_svg(curve: MemoryCurve) -> str:
+    """Return the picture as an SVG element that describes itself to a screen reader; text is text, in any font."""
+    written = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "openmed_nb"}):
+        draw(curve).savefig(written, format="svg", metadata={"Date": None})
+    svg = written.getvalue()
+    label = escape(f"Memory on {_title(curve)}. {curve.reason}")
+    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def _title(curve: MemoryCurve) -> str:
+    suspect = f" ({curve.suspect.name})" if curve.suspect else ""
+    return f"{'SIMULATED MPS, ' if curve.simulated else ''}{curve.device}: {curve.verdict}{suspect}"
+
+
+def places(samples: Sequence[MemorySample]) -> list[float]:
+    """Return where each sample stands among the epochs: a boundary at its number, others evenly before the next one.
+
+    Example:
+        >>> inner, end = MemorySample(0, 5, 1.0, boundary=False), MemorySample(1, 10, 2.0)
+        >>> places([inner, end]), places([end])
+        ([0.5, 1.0], [1.0])
+    """
+    inner = Counter(sample.epoch for sample in samples if not sample.boundary)
+    parts, seen, found = max(inner.values(), default=0) + 1, Counter[int](), []
+    for sample in samples:
+        seen[sample.epoch] += not sample.boundary
+        found.append(float(sample.epoch) if sample.boundary else sample.epoch + seen[sample.epoch] / parts)
+    return found
+
+
+def _lines(axes: Any, curve: MemoryCurve, lines: Mapping[str, tuple[str, str, str]]) -> None:
+    """Draw some of the figures over the epochs; samples at their ends have markers."""
+    series = {name: [getattr(sample, name) for sample in curve.samples] for name in lines}
+    series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
+    exponent = 3 if max(map(max, series.values()), default=0) >= LARGEST_IN_MEBIBYTES else 2
+    boundaries = [index for index, sample in enumerate(curve.samples) if sample.boundary]
+    for name, sizes in series.items():
+        label, style, marker = lines[name]
+        shown = [size / 1024**exponent for size in sizes]
+        axes.plot(places(curve.samples), shown, style, marker=marker, markevery=boundaries, label=label)
+    axes.set_ylabel(UNITS[exponent])
+
+
+def _limits(axes: Any, curve: MemoryCurve) -> None:
+    """Draw the memory of the device and the limit in force, where they are near enough to be seen."""
+    recommended = next((sample.recommended for sample in curve.samples if sample.recommended), 0)
+    unit, near = 1024 ** UNITS.index(axes.get_ylabel()), axes.get_ylim()[1] * 3
+    on_mps = kind_of(curve.device) == "mps"
+    limits = [("recommended by Metal" if on_mps else "memory of the device", "--", recommended)]
+    if curve.limit:
+        limits.append(
+            (f"{'high watermark' if on_mps else 'limit'} ({curve.limit:g})", ":", int(recommended * curve.limit))
+        )
+    for label, style, size in limits:
+        if 0 < size / unit <= near:
+            axes.axhline(size / unit, linestyle=style, color="firebrick", linewidth=1, label=label)
+
+
+def _finish(axes: Any, curve: MemoryCurve) -> None:
+    """Begin at zero, leave room above, shade the warm-up, and name the lines beside them."""
+    for first in curve.boundaries[:1]:
+        axes.axvspan(first.epoch - 1, first.epoch, alpha=0.12, color="grey", label="warm-up")
+    axes.margins(x=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axes.lines:
+        axes.set_ylim(0, max(axes.get_ylim()[1], axes.dataLim.ymax * 1.1))
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

@@ -1,0 +1,30 @@
+"""Sizes and shares as people read them."""
+
+from __future__ import annotations
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def in_bytes(size: int | None) -> str:
+    """Return a size in the units that torch uses, empty where there is none.
+
+    Example:
+        >>> in_bytes(512), in_bytes(3 << 20), in_bytes(-(5 << 30)), in_bytes(None)
+        ('512 bytes', '3.0 MiB', '-5.0 GiB', '')
+    """
+    if size is None:
+        return ""
+    amount, unit = float(size), 0
+    while abs(amount) >= 1024 and unit < len(UNITS) - 1:  # noqa: PLR2004 - what the units are
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.1f} {UNITS[unit]}" if unit else f"{size} bytes"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> counted(1, "tensor"), counted(1200, "tensor")
+        ('1 tensor', '1,200 tensors')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,251 @@
+"""``%openmed_release`` in a real kernel: what a notebook keeps alive is freed at once, cause by cause."""
+
+from __future__ import annotations
+
+import pytest
+
+PLANT = """
+import gc, sys, weakref, torch
+
+def out_of_memory(size=1 << 20):
+    activations = torch.zeros(size)
+    watched["frame"] = weakref.ref(activations)
+    raise RuntimeError(
+        "MPS backend out of memory (MPS allocated: 5.21 GiB, other allocations: 384.00 KiB, max allowed: 5.33 GiB). "
+        "Tried to allocate 256.00 MiB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit "
+        "for memory allocations (may cause system failure)."
+    )
+
+def chained():
+    try:
+        out_of_memory()
+    except RuntimeError as error:
+        raise ValueError("The step failed.") from error
+
+def step():
+    out_of_memory()
+
+watched = {}
+"""
+ALIVE = "watched['frame']() is not None"
+CAUSES = "[one.cause for one in report.freed]"
+
+
+@pytest.fixture
+def planted(kernel):
+    """A kernel with functions that run out of memory; variables, outputs and errors of other tests are gone."""
+    kernel.run("%reset -f")
+    kernel.run("%load_ext openmed_nb")
+    assert kernel.run(PLANT).status == "ok"
+    kernel.run("gc.collect()\ngc.freeze()")  # Collections leave out the libraries, which takes most of their time.
+    return kernel
+
+
+@pytest.mark.parametrize("call", ["step()", "chained()", "torch.nn.Identity.__call__(step())"])
+def test_the_frames_of_the_last_error_are_freed_at_once(planted, call):
+    """What a function held that ran out of memory is alive in the next cell, and gone after the magic."""
+    assert planted.run(call).status == "error"
+    assert planted.value(ALIVE)
+
+    reply = planted.run(f"report = %openmed_release\n{ALIVE}")
+    assert (reply.status, reply.text) == ("ok", "False")
+    freed = planted.value("{one.cause: one.tensors for one in report.freed}")
+    assert freed["frames of the last error"] == 4 << 20
+    assert "%debug" in planted.value("' '.join(report.notes)")
+
+
+@pytest.mark.parametrize("mistake", ["%openmed_release nothing_of_this_name", "%openmed_device nonsense"])
+def test_a_mistake_after_the_error_does_not_hide_its_frames(planted, mistake):
+    """After a magic that was mistyped the frames of the error before it are freed all the same."""
+    assert planted.run("step()").status == "error"
+    assert planted.run(mistake).status == "error"
+    assert planted.value(ALIVE)
+
+    reply = planted.run(f"report = %openmed_release\n{ALIVE}")
+    assert (reply.status, reply.text) == ("ok", "False")
+    freed = planted.value("{one.cause: one.tensors for one in report.freed}")
+    assert freed["frames of the last error"] == 4 << 20
+
+
+def test_a_group_of_errors_is_freed(planted):
+    """What the errors in a group hold is freed too, where Python has groups."""
+    if planted.value("sys.version_info < (3, 11)"):
+        pytest.skip("groups of errors came with Python 3.11")
+    code = """
+def group():
+    try:
+        out_of_memory()
+    except RuntimeError as error:
+        kept = error
+    raise ExceptionGroup("steps", [kept])
+group()"""
+    assert planted.run(code).status == "error"
+    assert planted.value(ALIVE)
+    planted.run("%openmed_release")
+    assert not planted.value(ALIVE)
+
+
+def test_the_frames_can_be_kept_for_the_debugger(planted):
+    """With --keep-traceback the frames stay, and the debugger still shows their variables."""
+    planted.run("step()")
+    planted.run("report = %openmed_release --keep-traceback")
+
+    assert planted.value(ALIVE)
+    assert planted.value("report.notes") == ()
+    assert "frames of the last error" not in planted.value(CAUSES)
+    inner = "import traceback\nframes = [frame for frame, _ in traceback.walk_tb(sys.last_traceback)]"
+    planted.run(inner)
+    assert planted.value("'activations' in frames[-1].f_locals")
+    planted.run("del frames")
+
+
+def test_outputs_are_freed(planted):
+    """What cells have shown is let go of: Out, _, __ and _1."""
+    planted.run("shown = torch.zeros(1 << 20)\nwatched['shown'] = weakref.ref(shown)\nshown")
+    planted.run("shown")
+    planted.run("del shown")
+    planted.run("1")
+    assert planted.value("watched['shown']() is not None")
+
+    planted.run("report = %openmed_release")
+    assert not planted.value("watched['shown']() is not None")
+    assert planted.value("{one.cause: one.tensors for one in report.freed}['history of outputs']") == 4 << 20
+    assert planted.value("list(Out)") == []
+
+
+def test_outputs_can_be_kept(planted):
+    """With --keep-history what cells have shown stays."""
+    planted.run("shown = torch.zeros(1 << 20)\nwatched['shown'] = weakref.ref(shown)\nshown")
+    planted.run("del shown\nreport = %openmed_release --keep-history")
+
+    assert planted.value("watched['shown']() is not None")
+    assert "history of outputs" not in planted.value(CAUSES)
+
+
+def test_outputs_go_on_after_a_release(planted):
+    """After a release cells show and keep their values as before."""
+    planted.run("'before'")
+    planted.run("%openmed_release;")
+    planted.run("6 * 7")
+
+    assert planted.run("_").text == "42"
+    planted.run("'another'")
+    assert planted.value("(_, __, 42 in Out.values())") == ("another", 42, True)
+
+
+def test_named_variables_are_deleted(planted):
+    """Variables that are named are deleted, in the table with what they held; others stay."""
+    planted.run("losses = [torch.zeros(1 << 18)]\nother = torch.zeros(1 << 18)")
+    reply = planted.run("%openmed_release losses")
+
+    assert reply.text.startswith("Released 1.0 MiB of tensors")
+    assert "variables" in reply.text
+    assert "1.0 MiB" in reply.html
+    assert planted.value("('losses' in globals(), 'other' in globals())") == (False, True)
+
+
+def test_the_figures_are_the_sums_of_the_causes(planted):
+    """What was freed in all is the sum over the causes, and the mapping has every cause."""
+    planted.run("losses = [torch.zeros(1 << 18)]")
+    planted.run("shown = torch.zeros(1 << 19)\nshown")
+    planted.run("del shown")
+    planted.run("step()")
+    planted.run("report = %openmed_release losses")
+
+    assert planted.value(CAUSES) == [
+        *("unused blocks of the device", "variables", "history of outputs", "frames of the last error"),
+        *("batches of guards", "loaded models"),
+    ]
+    assert planted.value("[one.tensors for one in report.freed][1:4]") == [1 << 20, 2 << 20, 4 << 20]
+    assert planted.value("report.tensors == sum(one.tensors for one in report.freed) == 7 << 20")
+    assert planted.value("report.to_dict()['freed'][1]['cause']") == "variables"
+    assert planted.value("__import__('json').dumps(report.to_dict()).count('cause')") == 6
+
+
+def test_a_name_that_is_no_variable_releases_nothing(planted):
+    """A misspelt name is one clear line, and neither variables nor outputs nor frames are released."""
+    planted.run("losses = [torch.zeros(10)]")
+    planted.run("shown = 1\nshown")
+    planted.run("step()")
+    reply = planted.run("%openmed_release losses lossse")
+
+    assert reply.status == "error"
+    assert reply.error[2] == [
+        "ConfigurationError: No variable is called lossse. Pass the names of variables as strings."
+    ]
+    assert planted.value(f"('losses' in globals(), {ALIVE}, 1 in Out.values())") == (True, True, True)
+
+
+def test_loaded_models_are_forgotten(planted):
+    """The models that the loader keeps are let go of, or kept on request; a pipeline in a variable stays usable."""
+    planted.run("import openmed_nb as nb\npipe = nb.load_pipeline('bundled_small')")
+    planted.run("watched['model'] = weakref.ref(pipe.model)")
+    planted.run("kept = %openmed_release --keep-models")
+    assert "loaded models" not in planted.value("[one.cause for one in kept.freed]")
+    planted.run("report = %openmed_release")
+    assert planted.value("len(pipe('He has asthma.'))") == 1
+
+    planted.run("pipe = nb.load_pipeline('bundled_small')\nwatched['model'] = weakref.ref(pipe.model)\ndel pipe")
+    assert planted.value("watched['model']() is not None")
+    planted.run("report = %openmed_release")
+    assert planted.value("watched['model']() is None")
+    assert planted.value("{one.cause: one.tensors for one in report.freed}['loaded models'] > 1 << 20")
+
+
+def test_a_release_of_nothing(planted):
+    """A release where nothing is held is a table of causes, and can be done twice; a semicolon hides it."""
+    reply = planted.run("%openmed_release")
+
+    assert reply.status == "ok"
+    assert "unused blocks of the device" in reply.text
+    assert planted.run("%openmed_release;").shown == []
+
+
+def test_help(kernel):
+    """--help names every flag and releases nothing."""
+    help_text = kernel.run("%openmed_release --help").streams["stdout"]
+
+    assert all(flag in help_text for flag in ("--keep-models", "--keep-history", "--keep-traceback", "names"))
+    assert "for %debug" in help_text
+
+
+@pytest.mark.parametrize("line", ["--keep", "--all", "losses --"])
+def test_bad_lines_are_one_line(kernel, line):
+    """A flag that the magic does not have is one clear line."""
+    reply = kernel.run(f"%openmed_release {line}")
+
+    assert (reply.status, len(reply.error[2])) == ("error", 1)
+
+
+def test_completion_offers_variables_and_flags(planted):
+    """Tab offers the variables of the notebook, and the flags after a dash; no module of IPython's own."""
+    planted.run("losses = []\nlossy = 1\n_hidden = 2")
+
+    assert planted.complete("%openmed_release loss") == ["losses", "lossy"]
+    assert planted.complete("report = %openmed_release losses los") == ["lossy"]
+    assert planted.complete("%openmed_release --keep-h") == ["--keep-history"]
+    offered = planted.complete("%openmed_release ")
+    assert {"losses", "lossy", "watched"} <= set(offered)
+    assert not {"In", "Out", "get_ipython", "_hidden"} & set(offered)
+
+
+def test_without_a_cache_of_outputs(run_ipython):
+    """Where IPython keeps no outputs, a release works."""
+    code = "%load_ext openmed_nb\nreport = %openmed_release\nprint([one.cause for one in report.freed])"
+    process = run_ipython(code, "--cache-size=0", OPENMED_DEVICE="cpu")
+
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-1].startswith("['unused blocks of the device', 'frames of the last error', ")
+
+
+def test_a_simulated_device_is_said_to_be_one(planted):
+    """Under the simulated MPS the report says so, and its cache is handed back."""
+    planted.run("import openmed_nb as nb\n%openmed_device --simulate mps")
+    planted.run("cached = torch.zeros(1 << 24, device='mps')\ndel cached")
+    planted.run("report = %openmed_release")
+    state = planted.value("(report.device, report.simulated, report.freed[0].cause, report.freed[0].reserved > 0)")
+    text = planted.run("report").text
+    planted.run("%openmed_device --simulate off")
+
+    assert state == ("mps", True, "unused blocks of the device", True)
+    assert "SIMULATED" in text

@@ -1,0 +1,64 @@
+"""What the tests of training share."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def tagger(tiny: ModuleType) -> Any:
+    """A small model in train mode, with dropout, that tells three labels apart."""
+    return tiny.random_bert().train()
+
+
+@pytest.fixture(scope="session")
+def batch_of() -> Callable[..., dict[str, torch.Tensor]]:
+    """A function that returns a batch that is right for the tagger, with other values for some fields."""
+
+    def batch_of(rows: int = 4, length: int = 8, seed: int = 0, **other: torch.Tensor) -> dict[str, torch.Tensor]:
+        numbers = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(5, 24, (rows, length), generator=numbers)
+        labels = torch.randint(0, 3, (rows, length), generator=numbers)
+        labels[:, 0] = -100
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels, **other}
+
+    return batch_of
+
+
+@pytest.fixture(scope="session")
+def refusal() -> Callable[..., Exception | None]:
+    """A function that calls another and returns our error, without the frames that would keep worker processes alive."""
+    from openmed_nb.errors import OpenMedError
+
+    def refusal(call: Callable[[], Any]) -> Exception | None:
+        try:
+            call()
+        except OpenMedError as error:
+            return error.with_traceback(None)
+        return None
+
+    return refusal
+
+
+@pytest.fixture(scope="module")
+def quick_collection() -> Iterator[None]:
+    """Collections that leave out what was there before the tests of a file: pytest, torch and transformers."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread of torch: models of a few kilobytes only wait for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

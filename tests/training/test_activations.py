@@ -1,0 +1,327 @@
+"""Activations that are computed again give the same gradients, and the switch leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training.activations import SameNumbers, checkpoint_activations, is_on_mps
+
+
+class Tagger(torch.nn.Module):
+    """A plain model with a list of layers and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.GELU()) for _ in range(3)
+        )
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, inputs):
+        """Return two numbers for each row."""
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return self.head(inputs)
+
+
+def plain():
+    """Return the plain model with fixed weights, in training mode."""
+    torch.manual_seed(0)
+    return Tagger()
+
+
+def gradients(model, inputs):
+    """Return loss and gradients of a step whose dropout is fixed."""
+    model.zero_grad()
+    torch.manual_seed(7)
+    output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    loss = (output.logits if hasattr(output, "logits") else output).square().mean()
+    loss.backward()
+    return loss.item(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def assert_same(one, other):
+    """Compare two steps."""
+    assert one[0] == pytest.approx(other[0])
+    for ours, theirs in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def kept_bytes(model, inputs):
+    """Return how many bytes of activations a forward pass keeps for the backward pass."""
+    sizes = {}
+
+    def pack(tensor):
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return sum(sizes.values())
+
+
+@pytest.fixture
+def bert(tiny):
+    """A small BERT with two layers and dropout, in training mode."""
+    return tiny.random_bert(size={"num_hidden_layers": 2}).train()
+
+
+BERT_INPUTS = {"input_ids": torch.arange(5, 17).reshape(2, 6)}
+INPUTS = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+def test_plain_module_has_the_same_gradients():
+    """A plain module gives the same loss and gradients, dropout included, while less is kept."""
+    model = plain()
+    expected, kept = gradients(model, INPUTS), kept_bytes(model, INPUTS)
+    with checkpoint_activations(model, "layers") as switch:
+        assert switch.modules == ("layers.0", "layers.1", "layers.2")
+        assert_same(gradients(model, INPUTS), expected)
+        assert kept_bytes(model, INPUTS) < kept / 2
+    assert_same(gradients(model, INPUTS), expected)
+
+
+def test_transformers_model_has_the_same_gradients(bert):
+    """A model of transformers gives the same loss and gradients, dropout included, while less is kept."""
+    expected, kept = gradients(bert, BERT_INPUTS), kept_bytes(bert, BERT_INPUTS)
+    with checkpoint_activations(bert):
+        assert_same(gradients(bert, BERT_INPUTS), expected)
+        assert kept_bytes(bert, BERT_INPUTS) < kept / 2
+    assert_same(gradients(bert, BERT_INPUTS), expected)
+    assert kept_bytes(bert, BERT_INPUTS) == kept
+
+
+def attributes(model):
+    """Return what every module has of its own, without parameters and sub-modules."""
+    return {name: {key: copy.copy(value) for key, value in vars(one).items()} for name, one in model.named_modules()}
+
+
+def assert_untouched(model, before):
+    """Compare what modules have of their own with what they had."""
+    for name, module in model.named_modules():
+        own, former = vars(module), before[name]
+        assert set(own) == set(former), name
+        assert len(own["_forward_hooks"]) == len(former["_forward_hooks"]), name
+
+
+def test_off_leaves_nothing_on_a_transformers_model(bert):
+    """Switched off, no module has an attribute or a hook more: with frozen weights nothing asks for gradients."""
+    before = attributes(bert)
+    switch = checkpoint_activations(bert)
+    assert bert.bert.embeddings.word_embeddings._forward_hooks
+    switch.off()
+    switch.off()
+    assert_untouched(bert, before)
+    bert.requires_grad_(requires_grad=False)
+    assert not bert(**BERT_INPUTS).logits.requires_grad
+
+
+def test_off_leaves_nothing_on_a_plain_model():
+    """Switched off, every module runs its own forward again."""
+    model = plain()
+    before = attributes(model)
+    checkpoint_activations(model, "layers.1", "head").off()
+    assert_untouched(model, before)
+    assert "forward" not in vars(model.head)
+
+
+def embedding_hooks(model):
+    """Return the hooks on the embeddings of a model, which transformers leaves there."""
+    return list(model.bert.embeddings.word_embeddings._forward_hooks)
+
+
+def test_off_keeps_what_a_person_switched_on(bert):
+    """A model that was switched on by hand stays on, and one inside another is switched off one by one."""
+    getattr(bert, "activation_checkpointing_enable", bert.gradient_checkpointing_enable)()
+    function = bert.bert.encoder.layer[0]._gradient_checkpointing_func
+    with checkpoint_activations(bert):
+        assert bert.bert.encoder.layer[0]._gradient_checkpointing_func is not function
+    assert bert.bert.encoder.layer[0].gradient_checkpointing
+    assert bert.bert.encoder.layer[0]._gradient_checkpointing_func is function
+
+    former = embedding_hooks(bert)
+    with checkpoint_activations(bert):
+        pass
+    assert embedding_hooks(bert) == former
+
+    model = plain()
+    with checkpoint_activations(model, "head"), checkpoint_activations(model, "head"):
+        pass
+    assert "forward" not in vars(model.head)
+
+
+@pytest.mark.parametrize("kind", ["plain", "transformers"])
+def test_cell_that_is_run_again(kind, bert):
+    """A second switch knows the first: activations are computed again once, and it puts back what was before both."""
+    model, names, inputs = (plain(), ["layers"], INPUTS) if kind == "plain" else (bert, [], BERT_INPUTS)
+    before, calls = attributes(model), []
+    inner = model.layers[0][0] if kind == "plain" else model.bert.encoder.layer[0].output.dense
+    for _ in range(3):
+        switch = checkpoint_activations(model, *names)
+    hook = inner.register_forward_hook(lambda *_: calls.append(1))
+    gradients(model, inputs)
+    assert len(calls) == 2
+    hook.remove()
+    switch.off()
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("names", [("0", "0.0"), ("0.0", "0")])
+def test_a_module_inside_of_another(names):
+    """A module inside of one that is named, or is on, is refused, and nothing is changed."""
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    with pytest.raises(ConfigurationError, match=r"'0\.0' is a part of '0'"):
+        checkpoint_activations(model, *names)
+    assert not any("forward" in vars(module) for module in model.modules())
+    with checkpoint_activations(model, names[0]), pytest.raises(ConfigurationError, match=r"'0\.0' is a part of '0'"):
+        checkpoint_activations(model, names[1])
+
+
+def test_a_copy_of_a_model_that_is_on_can_be_switched_off_itself(bert):
+    """What a model was before goes along with its copy, whose second switch puts that back."""
+    switch = checkpoint_activations(bert)
+    other = copy.deepcopy(bert)
+    checkpoint_activations(other).off()
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in other.modules())
+    assert bert.bert.encoder.layer[0].gradient_checkpointing
+    switch.off()
+
+
+@pytest.mark.parametrize("kind", ["plain", "transformers"])
+def test_compiled(kind, bert):
+    """A model that torch compiles has the same gradients, drop-out included."""
+    model, names, inputs = (plain(), ["layers"], INPUTS) if kind == "plain" else (bert, [], BERT_INPUTS)
+    expected = gradients(model, inputs)
+    with checkpoint_activations(model, *names):
+        compiled = torch.compile(model, backend="aot_eager")  # "eager" repeats no dropout, in torch alone too.
+        found = gradients(compiled, inputs)
+    torch._dynamo.reset()
+    assert_same(found, expected)
+
+
+def test_evaluation_is_left_alone():
+    """Without training nothing is computed twice, and outputs are the same."""
+    model = plain().eval()
+    calls = []
+    expected = model(INPUTS)
+    with checkpoint_activations(model, "layers"):
+        model.layers[0][0].register_forward_hook(lambda *_: calls.append(1))
+        outputs = model(INPUTS)
+        outputs.sum().backward()
+    torch.testing.assert_close(outputs, expected)
+    assert len(calls) == 1
+
+
+def test_off_after_an_error():
+    """A block that ends with an error is switched off too."""
+    model = plain()
+    with pytest.raises(RuntimeError), checkpoint_activations(model, "layers"):
+        model(torch.zeros(2, 3))
+    assert "forward" not in vars(model.layers[0])
+
+
+def test_a_copy_runs_its_own_weights():
+    """A copy of a model that is switched on computes with its own weights."""
+    model = plain()
+    with checkpoint_activations(model, "head"):
+        other = copy.deepcopy(model)
+        other.head.weight.data.zero_()
+        other.head.bias.data.zero_()
+        assert other(INPUTS).abs().sum() == 0
+        assert model(INPUTS).abs().sum() > 0
+
+
+def test_nothing_holds_the_model():
+    """The switch is the only thing that holds the model."""
+    model = plain()
+    held = weakref.ref(model)
+    checkpoint_activations(model, "layers").off()
+    del model
+    gc.collect()
+    assert held() is None
+
+
+def test_names_that_are_wrong():
+    """A name that is not there, and no name at all, are errors that show some names."""
+    with pytest.raises(ConfigurationError, match=r"no module 'layer'\. Use some of 'layers', 'layers.0'"):
+        checkpoint_activations(plain(), "layer")
+    with pytest.raises(ConfigurationError, match="No module was named"):
+        checkpoint_activations(plain())
+    with pytest.raises(ConfigurationError, match="no module ''"):
+        checkpoint_activations(plain(), "")
+
+
+def test_batch_normalisation_is_refused():
+    """A running mean would be updated twice in each step, so such modules are refused and nothing is changed."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    with pytest.raises(ConfigurationError, match="updated twice"):
+        checkpoint_activations(model, "0", "1")
+    assert "forward" not in vars(model[0])
+    checkpoint_activations(torch.nn.Sequential(torch.nn.BatchNorm1d(8, track_running_stats=False)), "0").off()
+
+
+def test_model_that_cannot(bert):
+    """A model of transformers that cannot do it says so."""
+    type(bert).supports_gradient_checkpointing, former = False, type(bert).supports_gradient_checkpointing
+    try:
+        with pytest.raises(ConfigurationError, match="Name modules"):
+            checkpoint_activations(bert)
+    finally:
+        type(bert).supports_gradient_checkpointing = former
+
+
+def test_shown():
+    """It shows how many modules compute again, by name."""
+    model = plain()
+    with checkpoint_activations(model, "layers", "head") as switch:
+        assert "layers.0, layers.1, layers.2 and 1 more" in str(switch)
+        assert switch.to_dict() == {"modules": ["layers.0", "layers.1", "layers.2", "head"]}
+
+
+@pytest.mark.parametrize("kind", ["plain", "transformers"])
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_random_numbers_of_mps_are_drawn_again(kind, bert):
+    """On MPS, whose random numbers torch does not keep, dropout falls on the same places the second time."""
+    with simulated_device():
+        model = (plain() if kind == "plain" else bert).to("mps")
+        inputs = INPUTS.to("mps") if kind == "plain" else {name: one.to("mps") for name, one in BERT_INPUTS.items()}
+        expected = gradients(model, inputs)
+        with checkpoint_activations(model, *(["layers"] if kind == "plain" else [])):
+            found = gradients(model, inputs)
+            model.zero_grad()
+            loss = (model(**inputs).logits if kind != "plain" else model(inputs)).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+    assert_same(found, expected)
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_same_numbers_as_often_as_wanted():
+    """The numbers drawn in the context are those drawn after it was made, as often as it is entered."""
+    with simulated_device():
+        numbers = SameNumbers("mps")
+        first = torch.rand(3, device="mps")
+        after = torch.mps.get_rng_state()
+        for _ in range(2):
+            with numbers:
+                again = torch.rand(3, device="mps")
+            assert torch.equal(first, again)
+            assert torch.equal(after, torch.mps.get_rng_state())
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_where_a_model_computes():
+    """A model computes where its weights are, one without weights where its inputs are."""
+    linear, dropout = torch.nn.Linear(2, 2), torch.nn.Dropout()
+    assert not is_on_mps(linear, torch.ones(2), None, 3)
+    with simulated_device():
+        assert is_on_mps(linear.to("mps"))
+        assert is_on_mps(dropout, torch.ones(2).to("mps"))
+        assert not is_on_mps(dropout, torch.ones(2))

@@ -1,0 +1,276 @@
+"""A memory curve judges the ends of its epochs and says what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.errors import OpenMedError
+from openmed_nb.training.curve import MemoryCurve
+from openmed_nb.training.holders import Holder
+from openmed_nb.training.samples import MemorySample
+
+MIB = 1 << 20
+FLAT, LEAK, SAWTOOTH = [100] * 6, [100, 150, 200, 250, 300, 350], [100, 180, 100, 180, 100, 180]
+UNKNOWN = [None] * 6
+EVIL = "<script>alert(1)</script>"
+
+
+def curve_of(device="mps", holders=(), simulated=False, **series):
+    """Return a curve from the figures, in MiB, at the ends of its epochs."""
+    samples = [
+        MemorySample(
+            epoch,
+            10 * epoch,
+            1.5 * epoch,
+            simulated=simulated,
+            **{name: None if size is None else size * MIB for name, size in zip(series, sizes, strict=True)},
+        )
+        for epoch, sizes in enumerate(zip(*series.values(), strict=True), 1)
+    ]
+    return MemoryCurve(device, tuple(samples), holders=tuple(holders))
+
+
+JUDGED = {
+    "tensors are retained": ({"allocated": LEAK, "reserved": LEAK, "resident": LEAK}, "allocated", "growing"),
+    "blocks are kept": ({"allocated": FLAT, "reserved": LEAK, "resident": LEAK}, "reserved", "growing"),
+    "something else grows": ({"allocated": FLAT, "reserved": FLAT, "resident": LEAK}, "resident", "growing"),
+    "nothing grows": ({"allocated": FLAT, "reserved": FLAT, "resident": FLAT}, "allocated", "flat"),
+    "growing counts before a sawtooth": (
+        {"allocated": SAWTOOTH, "reserved": LEAK, "resident": FLAT},
+        "reserved",
+        "growing",
+    ),
+    "a sawtooth counts before flat": (
+        {"allocated": FLAT, "reserved": SAWTOOTH, "resident": FLAT},
+        "reserved",
+        "sawtooth",
+    ),
+    "no figures of the device": ({"allocated": UNKNOWN, "reserved": UNKNOWN, "resident": FLAT}, "resident", "flat"),
+    "no figures at all": (
+        {"allocated": UNKNOWN, "reserved": UNKNOWN, "resident": UNKNOWN},
+        "resident",
+        "too short to tell",
+    ),
+}
+
+
+@pytest.mark.parametrize(("series", "measure", "verdict"), JUDGED.values(), ids=JUDGED)
+def test_the_worst_figure_decides(series, measure, verdict):
+    """The verdict is that of the figure that grows, and among those that grow, of the one nearest to the tensors."""
+    curve = curve_of(**series)
+
+    assert (curve.measure, curve.verdict) == (measure, verdict)
+    assert curve.trend.kind == verdict
+
+
+def test_the_first_epoch_is_warm_up():
+    """What the first epoch adds is no growth, and its row says that it is warm-up."""
+    curve = curve_of(allocated=[10, 100, 100, 100, 100, 100])
+    rows = curve.report().tables[0].rows
+
+    assert curve.verdict == "flat"
+    assert curve.trend.baseline == 100 * MIB
+    assert [row[-1] for row in rows] == ["warm-up", "", "", "", "", ""]
+
+
+@pytest.mark.parametrize("epochs", range(5))
+def test_a_short_training_says_nothing(epochs):
+    """Until three epochs after the warm-up nothing is judged, and the curve says how many there are."""
+    curve = curve_of(allocated=LEAK[:epochs], resident=LEAK[:epochs])
+
+    assert curve.verdict == ("growing" if epochs == 4 else "too short to tell")
+    if epochs < 4:
+        assert curve.reason == f"{max(0, epochs - 1)} {'epoch' if epochs == 2 else 'epochs'} after the warm-up."
+        assert curve.advice.startswith("Train on: ")
+
+
+def test_steps_inside_an_epoch_are_not_judged():
+    """Samples inside an epoch stay in the curve, and count neither for the verdict nor in the table."""
+    curve = curve_of(allocated=FLAT)
+    inside = [
+        replace(sample, boundary=False, allocated=size * MIB) for sample, size in zip(curve.samples, LEAK, strict=True)
+    ]
+    mixed = replace(curve, samples=tuple(one for pair in zip(inside, curve.samples, strict=True) for one in pair))
+
+    assert (mixed.verdict, len(mixed.samples), len(mixed.boundaries)) == ("flat", 12, 6)
+    assert mixed.trend == curve.trend
+    assert len(mixed.report().tables[0].rows) == 6
+    assert mixed.report().tables[0].rows[0][-1] == "warm-up"
+
+
+def test_the_reason_has_the_figures():
+    """The reason says from where to where, over ten epochs, and the gate."""
+    assert curve_of(allocated=LEAK).reason == (
+        "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "
+        "that is +333% in 10 epochs at this pace, and more than 26% is suspect."
+    )
+    assert curve_of(allocated=FLAT, resident=LEAK).reason.startswith("Memory of the process went from 150.0 MiB")
+    assert curve_of(allocated=FLAT).reason.endswith("it does not keep growing by more than 26% in 10 epochs.")
+
+
+LOSSES, KEPT = Holder("losses", "list", 40, 12 * MIB, 40), Holder("Trainer.kept", "deque", 1, 512)
+ADVICE = {
+    "retained, with a name": (
+        {"allocated": LEAK, "holders": [LOSSES]},
+        (
+            "Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. "
+            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+        ),
+    ),
+    "retained, by nobody known": (
+        {"allocated": LEAK},
+        (
+            "Tensors are retained. "
+            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+        ),
+    ),
+    "graphs, with a name": (
+        {"allocated": FLAT, "reserved": LEAK, "holders": [KEPT, LOSSES]},
+        (
+            "Autograd graphs are retained, which take memory of the process also after their backward pass: "
+            "losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. "
+            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+        ),
+    ),
+    "blocks": (
+        {"allocated": FLAT, "reserved": LEAK, "holders": [KEPT]},
+        (
+            "No tensor is retained; most likely the device keeps blocks for every new shape of a batch. "
+            "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
+        ),
+    ),
+    "the process": (
+        {"allocated": FLAT, "resident": LEAK, "holders": [KEPT]},
+        (
+            "No tensor is retained; most likely graphs, which MPS compiles for every new shape of a batch. "
+            "Pad batches to a few fixed lengths (pytorch#132596, #181213). "
+            "Then look at lists that collect texts or results."
+        ),
+    ),
+    "the process on the CPU": (
+        {"allocated": FLAT, "resident": LEAK, "holders": [KEPT], "device": "cpu"},
+        "No tensor is retained; something else in this process grows. Look at lists that collect texts or results.",
+    ),
+    "graphs that a backward pass has emptied": (
+        {"allocated": FLAT, "holders": [Holder("losses", "list", 30, 120, 30)]},
+        (
+            "Nothing to do. But losses (list) holds 30 tensors with their autograd graphs, 120 bytes. "
+            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+        ),
+    ),
+    "a sawtooth": (
+        {"allocated": SAWTOOTH},
+        "Something takes memory in some epochs and gives it back: look at evaluation, logging and checkpoints.",
+    ),
+    "flat": ({"allocated": FLAT}, "Nothing to do."),
+    "slow": (
+        {"allocated": [1000 + 20 * epoch for epoch in range(40)]},
+        "It is +75% all the same: watch it where you train for longer.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("figures", "advice"), ADVICE.values(), ids=ADVICE)
+def test_each_verdict_has_its_advice(figures, advice):
+    """Each verdict says what to do; retained tensors are named by what holds them."""
+    curve = curve_of(**figures)
+
+    assert curve.advice == advice
+    assert advice in str(curve)
+
+
+def test_the_holders_are_a_table():
+    """What holds more tensors than after the warm-up is shown beside the figures."""
+    text = str(curve_of(allocated=LEAK, holders=[LOSSES, KEPT]))
+
+    assert "What holds more tensors than after the warm-up" in text
+    assert "losses        list   40, 40 with graphs  12.0 MiB" in text
+    assert "Trainer.kept  deque  1                   512 bytes" in text
+
+
+def test_a_simulated_curve_says_so_everywhere():
+    """Text, HTML and the mapping of a curve measured under the simulation say that it is simulated."""
+    curve = curve_of(allocated=FLAT, simulated=True)
+
+    assert "SIMULATED" in str(curve)
+    assert "SIMULATED" in curve._repr_html_()
+    assert curve.to_dict()["simulated"] is True
+    assert all(sample["simulated"] for sample in curve.to_dict()["samples"])
+    assert "SIMULATED" in str(curve.samples[0])
+    assert "SIMULATED" in curve.samples[0]._repr_html_()
+
+
+def test_one_simulated_sample_makes_a_simulated_curve():
+    """A curve with a single simulated figure is simulated, and a real one is not."""
+    curve = curve_of(allocated=FLAT)
+    mixed = curve.with_sample(replace(curve.samples[-1], simulated=True))
+
+    assert (curve.simulated, mixed.simulated) == (False, True)
+    assert "SIMULATED" not in str(curve)
+    assert "SIMULATED" in str(mixed)
+
+
+def test_a_curve_can_be_written_as_json():
+    """The mapping of a curve is ready for JSON and has the verdict, the trends, the samples and the holders."""
+    curve = replace(curve_of(allocated=LEAK, resident=FLAT, holders=[LOSSES]), limit=1.7)
+    written = json.loads(json.dumps(curve.to_dict()))
+
+    assert (written["device"], written["verdict"], written["gate"]) == ("mps", "growing", 0.26)
+    assert written["limit"] == 1.7
+    assert set(written["trends"]) == {"allocated", "resident"}
+    assert written["holders"] == [{"name": "losses", "kind": "list", "tensors": 40, "size": 12 * MIB, "graphs": 40}]
+    assert [sample["epoch"] for sample in written["samples"]] == [1, 2, 3, 4, 5, 6]
+    assert written["reason"] == curve.reason
+
+
+def test_names_are_escaped_in_html():
+    """What holds tensors has a name of a person's own; it cannot become an element of the page."""
+    curve = curve_of(allocated=LEAK, holders=[Holder(EVIL, EVIL, 3, MIB)])
+
+    assert EVIL not in curve._repr_html_()
+    assert "&lt;script&gt;" in curve._repr_html_()
+
+
+def test_a_curve_is_a_value():
+    """A curve is not changed by what is added to it."""
+    curve = curve_of(allocated=FLAT)
+    longer = curve.with_sample(curve.samples[-1]).with_holders([LOSSES])
+
+    assert (len(curve.samples), curve.holders) == (6, ())
+    assert (len(longer.samples), longer.holders) == (7, (LOSSES,))
+    assert curve == replace(curve)
+
+
+def test_an_empty_curve_can_be_shown():
+    """Before the first boundary a curve has a verdict and can be shown."""
+    curve = MemoryCurve("cpu")
+
+    assert str(curve).startswith("Memory on cpu: too short to tell\n  0 epochs after the warm-up.")
+    assert json.dumps(curve.to_dict())
+    assert curve.plot() is not None
+
+
+SIZE = st.none() | st.integers(0, 1 << 44)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(SIZE, SIZE, SIZE, SIZE, st.booleans()), max_size=15), st.floats(0, 5))
+def test_any_curve_can_be_judged_and_shown(figures, gate):
+    """Whatever figures there are or are missing, a curve has a verdict, a text, HTML and a mapping."""
+    samples = tuple(
+        MemorySample(epoch, epoch, 0.0, boundary, allocated, reserved, recommended, resident=resident)
+        for epoch, (allocated, reserved, recommended, resident, boundary) in enumerate(figures)
+    )
+    curve = MemoryCurve("mps", samples, gate)
+
+    try:
+        assert curve.verdict in str(curve)
+        assert json.dumps(curve.to_dict())
+        assert curve._repr_html_().startswith("<style>")
+    except OpenMedError as error:
+        pytest.fail(str(error))

@@ -1,0 +1,406 @@
+"""The end of an epoch: what happens, in which order, and what a failing hook or a loop that ends early does to it."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.training.epochs import EpochBoundary, HookFailure
+from openmed_nb.training.samples import living_bytes
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+CLINICAL = "Jane Doe has asthma"
+
+
+class Cycle:
+    """Something that only the collector frees."""
+
+    def __init__(self):
+        self.itself, self.tensor = self, torch.zeros(1 << 18)
+
+
+def failing(_curve):
+    """Fail, with a text that must not be shown."""
+    raise ValueError(CLINICAL)
+
+
+@pytest.fixture
+def hooks():
+    """A boundary on the CPU."""
+    return EpochBoundary("cpu")
+
+
+def test_the_order_of_a_boundary():
+    """Hooks before, forget, collect, look, hooks after: the sample does not count what the collection freed."""
+    seen = []
+    gone = weakref.ref(Cycle())
+    hooks = EpochBoundary(
+        "cpu",
+        before=[lambda curve: seen.append(("before", gone() is None, len(curve.samples)))],
+        forget=[lambda: seen.append(("forget", gone() is None))],
+        after=[lambda curve: seen.append(("after", gone() is None, len(curve.samples)))],
+    )
+    gc.disable()
+    try:
+        gone = weakref.ref(Cycle())
+        before = hooks.boundary()
+    finally:
+        gc.enable()
+
+    assert seen == [("before", False, 0), ("forget", False), ("after", True, 1)]
+    assert before.allocated == hooks.boundary().allocated
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_the_cache_is_emptied_between_the_collection_and_the_look():
+    """On a device with a cache, what the collection freed is handed back before the sample is taken."""
+    with nb.simulated_mps("8 GiB") as mps:
+        emptied = []
+        hooks = nb.EpochHooks(
+            "mps",
+            before=[lambda _curve: emptied.append(mps.emptied)],
+            after=[lambda _curve: emptied.append(mps.emptied)],
+        )
+        first = hooks.boundary()
+        cycle = Cycle()
+        cycle.tensor = torch.zeros(1 << 24, device="mps")
+        del cycle
+        second = hooks.boundary()
+
+    assert emptied[1] == emptied[0] + 1
+    assert (second.allocated, second.reserved) == (first.allocated, first.reserved)
+    assert second.peak >= 4 << 24
+
+
+def test_what_a_guard_keeps_is_dropped_first():
+    """The batch that the guards keep for an error does not count at the boundary."""
+    model = torch.nn.Linear(1 << 16, 1)
+    guards = nb.Guards()
+    hooks = nb.EpochHooks("cpu", guards=guards)
+    with guards.watch(model, "cpu"):
+        before = hooks.boundary().allocated
+        model(torch.zeros(1, 1 << 16))
+        kept = living_bytes() - before
+
+        assert kept >= 4 << 16
+        assert hooks.boundary().allocated == before
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_hook_that_raises_loses_nothing(where):
+    """A failing hook costs neither the sample nor the hooks after it, and is named without its message."""
+    seen = []
+    hooks = EpochBoundary("cpu", **{where: [failing, lambda curve: seen.append(len(curve.samples))]})
+    with pytest.warns(OpenMedWarning) as warned:
+        sample = hooks.boundary()
+
+    assert seen == [0 if where == "before" else 1]
+    assert hooks.curve.samples == (sample,)
+    assert hooks.failures == (HookFailure("failing", 1, "ValueError"),)
+    assert [str(one.message) for one in warned] == [
+        "The hook failing raised ValueError after epoch 1. The training went on; correct the hook."
+    ]
+    assert warned[0].filename == __file__
+
+
+def test_a_warning_that_is_an_error_comes_last():
+    """Where warnings are errors, the sample is taken and every hook has run before the error."""
+    seen = []
+    hooks = EpochBoundary("cpu", before=[failing], after=[failing, seen.append])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OpenMedWarning) as raised:
+            hooks.boundary()
+
+    assert len(hooks.curve.samples) == len(seen) == 1
+    assert len(hooks.failures) == 2
+    assert CLINICAL not in str(raised.value)
+
+
+def test_an_interrupt_in_a_hook_is_not_swallowed():
+    """A person who stops the kernel in a hook stops the training."""
+
+    def interrupted(_curve):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        EpochBoundary("cpu", after=[interrupted]).boundary()
+
+
+def test_a_failing_hook_keeps_nothing_alive():
+    """The variables of a hook that failed are not kept by the report of it."""
+    gone = []
+
+    def failing_with_a_batch(_curve):
+        batch = Cycle()
+        batch.itself = None
+        gone.append(weakref.ref(batch))
+        raise ValueError(CLINICAL)
+
+    hooks = EpochBoundary("cpu", after=[failing_with_a_batch])
+    with pytest.warns(OpenMedWarning):
+        hooks.boundary()
+
+    assert gone[0]() is None
+
+
+def test_a_hook_without_a_name_is_named_by_its_type():
+    """A callable object is reported under the name of its class."""
+
+    class Reporter:
+        """A hook that fails."""
+
+        def __call__(self, _curve):
+            raise ValueError(CLINICAL)
+
+    hooks = EpochBoundary("cpu", after=[Reporter()])
+    with pytest.warns(OpenMedWarning, match="Reporter raised ValueError"):
+        hooks.boundary()
+
+
+def test_a_loop_ends_each_epoch(hooks):
+    """The loop counts from 0, its boundaries from 1."""
+    loop = hooks.epochs(3)
+
+    assert list(loop) == [0, 1, 2]
+    assert len(loop) == 3
+    assert [sample.epoch for sample in loop.curve.boundaries] == [1, 2, 3]
+    assert [sample.seconds for sample in loop.curve.samples] == sorted(sample.seconds for sample in loop.curve.samples)
+
+
+def test_a_loop_over_anything(hooks):
+    """An iterable is looped over as it is, also one without a length."""
+    loop = hooks.epochs(name for name in ("first", "second"))
+
+    assert list(loop) == ["first", "second"]
+    assert len(hooks.curve.boundaries) == 2
+    with pytest.raises(TypeError):
+        len(loop)
+
+
+def test_no_epoch_is_no_boundary(hooks):
+    """A loop over nothing ends without a sample."""
+    assert list(hooks.epochs(0)) == []
+    assert hooks.curve.samples == ()
+
+
+def test_a_loop_left_by_break_has_its_boundary(hooks):
+    """The epoch in which a loop was left has its sample as soon as the loop is left."""
+    for epoch in hooks.epochs(5):
+        if epoch == 1:
+            break
+
+    assert [sample.epoch for sample in hooks.curve.boundaries] == [1, 2]
+
+
+def test_a_loop_left_by_an_error_has_its_boundary(hooks):
+    """The epoch in which an error came up has its sample too, and the error is the person's own."""
+    message = "out of memory"
+
+    def train():
+        for _ in hooks.epochs(5):
+            raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match=message):
+        train()
+
+    assert [sample.epoch for sample in hooks.curve.boundaries] == [1]
+
+
+def test_a_decorated_function_ends_an_epoch(hooks):
+    """A decorated function is what it was, and each call ends an epoch, but for one that fails."""
+
+    @hooks
+    def train_epoch(rate, *, fails=False):
+        """Train."""
+        if fails:
+            raise ValueError(rate)
+        return rate
+
+    assert (train_epoch.__name__, train_epoch.__doc__) == ("train_epoch", "Train.")
+    assert train_epoch(0.1) == 0.1
+    with pytest.raises(ValueError, match=r"0\.2"):
+        train_epoch(0.2, fails=True)
+    assert len(hooks.curve.boundaries) == 1
+
+
+def test_a_with_block_hands_memory_back():
+    """Leaving the block collects and lets go of what the toolkit holds, without a sample; errors pass through."""
+    let_go = []
+    hooks = EpochBoundary("cpu", forget=[lambda: let_go.append(1)])
+
+    def train():
+        with hooks as same:
+            assert same is hooks
+            hooks.boundary()
+            raise ValueError(CLINICAL)
+
+    with pytest.raises(ValueError, match=CLINICAL):
+        train()
+
+    assert len(let_go) == 2
+    assert len(hooks.curve.samples) == 1
+
+
+def test_every_so_many_steps():
+    """Samples inside an epoch come every so many steps, and are told from those at boundaries."""
+    hooks = EpochBoundary("cpu", every=2)
+    for _ in hooks.epochs(2):
+        for _ in range(5):
+            hooks.step()
+
+    assert [(sample.epoch, sample.step, sample.boundary) for sample in hooks.curve.samples] == [
+        *((0, 2, False), (0, 4, False), (1, 5, True)),
+        *((1, 6, False), (1, 8, False), (1, 10, False), (2, 10, True)),
+    ]
+
+
+def test_steps_are_counted_without_samples():
+    """Without every=, steps are only counted; the loop counts them too."""
+    hooks = EpochBoundary("cpu")
+    loop = hooks.epochs(1)
+    for _ in loop:
+        loop.step()
+        hooks.step()
+
+    assert [(sample.step, sample.boundary) for sample in hooks.curve.samples] == [(2, True)]
+
+
+def test_a_training_that_goes_on_counts_on():
+    """A training that goes on from a checkpoint counts its epochs and steps from there, in a curve of its own."""
+    hooks = EpochBoundary("cpu")
+    hooks.boundary()
+    hooks.begin("cpu", epoch=7, step=70)
+    hooks.step()
+    sample = hooks.boundary()
+
+    assert (sample.epoch, sample.step) == (8, 71)
+    assert hooks.curve.samples == (sample,)
+
+
+def test_two_loops_of_the_same_hooks_are_one_curve(hooks):
+    """Hooks that are used for a second loop go on with their curve."""
+    list(hooks.epochs(2))
+    list(hooks.epochs(2))
+
+    assert [sample.epoch for sample in hooks.curve.boundaries] == [1, 2, 3, 4]
+
+
+def test_a_new_training_has_new_failures():
+    """What failed in one training is not reported for the next."""
+    hooks = EpochBoundary("cpu", after=[failing])
+    with pytest.warns(OpenMedWarning):
+        hooks.boundary()
+    hooks.begin("cpu")
+
+    assert hooks.failures == ()
+
+
+def test_holders_of_a_growth_that_is_over_are_forgotten(hooks):
+    """Where memory does not grow any more, nothing is said to hold more tensors."""
+    kept = []
+    for epoch in hooks.epochs(12):
+        if epoch < 5:
+            kept.extend(torch.zeros(1 << 18) for _ in range(8))
+        if epoch == 5:
+            assert (hooks.verdict, hooks.curve.holders[0].name) == ("growing", "kept")
+
+    assert (hooks.verdict, hooks.curve.holders) != ("growing", ())
+    assert hooks.verdict == "growing" or hooks.curve.holders == ()
+
+
+BAD = {
+    "every 0": {"every": 0},
+    "every -1": {"every": -1},
+    "every half": {"every": 0.5},
+    "every True": {"every": True},
+    "every word": {"every": "10"},
+    "a hook": {"before": print},
+    "a number as hook": {"after": [1]},
+    "a name as hook": {"after": "print"},
+    "a gate below 0": {"gate": -0.1},
+    "a gate that is no number": {"gate": float("nan")},
+    "a gate without end": {"gate": float("inf")},
+    "a gate of words": {"gate": "26 %"},
+}
+
+
+@pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
+def test_bad_arguments_are_refused(arguments):
+    """An argument that cannot be used is refused when the hooks are made, with what to pass."""
+    with pytest.raises(ConfigurationError) as error:
+        nb.EpochHooks("cpu", **arguments)
+
+    assert error.value.remedy.startswith("Pass ")
+
+
+@pytest.mark.parametrize("epochs", [-1, 1.5, True, None, "3", b"3"])
+def test_bad_epochs_are_refused(epochs):
+    """What is neither a number of epochs nor an iterable is refused before the loop."""
+    with pytest.raises(ConfigurationError, match="is no number of epochs"):
+        nb.epochs(epochs, "cpu")
+
+
+def test_the_last_curve_can_be_asked_for():
+    """The curve to which the last sample went can be had from the session."""
+    hooks = nb.EpochHooks("cpu")
+    hooks.boundary()
+
+    assert nb.memory_curve() is hooks.curve
+
+
+def test_an_accelerator_names_the_device():
+    """The hooks take a torch.device and an Accelerator for their device."""
+    from accelerate import Accelerator
+
+    assert nb.EpochHooks(torch.device("cpu")).device == "cpu"
+    assert nb.EpochHooks(Accelerator(cpu=True)).device == "cpu"
+    with pytest.raises(ConfigurationError, match="has no device"):
+        nb.EpochHooks(7)
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "generator"])
+def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
+    """A coroutine or a generator function cannot be decorated, because its boundary would come before its training."""
+
+    async def coroutine():
+        return None
+
+    def generator():
+        yield None
+
+    with pytest.raises(ConfigurationError, match=f"{kind} returns before it has trained"):
+        hooks({"coroutine": coroutine, "generator": generator}[kind])
+
+
+def test_inner_samples_run_no_hooks():
+    """Hooks belong to the ends of epochs; a sample inside an epoch runs none."""
+    seen = []
+    hooks = EpochBoundary("cpu", every=1, after=[seen.append])
+    hooks.step()
+
+    assert (len(hooks.curve.samples), seen) == (1, [])
+
+
+def test_a_list_of_losses_is_named_though_nothing_grows():
+    """Losses that keep their graphs after the backward pass are small; memory is flat, and the advice names the list.
+
+    The last loss is counted for the variable of the loop.
+    """
+    losses, weight = [], torch.ones(1 << 12, requires_grad=True)
+    hooks = EpochBoundary("cpu")
+    for _ in hooks.epochs(5):
+        loss = weight.square().sum()
+        loss.backward()
+        losses.append(loss)
+
+    assert hooks.verdict == "flat"
+    assert hooks.curve.suspect.name == "losses"
+    assert "losses (list) holds 4 tensors with their autograd graphs" in hooks.curve.advice

@@ -1,0 +1,498 @@
+"""The guards of a training: what each stops or warns of, in a plain loop, and that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+import warnings
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+
+from openmed_nb.devices.machine import Machine
+from openmed_nb.errors import BatchRefused, ConfigurationError, NonFinite, OpenMedWarning
+from openmed_nb.training.batch_checks import CHECKS
+from openmed_nb.training.guards import NAMES, SKIPPED, Guards
+from openmed_nb.training.passes import Pass
+
+M1 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Pro")
+M3 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
+LINUX = Machine("Linux", "x86_64")
+
+
+@pytest.fixture
+def guards(tmp_path):
+    """Guards that keep batches in a folder of the test."""
+    with Guards(folder=tmp_path / "kept") as guards:
+        yield guards
+
+
+def hooks_of(model):
+    """Return what is registered on every layer of a model."""
+    names = [name for name in vars(torch.nn.Module()) if "hooks" in name]
+    return {name: {hook: dict(getattr(layer, hook)) for hook in names} for name, layer in model.named_modules()}
+
+
+class Around(torch.nn.Module):
+    """A module around a model of transformers, with a loss of its own, as in Lightning."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch):
+        """Return what the model returns."""
+        return self.model(**batch)
+
+
+def bound_to(hook):
+    """Return what a hook is a method of."""
+    return getattr(hook, "__self__", None)
+
+
+def train(model, batches, guards, lr=0.01):
+    """Train a model over batches in a plain loop, guarded."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for step, batch in enumerate(batches, 1):
+        guards.check(batch, step)
+        model(**batch).loss.backward()
+        guards.after_backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def poison(model):
+    """Let the first layer's output be infinite, and return what ends it."""
+    layer = model.bert.encoder.layer[0].output.dense
+    return layer.register_forward_hook(lambda _layer, _args, output: output * float("inf"))
+
+
+class TestNames:
+    """Each guard has a name."""
+
+    @pytest.mark.parametrize(
+        ("off", "said"),
+        [
+            ("label", "'label' is no guard. Did you mean 'labels'?"),
+            (("nonfinit",), "Did you mean 'nonfinite'?"),
+            (("labels", "large_batch"), "Did you mean 'large_batch_gradients'?"),
+            (("xyz",), "'xyz' is no guard. There are labels, token_ids,"),
+            ((5,), "'5' is no guard."),
+            (True, "'True' is no guard. There are labels,"),
+            (None, "'None' is no guard."),
+        ],
+    )
+    def test_unknown_name(self, off, said):
+        """A name that no guard has is an error, with the nearest name."""
+        with pytest.raises(ConfigurationError) as unknown:
+            Guards(off=off)
+        assert said in str(unknown.value)
+
+    @pytest.mark.parametrize("model", ["model", None, torch.nn.Linear])
+    def test_what_is_no_model(self, model):
+        """What is no module is refused by its type, and a model that is watched goes on being watched."""
+        watched = torch.nn.Linear(2, 2)
+        with Guards().watch(watched, "cpu") as guards:
+            with pytest.raises(ConfigurationError, match=f"a value of type {type(model).__name__}"):
+                guards.watch(model)
+            assert watched._forward_hooks
+
+    def test_switched_off(self):
+        """Guards that are named are off, the others on, and the text form says so."""
+        assert Guards().on == NAMES
+        assert NAMES[: len(CHECKS)] == tuple(CHECKS)
+        assert Guards(off="labels").on == NAMES[1:]
+        shown = repr(Guards(off=("lstm_dropout", "labels")))
+        assert shown.startswith("Guards: 4 on\n  Off: labels, lstm_dropout.\n")
+        assert "pytorch#177116" in shown
+        assert "pytorch#190056" not in shown
+        assert all(name in Guards()._repr_html_() for name in NAMES)
+        assert Guards(off=NAMES).on == ()
+
+    def test_table(self):
+        """What a person sees of Guards with a question mark names every guard, and once."""
+        table = Guards.__doc__.split("Args:")[0]
+        assert all(len(re.findall(rf"^ +{name}  ", table, re.MULTILINE)) == 1 for name in NAMES)
+
+    @pytest.mark.parametrize("limits", [{"labels": "3"}, {"labels": -1}, {"tokens": 0}])
+    def test_wrong_limit(self, limits):
+        """A limit that cannot be one is an error that shows the value."""
+        ((name, value),) = limits.items()
+        with pytest.raises(ConfigurationError, match=f"The limit {name}={value!r} is no whole number from 1 up"):
+            Guards(**limits)
+
+    def test_unknown_limit(self):
+        """A limit that there is not is an error that names those there are."""
+        with pytest.raises(ConfigurationError, match="labels, tokens, token_types, positions"):
+            Guards(num_label=3)
+
+
+class TestBatches:
+    """Batches are checked before they are moved."""
+
+    def test_right_batches(self, guards, tagger, batch_of):
+        """Right batches train, and every weight changes as it does without guards."""
+        unguarded, batches = copy.deepcopy(tagger), [batch_of(seed=seed) for seed in range(3)]
+        torch.manual_seed(1)
+        train(unguarded, batches, Guards(off=NAMES))
+        torch.manual_seed(1)
+        train(tagger, batches, guards.watch(tagger, "cpu"))
+        assert all(map(torch.equal, tagger.parameters(), unguarded.parameters()))
+
+    @pytest.mark.parametrize(
+        ("guard", "field", "said"),
+        [
+            ("labels", "labels", "Step 2: 1 of 32 labels is not between 0 and 2 (1,000;"),
+            ("token_ids", "input_ids", "Step 2: 1 of 32 token ids is not between 0 and"),
+        ],
+    )
+    def test_wrong_batch(self, tagger, batch_of, guard, field, said):
+        """A wrong number stops the step; with that guard off it passes."""
+        wrong = batch_of(seed=1)
+        wrong[field][1, 1] = 1000
+        with Guards().watch(tagger, "cpu") as guards, pytest.raises(BatchRefused) as refused:
+            train(tagger, [batch_of(), wrong], guards)
+        assert said in str(refused.value)
+        with Guards(off=(guard,)).watch(tagger, "cpu") as others:
+            others.check(wrong, 2)
+
+    def test_checked_loader(self, guards, tagger, batch_of):
+        """A loader's batches are checked on the way, and numbered on through the loops."""
+        guards.watch(tagger, "cpu")
+        assert len(list(guards.checked([batch_of(), batch_of()]))) == 2
+        with pytest.raises(BatchRefused, match=r"^Step 4: "):
+            list(guards.checked([batch_of(), batch_of(labels=torch.full((4, 8), 3))]))
+
+    @pytest.mark.parametrize(
+        ("device", "machine", "release", "refused"),
+        [
+            ("mps", M1, (2, 13, 0), True),
+            ("mps", M1, (2, 14, 0), False),
+            ("mps", M3, (2, 13, 0), False),
+            ("cpu", M1, (2, 13, 0), False),
+            ("cuda", LINUX, (2, 13, 0), False),
+        ],
+    )
+    def test_large_batch(self, tagger, device, machine, release, refused):
+        """A step of 64 x 512 tokens is refused on an M1 before torch 2.14, and nowhere else."""
+        batch = {"input_ids": torch.zeros(512, 64, dtype=torch.long)}
+        off = ("nonfinite",)  # The model itself stays where it is.
+        with Guards(off=off).watch(tagger, device, machine, release) as guards:
+            if refused:
+                with pytest.raises(BatchRefused, match="511 x 64 = 32,704"):
+                    guards.check(batch, 1)
+            else:
+                guards.check(batch, 1)
+        with Guards(off=(*off, "large_batch_gradients")).watch(tagger, device, machine, release) as guards:
+            guards.check(batch, 1)
+
+    def test_told_limits(self):
+        """A plain model of pictures is guarded by what is told."""
+        model = torch.nn.Linear(4, 10)
+        with Guards(labels=10).watch(model, "cpu") as guards:
+            guards.check((torch.rand(2, 4), torch.tensor([0, 9])), 1)
+            with pytest.raises(BatchRefused, match="between 0 and 9"):
+                guards.check((torch.rand(2, 4), torch.tensor([0, 10])), 2)
+        with pytest.raises(BatchRefused, match="between 0 and 9"):
+            Guards(labels=10).check({"labels": torch.tensor([10])}, 1)
+
+
+class TestNonFinite:
+    """NaN and infinity stop the step."""
+
+    def test_forward(self, guards, tagger, batch_of, tmp_path):
+        """The error names step and layer, and the batch is in a file, which it calls clinical content."""
+        guards.watch(tagger, "cpu")
+        train(tagger, [batch_of()], guards)
+        hook, batch = poison(tagger), batch_of(seed=1)
+        before = [weight.clone() for weight in tagger.parameters()]
+        with pytest.raises(NonFinite) as stopped:
+            train(tagger, [batch], guards)
+        hook.remove()
+        file = tmp_path / "kept" / "step_1.safetensors"
+        assert "Step 1: the loss is NaN or infinite; it first appears in what bert.encoder.layer.0.output.dense" in str(
+            stopped.value
+        )
+        assert f"The batch is in {str(file)!r}; its token ids are clinical content." in stopped.value.what
+        assert torch.equal(load_file(file)["input_ids"], batch["input_ids"])
+        assert all(map(torch.equal, tagger.parameters(), before))
+
+    def test_backward(self, guards, tagger, batch_of):
+        """A gradient that goes wrong while the loss is fine is seen before the weights are."""
+        guards.watch(tagger, "cpu")
+        hook = tagger.classifier.weight.register_hook(lambda gradient: gradient * float("nan"))
+        with pytest.raises(
+            NonFinite, match=r"Step 1: a gradient is NaN or infinite; .* the gradient of classifier.weight"
+        ):
+            train(tagger, [batch_of()], guards)
+        hook.remove()
+
+    def test_loss_outside_of_the_model(self, guards):
+        """Where the loss is computed outside, it is told that the model itself is fine."""
+        model = torch.nn.Linear(4, 2)
+        guards.watch(model, "cpu")
+        loss = model(torch.ones(1, 4)).sum() * float("nan")
+        with pytest.raises(NonFinite, match=r"the loss is nan; .* look at what comes after it"):
+            guards.check_loss(loss, 3, {"inputs": torch.ones(1, 4)})
+        loss = model(torch.ones(1, 4)).sum() * float("inf")
+        loss.backward()
+        with pytest.raises(NonFinite, match="a gradient is NaN or infinite"):
+            guards.after_backward(model, 3)
+
+    @pytest.mark.parametrize("loss", [1.0, torch.tensor(0.0), torch.tensor([2.5])])
+    def test_fine_loss(self, guards, loss):
+        """A finite loss passes, as a number and as a tensor."""
+        assert guards.check_loss(loss, 1) is None
+
+    def test_loss_without_a_model(self, guards, tmp_path):
+        """Without a watched model, a loss still stops the step, and the batch that is given is kept."""
+        with pytest.raises(NonFinite, match="no pass of a watched model is held"):
+            guards.check_loss(float("inf"), 5, {"labels": torch.ones(2)})
+        assert (tmp_path / "kept" / "step_5.safetensors").is_file()
+        with pytest.raises(NonFinite, match="No batch is held"):
+            guards.check_loss(float("-inf"), 6)
+
+    def test_accumulated_step(self, guards, tagger, batch_of, tmp_path):
+        """Of the batches of an accumulated step, the one that went wrong is kept."""
+        guards.watch(tagger, "cpu")
+        batches = [batch_of(seed=seed) for seed in range(4)]
+        tagger.register_forward_hook(
+            lambda _model, _args, kwargs, output: (
+                type(output)(loss=output.loss * float("nan"), logits=output.logits)
+                if torch.equal(kwargs["input_ids"], batches[2]["input_ids"])
+                else None
+            ),
+            with_kwargs=True,
+        )
+        guards.watch(tagger, "cpu")
+        for batch in batches:
+            tagger(**batch).loss.backward()
+        with pytest.raises(NonFinite, match="it first appears in the loss"):
+            guards.after_backward(tagger, 9)
+        assert torch.equal(load_file(tmp_path / "kept" / "step_9.safetensors")["input_ids"], batches[2]["input_ids"])
+
+    @pytest.mark.parametrize("called", ["whole", "inside"])
+    def test_model_inside_of_another(self, guards, tagger, batch_of, called, tmp_path):
+        """A model inside of another is watched, whichever is called, and a layer has its name in the whole."""
+        around = Around(tagger)
+        guards.watch(around, "cpu")
+        with pytest.raises(BatchRefused, match="labels is not between 0 and 2"):
+            guards.check(batch_of(labels=torch.tensor([[7]])))
+        poison(tagger)
+        (around if called == "whole" else tagger)(**batch_of()).loss.backward()
+        with pytest.raises(NonFinite, match=r"what model\.bert\.encoder\.layer\.0"):
+            guards.after_backward(step=1)
+        assert load_file(tmp_path / "kept" / "step_1.safetensors").keys() == batch_of().keys()
+        with torch.no_grad(), pytest.warns(OpenMedWarning, match="its results are random"):
+            tagger(**batch_of())
+
+    @pytest.mark.parametrize("checked", [True, False])
+    def test_own_count(self, guards, tagger, batch_of, checked):
+        """Without a number an error names the last batch that was checked, or where none is checked, the call."""
+        guards.watch(tagger, "cpu")
+        batches = [batch_of(seed=seed) for seed in range(3)]
+        for number, batch in enumerate(guards.checked(batches) if checked else batches):
+            if number == 2:
+                poison(tagger)
+                loss = tagger(**batch).loss
+                with pytest.raises(NonFinite, match=r"^Step 3: the loss is"):
+                    guards.check_loss(loss)
+            tagger(**batch).loss.backward()
+            if number < 2:
+                guards.after_backward()
+        with pytest.raises(NonFinite, match=r"^Step 3: the loss is NaN or infinite"):
+            guards.after_backward()
+
+    def test_count_that_was_given(self, guards, batch_of):
+        """A number that was given to a check is the one that later errors name, and the count goes on from there."""
+        guards.check(batch_of(), 7)
+        with pytest.raises(NonFinite, match=r"^Step 7: "):
+            guards.check_loss(float("nan"))
+        guards.check(batch_of())
+        with pytest.raises(NonFinite, match=r"^Step 8: "):
+            guards.check_loss(float("nan"))
+
+    def test_batch_that_no_file_can_hold(self, guards):
+        """What cannot be kept of a batch does not hide the error."""
+        batch = {"weights": torch.eye(2).to_sparse(), "labels": torch.ones(1, dtype=torch.complex128)}
+        with pytest.raises(
+            NonFinite, match=r"the loss is nan; .* 2 of its 2 tensors could not be kept: weights, labels"
+        ):
+            guards.check_loss(float("nan"), 1, batch)
+
+    def test_folder_that_cannot_be_written(self, tagger, batch_of, tmp_path):
+        """Where the batch cannot be saved, the error comes all the same and says so."""
+        (tmp_path / "taken").write_text("a file")
+        hook = poison(tagger)
+        guards = Guards(folder=tmp_path / "taken").watch(tagger, "cpu")
+        with guards, pytest.raises(NonFinite, match="The batch could not be saved: "):
+            train(tagger, [batch_of()], guards)
+        hook.remove()
+
+    def test_scaler(self, guards, tagger, batch_of):
+        """Under a scaler a few steps with infinite gradients are its business; many in a row, or a bad loss, are not."""
+        guards.watch(tagger, "cpu", scaled=True)
+        hook = tagger.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
+        for step in range(SKIPPED):  # The scaler skips the optimizer's step.
+            tagger(**batch_of()).loss.backward()
+            guards.after_backward(tagger, step)
+        with pytest.raises(NonFinite, match="a gradient is NaN"):
+            train(tagger, [batch_of()], guards)
+        hook.remove()
+        tagger.zero_grad()
+        poison(tagger)
+        guards.watch(tagger, "cpu", scaled=True)
+        with pytest.raises(NonFinite, match="the loss is NaN"):
+            train(tagger, [batch_of()], guards, lr=0.0)
+
+    def test_switched_off(self, tagger, batch_of):
+        """With the guard off nothing is held, and NaN goes on."""
+        poison(tagger)
+        with Guards(off=("nonfinite",)).watch(tagger, "cpu") as guards:
+            train(tagger, [batch_of()], guards)
+            guards.check_loss(float("nan"), 1)
+        assert any(weight.isnan().any() for weight in tagger.parameters())
+
+    def test_no_text_in_the_error(self, guards, tagger, batch_of):
+        """Neither the ids of the batch nor its other content are in the message."""
+        guards.watch(tagger, "cpu")
+        poison(tagger)
+        batch = batch_of()
+        with pytest.raises(NonFinite) as stopped:
+            train(tagger, [batch], guards)
+        assert "tensor(" not in str(stopped.value)
+        assert str(batch["input_ids"].tolist()[0][:2])[1:-1] not in str(stopped.value)
+
+
+class TestDropout:
+    """What is warned of."""
+
+    def test_train_mode_without_gradients(self, guards, tagger, batch_of):
+        """A pass in train mode without gradients is warned of once; in evaluation mode, or with gradients, not."""
+        guards.watch(tagger, "cpu")
+        tagger(**batch_of())
+        with torch.no_grad():
+            tagger.eval()(**batch_of())
+            with pytest.warns(OpenMedWarning, match="its results are random"):
+                tagger.train()(**batch_of())
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                tagger(**batch_of())
+
+    def test_train_mode_without_gradients_on_mps(self, tagger, batch_of):
+        """On MPS the warning says that attention raises."""
+        said = "scaled_dot_product_attention for MPS does not support dropout"
+        with Guards().watch(tagger, "mps", M3), torch.no_grad(), pytest.warns(OpenMedWarning, match=said):
+            tagger(**batch_of())
+
+    @pytest.mark.filterwarnings("error")
+    def test_nothing_to_warn_of(self, tagger, batch_of):
+        """A model without dropout, and a guard that is off, warn of nothing."""
+        with Guards(off=("dropout_without_gradients",)).watch(tagger, "cpu"), torch.no_grad():
+            tagger(**batch_of())
+        with Guards().watch(torch.nn.Linear(2, 2), "cpu"), torch.no_grad():
+            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+
+    @pytest.mark.filterwarnings("error")
+    def test_lstm(self):
+        """An LSTM with dropout is warned of at the start on MPS before torch 2.14, and only there."""
+        model = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5)
+        with pytest.warns(OpenMedWarning, match="pytorch#190056"):
+            Guards().watch(model, "mps", M3, (2, 13, 0))
+        Guards().watch(model, "mps", M3, (2, 14, 0)).unwatch()
+        Guards().watch(model, "cpu", M3, (2, 13, 0)).unwatch()
+        Guards(off=("lstm_dropout",)).watch(model, "mps", M3, (2, 13, 0)).unwatch()
+
+
+class TestUnwatch:
+    """Nothing stays behind."""
+
+    def test_hooks(self, tagger, batch_of):
+        """After unwatching every layer has the hooks that it had before, and a loader its own function."""
+        tagger.register_forward_hook(lambda *_: None)
+        before = hooks_of(tagger)
+        loader = DataLoader([batch_of()], batch_size=None)
+        own = loader.collate_fn
+        guards = Guards()
+        for _ in range(2):  # The second watch lets go of the first.
+            guards.watch(tagger, "cpu")
+            assert guards.watch_loader(loader)
+            assert hooks_of(tagger) != before
+            assert loader.collate_fn is not own
+        tagger(**batch_of())
+        guards.unwatch()
+        guards.unwatch()
+        assert hooks_of(tagger) == before
+        assert loader.collate_fn is own
+
+    def test_hooks_after_a_warning(self, tagger, batch_of):
+        """A hook that took itself away after its warning is not missed."""
+        before = hooks_of(tagger)
+        with Guards().watch(tagger, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning):
+            tagger(**batch_of())
+        assert hooks_of(tagger) == before
+
+    def test_batches_are_let_go(self, guards, tagger, batch_of):
+        """A batch is held until its step was looked at, or until it is let go."""
+
+        def held():
+            gc.collect()
+            return sum(type(thing) is Pass for thing in gc.get_objects())
+
+        before = held()
+        guards.watch(tagger, "cpu")
+        tagger(**batch_of()).loss.backward()
+        assert held() == before + 1
+        guards.after_backward(tagger, 1)
+        assert held() == before
+        tagger(**batch_of()).loss.backward()
+        guards.forget()
+        assert held() == before
+
+    def test_model_of_a_training_that_failed_is_let_go(self, tiny, batch_of):
+        """Guards that still watch a model, and hold its last batch, do not keep it alive."""
+        guards, model = Guards(), tiny.random_bert().train()
+        gone = weakref.ref(model)
+        guards.watch(model, "cpu")
+        model(**batch_of()).loss.backward()
+        del model
+        gc.collect()
+        assert gone() is None
+        guards.after_backward()
+        guards.unwatch()
+
+    def test_model_is_let_go(self, tiny):
+        """After unwatching the guards do not keep the model alive."""
+        guards, model = Guards(), tiny.random_bert()
+        gone = weakref.ref(model)
+        guards.watch(model, "cpu").unwatch()
+        del model
+        gc.collect()
+        assert gone() is None
+
+    def test_copy_of_a_watched_model(self, guards, tagger, batch_of):
+        """A watched model can be copied, and its copy runs."""
+        guards.watch(tagger, "cpu")
+        assert copy.deepcopy(tagger)(**batch_of()).loss.isfinite()
+
+    def test_a_copy_is_not_watched(self, guards, tagger, batch_of, tmp_path):
+        """A copy of a watched model, and one that was saved whole, hold no batches and warn of nothing."""
+        guards.watch(tagger, "cpu")
+        tagger(**batch_of())
+        torch.save(tagger, tmp_path / "model.pt")
+        saved = torch.load(tmp_path / "model.pt", weights_only=False)
+        for model in (copy.deepcopy(tagger), saved):
+            (recorder,) = {hook.recorder for hook in map(bound_to, model._forward_hooks.values()) if hook}
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                model(**batch_of())
+            assert model(**batch_of()).loss.isfinite()
+            assert (len(recorder.passes), len(recorder.losses)) == (0, 0)
+
+    def test_no_loader(self, guards):
+        """What is no loader of torch is not watched, and that is told."""
+        assert guards.watch_loader([1, 2]) is False

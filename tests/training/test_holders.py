@@ -1,0 +1,392 @@
+"""Who holds tensors is told by a name that can be found in the program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import weakref
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from openmed_nb.devices.simulation import active
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training import holders
+from openmed_nb.training.holders import UNNAMED, Holder, grown_holders, who_holds
+
+EVIL = "<script>alert(1)</script>"
+
+
+def thousand():
+    """Return a tensor of 4,000 bytes."""
+    return torch.zeros(1000)
+
+
+def found(**variables):
+    """Return the names, kinds and numbers of tensors that hold something, the most memory first."""
+    return [(one.name, one.kind, one.tensors) for one in who_holds(variables)]
+
+
+@dataclass
+class Record:
+    """What a person keeps of a step."""
+
+    loss: torch.Tensor
+
+
+class Kept(torch.nn.Module):
+    """A model that keeps its hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.states = []
+
+    def forward(self, numbers):
+        """Keep what the layer says."""
+        self.states.append(self.layer(numbers))
+        return self.states[-1]
+
+
+class Untouchable:
+    """A proxy: asking it for anything is an error."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        message = f"{name} was asked for"
+        raise AssertionError(message)
+
+
+class Impostor:
+    """A proxy that says that it is something else, and whose attributes are not its own."""
+
+    __class__ = torch.Tensor
+
+    @property
+    def __dict__(self):
+        message = "__dict__ was asked for"
+        raise AssertionError(message)
+
+
+class LoadedOnDemand(OrderedDict):
+    """A mapping that loads its values when they are asked for, such as the model tables of transformers."""
+
+    def values(self):
+        """Refuse."""
+        message = "the values were asked for"
+        raise AssertionError(message)
+
+
+class Endless(list):
+    """A list that does not end when it is looped over."""
+
+    def __iter__(self):
+        while True:
+            yield 0
+
+
+NAMED = {
+    "a variable": ({"loss": thousand()}, [("loss", "variable", 1)]),
+    "a list": ({"losses": [thousand(), thousand()]}, [("losses", "list", 2)]),
+    "a tuple": ({"pair": (thousand(), 1)}, [("pair", "tuple", 1)]),
+    "a set": ({"kept": {thousand()}}, [("kept", "set", 1)]),
+    "a deque": ({"recent": deque([thousand()], 5)}, [("recent", "deque", 1)]),
+    "a dict": ({"logs": {"loss": thousand()}}, [("logs", "dict", 1)]),
+    "a mapping of another class": ({"logs": OrderedDict(loss=thousand())}, [("logs", "OrderedDict", 1)]),
+    "a list of records": ({"logs": [{"loss": thousand()}]}, [("logs[...]", "dict", 1)]),
+    "an attribute": ({"run": SimpleNamespace(loss=thousand())}, [("run.loss", "attribute", 1)]),
+    "a list in an attribute": ({"run": SimpleNamespace(losses=[thousand()])}, [("run.losses", "list", 1)]),
+    "a dataclass in a list": ({"logs": [Record(thousand())]}, [("logs[...].loss", "attribute", 1)]),
+    "a class is no holder": ({"Record": Record, "torch": torch}, []),
+    "nothing": ({"numbers": [1, 2.5, "text", None, b"", True]}, []),
+}
+
+
+@pytest.mark.parametrize(("variables", "names"), NAMED.values(), ids=NAMED)
+def test_names(variables, names):
+    """A holder is named by the way from a variable to its tensors."""
+    assert found(**variables) == names
+
+
+def test_the_most_memory_comes_first():
+    """Holders are sorted by their size."""
+    assert [one.name for one in who_holds({"few": [thousand()], "many": [thousand() for _ in range(3)]})] == [
+        "many",
+        "few",
+    ]
+
+
+def test_graphs_are_counted_for_what_holds_the_loss():
+    """Losses with their graphs are as large as what the graphs keep."""
+    numbers = torch.ones(1000, requires_grad=True)
+    (holder,) = who_holds({"losses": [numbers.exp().sum() for _ in range(3)]})
+
+    assert (holder.tensors, holder.graphs, holder.size) == (3, 3, 3 * (4000 + 4))
+    assert str(holder) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
+
+
+def test_a_model_is_one_holder():
+    """The parameters and buffers of a model are its own; its gradients stand beside it."""
+    model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10))
+    model(torch.ones(4, 10)).sum().backward()
+
+    assert set(found(model=model)) == {("model", "Sequential", 7), ("model.grad", "gradients", 4)}
+
+
+def test_hidden_states_that_a_model_keeps_are_named():
+    """A list inside a model is named by its attribute, also in a model in a model."""
+    model = torch.nn.Sequential(Kept())
+    model(torch.ones(1, 2))
+
+    assert ("model.0.states", "list", 1) in found(model=model)
+
+
+def test_an_optimizer_is_named():
+    """The state of an optimizer is found; the parameters count for the model, which comes first."""
+    model = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 10)).sum().backward()
+    optimizer.step()
+    names = found(model=model, optimizer=optimizer)
+
+    assert ("model", "Linear", 2) in names
+    assert any(name.startswith("optimizer.state") for name, _kind, _count in names)
+
+
+def test_what_a_hook_keeps_is_named():
+    """A list that only a forward hook knows is found through the hook's function."""
+    layer = torch.nn.Linear(2, 2)
+
+    def keeping(kept):
+        def hook(_module, _given, result):
+            kept.append(result)
+
+        return hook
+
+    layer.register_forward_hook(keeping([]))
+    layer(torch.ones(1, 2))
+
+    assert [name for name, kind, _count in found(layer=layer) if kind == "list"] == ["layer._forward_hooks[...].kept"]
+
+
+def test_what_a_bound_method_keeps_is_named():
+    """A method that is handed on leads to its object."""
+    record = SimpleNamespace(losses=[thousand()])
+    model = Kept()
+    model.states.append(thousand())
+
+    assert found(callback=model.forward)[0][0] == "callback.__self__.states"
+    assert found(record=record)
+
+
+def test_a_variable_without_a_value_is_no_error():
+    """A function that refers to a variable that is not there yet is passed over."""
+
+    def outer():
+        def inner():
+            return later
+
+        names = found(inner=inner)
+        later = 1
+        return names, later
+
+    assert outer()[0] == []
+
+
+def test_a_tensor_counts_once():
+    """A tensor that several hold is counted for the first of them."""
+    tensor = thousand()
+
+    assert found(first=[tensor], second=[tensor], third=tensor) == [("third", "variable", 1)]
+
+
+def test_cycles_end():
+    """Containers that hold each other are looked at once."""
+    first, second = [], {"tensor": thousand()}
+    first.append(second)
+    second["back"] = first
+
+    assert found(first=first) == [("first[...]", "dict", 1)]
+
+
+def test_keys_are_never_shown():
+    """Keys of mappings may be patients; neither text nor HTML nor the mapping shows them."""
+    held = who_holds({"by_patient": {"Jane Doe": [thousand()], "John Roe": {"MRN 1234": thousand()}}})
+    shown = str(held) + repr(held) + held._repr_html_() + json.dumps(held.to_dict()) + " ".join(map(str, held))
+
+    assert len(held) == 2
+    assert all(key not in shown for key in ("Jane", "John", "MRN"))
+
+
+def test_names_are_escaped():
+    """An attribute's name cannot become an element of the page."""
+    held = who_holds({"run": SimpleNamespace(**{EVIL: thousand()})})
+
+    assert EVIL in held[0].name
+    assert EVIL not in held._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [Untouchable(), Impostor(), LoadedOnDemand(a=1), Endless(), torch.nn.LazyLinear(3)],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_nothing_is_woken(thing):
+    """Proxies, mappings that load on demand and lazy modules are not asked for anything."""
+    assert found(thing=thing, losses=[thousand()])[0] == ("losses", "list", 1)
+
+
+def test_tensors_in_a_mapping_that_loads_on_demand_are_found():
+    """What such a mapping holds itself is found."""
+    assert found(table=LoadedOnDemand(a=thousand())) == [("table", "LoadedOnDemand", 1)]
+
+
+def test_large_tables_do_not_hide_what_comes_after_them():
+    """Of a long list only so many parts are looked at, and a list after it is found; texts and numbers count nothing."""
+    rows = [[number] for number in range(holders.MOST_OBJECTS + 1)]
+    texts = ["text"] * holders.MOST_OBJECTS
+
+    assert found(rows=rows, texts=texts, losses=[thousand()]) == [("losses", "list", 1)]
+
+
+def test_a_search_ends():
+    """After so many containers the search ends, and what comes after them is not looked at."""
+    many = {f"rows{number}": [[part] for part in range(holders.MOST_PARTS)] for number in range(20)}
+
+    assert found(**many, losses=[thousand()]) == []
+
+
+def test_what_lies_too_deep_is_left_out():
+    """Six containers lie between a name and a tensor at most."""
+    deep = thousand()
+    for _ in range(holders.DEEPEST):
+        deep = [deep]
+
+    assert len(found(deep=deep)) == 1
+    assert found(deep=[deep]) == []
+
+
+def test_variables_of_running_functions_are_found():
+    """A list that only a running function knows is found by its name there."""
+
+    def train():
+        my_losses = [thousand(), thousand()]
+        return [one for one in who_holds() if one.name == "my_losses"], my_losses
+
+    ((holder,), _) = train()
+    assert (holder.kind, holder.tensors) == ("list", 2)
+
+
+def test_a_look_keeps_nothing_alive():
+    """What a running function held when it was looked at dies when the function lets go of it."""
+
+    class Batch:
+        """Something that can be watched."""
+
+    def train():
+        batch = Batch()
+        gone = weakref.ref(batch)
+        who_holds()
+        del batch
+        return gone() is None
+
+    assert train()
+
+
+def test_a_look_leaves_a_kept_copy_of_the_variables_alone():
+    """A function that keeps its locals() still has them after a look."""
+
+    def train(rate):
+        settings = locals()
+        who_holds()
+        return settings["rate"], rate
+
+    assert train(0.1) == (0.1, 0.1)
+
+
+SCRIPT = """
+import torch
+from openmed_nb.training.holders import who_holds
+losses = [torch.zeros(1000)]
+_hidden = losses
+def train():
+    own = [torch.zeros(1000), torch.zeros(1000)]
+    print([(one.name, one.kind, one.tensors) for one in who_holds()])
+train()
+"""
+
+
+def test_variables_of_a_script_are_found():
+    """In a script the variables of __main__ and of its running functions are found, each by the name a person gave."""
+    process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
+
+    assert process.stdout == "[('own', 'list', 2), ('losses', 'list', 1)]\n"
+
+
+def test_without_torch_nobody_holds_tensors():
+    """Where torch is not loaded the answer is empty, and torch stays unloaded."""
+    code = "import sys, openmed_nb as nb; print(len(nb.who_holds()), nb.who_holds(), 'torch' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+
+    assert process.stdout == "0 0 names hold tensors False\n"
+
+
+def test_holders_are_a_sequence():
+    """Holders can be counted, indexed and looped over, and written as JSON."""
+    held = who_holds({"losses": [thousand()]})
+
+    assert (len(held), list(held)) == (1, [held[0]])
+    assert json.loads(json.dumps(held.to_dict())) == {
+        "holders": [{"name": "losses", "kind": "list", "tensors": 1, "size": 4000, "graphs": 0}],
+        "simulated": active(),
+    }
+
+
+def test_growth_is_told_by_name():
+    """Of two looks, what holds more bytes than before is returned, the largest growth first."""
+    before = [Holder("model", "Linear", 2, 100), Holder("losses", "list", 1, 10), Holder("old", "list", 5, 50)]
+    after = [Holder("model", "Linear", 2, 100), Holder("losses", "list", 9, 90), Holder("new", "list", 1, 500)]
+
+    assert grown_holders(before, after) == (after[2], after[1])
+    assert grown_holders(after, after) == ()
+
+
+def test_a_module_of_the_person_is_looked_through(tmp_path):
+    """A list in an imported module, and one in a class of it, are named; installed packages are not looked through."""
+    (tmp_path / "train_notes.py").write_text("losses = []\n\n\nclass Recorder:\n    states = {}\n", "utf-8")
+    script = (
+        "import sys, torch, transformers, train_notes, openmed_nb as nb\n"
+        "train_notes.losses.append(torch.zeros(1000)), train_notes.Recorder.states.update(first=torch.zeros(500))\n"
+        "print(*[(one.name, one.size) for one in nb.who_holds()], sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["('train_notes.losses', 4000)", "('train_notes.Recorder.states', 2000)"]
+
+
+def test_what_no_name_reaches_is_counted():
+    """Tensors that only a generator holds have no name, and are counted in a row of their own."""
+
+    def values():
+        hidden = torch.zeros(1 << 16)
+        yield hidden.shape
+        yield hidden
+
+    before = sum(one.size for one in who_holds() if one.name == UNNAMED)
+    running = values()
+    next(running)
+    unnamed = next(one for one in who_holds() if one.name == UNNAMED)
+
+    assert unnamed.size - before == 4 << 16
+    assert next(running).numel() == 1 << 16
+
+
+def test_a_namespace_is_a_mapping():
+    """What is no mapping of names is refused with its type."""
+    with pytest.raises(ConfigurationError, match="int is no namespace"):
+        who_holds(5)

@@ -1,0 +1,97 @@
+"""A limit on the memory of a device: what torch takes, and what it means in bytes and for the watermarks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training.memory_limit import MemoryLimit, check_fraction
+
+GIB = 1 << 30
+
+TAKEN = [("mps", 0), ("mps", 0.9), ("mps", 1), ("mps", 2.0), ("cuda", 0.5), ("cuda:1", 1.0)]
+REFUSED = [
+    *(("mps", -0.1), ("mps", 2.1), ("mps", float("nan")), ("mps", float("inf")), ("mps", True), ("mps", "0.9")),
+    *(("mps", None), ("cuda", 0), ("cuda:1", 1.1), ("cuda", -1)),
+    *(("cpu", 0.9), ("cpu", 0), ("xpu", 0.5)),
+]
+
+
+@pytest.mark.parametrize(("device", "fraction"), TAKEN)
+def test_fractions_that_torch_takes(device, fraction):
+    """MPS takes 0 to 2, CUDA more than 0 up to 1."""
+    assert check_fraction(device, fraction) == fraction
+
+
+@pytest.mark.parametrize(("device", "fraction"), REFUSED)
+def test_fractions_that_torch_does_not_take(device, fraction):
+    """Anything else is a clear error that says what to do."""
+    with pytest.raises(ConfigurationError) as error:
+        check_fraction(device, fraction)
+
+    assert error.value.remedy.startswith("Choose batches" if device in {"cpu", "xpu"} else "Pass a number up to")
+
+
+LIMITS = {
+    "below the low watermark": (
+        MemoryLimit("mps", 0.9, 10 * GIB, 1.4),
+        "Memory limit on mps: 9.0 GiB",
+        (
+            "The high watermark is 0.9 now, below the low one (1.4), so unused blocks are collected only when the limit is "
+            "reached."
+        ),
+    ),
+    "above the low watermark": (
+        MemoryLimit("mps", 1.0, 10 * GIB, 0.9),
+        "Memory limit on mps: 10.0 GiB",
+        "The high watermark is 1 now; from the low one (0.9) on, unused blocks are collected.",
+    ),
+    "no low watermark": (
+        MemoryLimit("mps", 1.0, 10 * GIB, 0.0),
+        "Memory limit on mps: 10.0 GiB",
+        "The high watermark is 1 now; the low one is 0, so unused blocks are collected only when memory is short.",
+    ),
+    "no limit": (
+        MemoryLimit("mps", 0.0, 10 * GIB, 1.4),
+        "Memory limit on mps: no limit: macOS may swap and then stop the process",
+        "The high watermark is 0 now; from the low one (1.4) on, unused blocks are collected.",
+    ),
+    "CUDA": (MemoryLimit("cuda:1", 0.5, 16 * GIB), "Memory limit on cuda:1: 8.0 GiB", "0.5 of 16.0 GiB."),
+}
+
+
+@pytest.mark.parametrize(("limit", "title", "sentence"), LIMITS.values(), ids=LIMITS)
+def test_what_a_limit_says(limit, title, sentence):
+    """A limit says what it is in bytes and what becomes of the watermarks."""
+    assert str(limit).splitlines()[0] == title
+    assert sentence in str(limit)
+    assert json.loads(json.dumps(limit.to_dict()))["size"] == limit.size
+    assert "watermark" not in str(LIMITS["CUDA"][0])
+    assert "SIMULATED" not in str(limit)
+
+
+def test_the_cpu_cannot_be_limited():
+    """On the CPU a limit is a clear error."""
+    with pytest.raises(ConfigurationError, match="torch has no memory limit for cpu"):
+        nb.limit_memory(0.9, "cpu")
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_limit_on_simulated_mps():
+    """On the simulated MPS the limit is in force, in GiB, and said to be simulated; a bad one leaves it as it was."""
+    with nb.simulated_mps("8 GiB") as mps:
+        limit = nb.limit_memory(0.5, "mps")
+        allowed = mps.allocator.allowed
+        with pytest.raises(ConfigurationError):
+            nb.limit_memory(3, "mps")
+        assert mps.allocator.allowed == allowed == limit.size
+        with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+            torch.zeros(limit.size // 4 + 1024, device="mps")
+
+    assert (limit.device, limit.simulated) == ("mps", True)
+    assert "SIMULATED" in str(limit)
+    assert "SIMULATED" in limit._repr_html_()

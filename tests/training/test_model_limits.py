@@ -1,0 +1,151 @@
+"""What a model takes is learnt from its layers and its configuration, and only where they say it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForTokenClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training.model_limits import ModelLimits, checked_limits, inner_model, limits_of, unwrapped
+
+SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+def bert(kind, **settings):
+    """Return a tiny BERT with a head."""
+    return kind(BertConfig(**SMALL, **{"max_position_embeddings": 20, **settings}))
+
+
+def test_bert(tagger, tiny):
+    """A BERT tells its labels, tokens, token types and positions."""
+    assert limits_of(tagger) == ModelLimits(3, len(tiny.VOCABULARY), 2, tiny.POSITIONS)
+
+
+def test_roberta(tiny):
+    """A RoBERTa counts positions from behind its padding token, and one token of a row less fits for each."""
+    limits = limits_of(tiny.random_roberta())
+    assert (limits.first_position, limits.padding, limits.length) == (1, 0, tiny.POSITIONS - 1)
+    assert limits.labels == 3
+
+
+def test_privacy_filter(tiny):
+    """A model that has neither token types nor positions of its own tells labels and tokens."""
+    model = tiny.random_privacy_filter()
+    assert limits_of(model) == ModelLimits(model.config.num_labels, len(tiny.VOCABULARY))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "labels"),
+    [
+        (BertForSequenceClassification, {"num_labels": 4}, 4),
+        (BertForSequenceClassification, {"num_labels": 1}, None),
+        (BertForMaskedLM, {}, 30),
+        (BertForMultipleChoice, {}, None),
+        (BertForQuestionAnswering, {}, None),
+    ],
+    ids=["classes", "a number", "tokens", "choices", "places"],
+)
+def test_labels_of_a_head(kind, settings, labels):
+    """Labels are classes or tokens; a model whose labels are numbers, choices or places has no limit for them."""
+    assert limits_of(bert(kind, **settings)).labels == labels
+
+
+def test_other_names():
+    """A model without token types, and one that reads no tokens, have no limits for these."""
+    distilled = DistilBertForTokenClassification(
+        DistilBertConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=12)
+    )
+    assert limits_of(distilled) == ModelLimits(2, 30, None, 12)
+    picture = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=10)
+    assert limits_of(ViTForImageClassification(picture)) == ModelLimits(10)
+
+
+def test_head_that_was_replaced(tagger):
+    """Where the last layer and the configuration tell different numbers of labels, neither is believed."""
+    tagger.classifier = torch.nn.Linear(tagger.config.hidden_size, 5)
+    assert limits_of(tagger).labels is None
+    assert limits_of(tagger, labels=5).labels == 5
+
+
+class Around(torch.nn.Module):
+    """A module around others."""
+
+    def __init__(self, **inner):
+        super().__init__()
+        for name, module in inner.items():
+            setattr(self, name, module)
+
+
+def test_model_inside_of_another(tagger, tiny):
+    """Of a module around one model of transformers, compiled or not, the model is asked; around two, none is."""
+    for inside in (tagger, torch.compile(tagger), torch.nn.DataParallel(tagger)):
+        around = Around(loss=torch.nn.CrossEntropyLoss(), model=inside)
+        assert limits_of(around) == limits_of(tagger)
+    assert inner_model(Around(deep=Around(model=tagger))) == ("deep.model",)
+    assert inner_model(tagger) == inner_model(torch.compile(tagger)) == inner_model(torch.nn.DataParallel(tagger)) == ()
+    two = Around(teacher=tagger, student=tiny.random_bert())
+    assert inner_model(two) == ()
+    assert limits_of(two).labels is None
+
+
+def test_resized_embeddings(tagger):
+    """Embeddings that were added to a model count."""
+    tagger.resize_token_embeddings(40, mean_resizing=False)
+    assert limits_of(tagger).tokens == 40
+
+
+def test_plain_module():
+    """A plain module tells nothing; what it takes is told."""
+    assert limits_of(torch.nn.Linear(2, 3)) == ModelLimits()
+    assert limits_of(torch.nn.Linear(2, 3), labels=3, ignore_index=-1) == ModelLimits(labels=3, ignore_index=-1)
+
+
+def test_told_limits_come_first(tagger):
+    """What the caller tells replaces what is learnt, and what is not told is learnt."""
+    assert limits_of(tagger, labels=9, tokens=None).labels == 9
+    assert limits_of(tagger, labels=9, tokens=None).tokens == limits_of(tagger).tokens
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile], ids=["several devices", "compiled"])
+def test_wrapped_model(tagger, wrap):
+    """What is put around a model for several devices or for compiling hides nothing."""
+    assert unwrapped(wrap(tagger)) is tagger
+    assert limits_of(wrap(tagger)) == limits_of(tagger)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"labels": "3"}, "The limit labels='3' is no whole number from 1 up."),
+        ({"labels": -1}, "The limit labels=-1 is no whole number from 1 up."),
+        ({"tokens": 0}, "The limit tokens=0 is no whole number from 1 up."),
+        ({"positions": 2.5}, "The limit positions=2.5 is no whole number from 1 up."),
+        ({"labels": True}, "The limit labels=True is no whole number from 1 up."),
+        ({"padding": -1}, "The limit padding=-1 is no whole number from 0 up."),
+        ({"ignore_index": "x"}, "The limit ignore_index='x' is no whole number."),
+        ({"num_labels": 3}, "Guards take no limit 'num_labels'. Did you mean 'labels'? There are labels, tokens,"),
+    ],
+)
+def test_what_is_no_limit(told, said):
+    """What is told and cannot be a limit is an error that shows the value."""
+    with pytest.raises(ConfigurationError) as refused:
+        limits_of(torch.nn.Linear(2, 3), **told)
+    assert said in str(refused.value)
+
+
+def test_smallest_limits():
+    """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
+    told = {"labels": np.int64(1), "tokens": 1, "first_position": 0, "padding": 0, "ignore_index": -1}
+    assert checked_limits({**told, "positions": None}) == told

@@ -1,0 +1,391 @@
+"""The first NaN or infinity is found by repeating a pass, and a repeated pass changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import BatchEncoding
+
+from openmed_nb.training.nonfinite import (
+    Arrival,
+    Found,
+    find,
+    from_gradients,
+    gradients_of,
+    is_finite,
+    looks_finite,
+    origin,
+    tensors_in,
+)
+from openmed_nb.training.passes import HELD, PassRecorder, loss_of
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+class RootOfZero(nn.Module):
+    """Gives zero, and on the way back infinity: the slope of a root at zero."""
+
+    def forward(self, numbers):
+        """Return numbers as they were, with an infinite slope."""
+        return numbers + (numbers * 0).sqrt()
+
+
+class Overflow(nn.Module):
+    """Gives what float32 cannot hold."""
+
+    def forward(self, numbers):
+        """Return infinity."""
+        return numbers * 1e38 * 1e38
+
+
+class Network(nn.Module):
+    """Layers in a row with a loss at the end, and dropout and buffers between them."""
+
+    def __init__(self, *layers, loss=lambda numbers: (numbers**2).mean()):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), *layers, nn.Linear(4, 2))
+        self.loss = loss
+
+    def forward(self, numbers):
+        """Return the loss and what it was computed from."""
+        computed = self.layers(numbers)
+        return {"loss": self.loss(computed), "logits": computed}
+
+
+def held_pass(model, *args, **kwargs):
+    """Return a pass of a model as it is held, after it ran."""
+    recorder = PassRecorder("cpu")
+    end = recorder.watch(model)
+    model(*args, **kwargs)
+    end()
+    return recorder.passes[0]
+
+
+def inputs():
+    """Return some rows of numbers."""
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Network(), None),
+        (Network(Overflow()), Found("output", "layers.3")),
+        (Network(nn.Identity(), Overflow()), Found("output", "layers.4")),
+        (Network(loss=lambda numbers: numbers.mean() / 0), Found("loss", "")),
+        (Network(RootOfZero()), Found("input gradient", "layers.3")),
+        (Network(nn.Sequential(nn.ReLU(), RootOfZero())), Found("input gradient", "layers.3.1")),
+        (Network(loss=lambda numbers: (numbers * 0).sqrt().sum()), Found("output gradient", "layers.3")),
+    ],
+    ids=["fine", "forward", "forward, later", "loss", "backward", "backward, inside", "loss, backward"],
+)
+def test_first_layer(model, found):
+    """The layer is named in whose forward or backward pass the first number appears that is not finite."""
+    assert find(model.train(), held_pass(model, inputs())) == found
+
+
+def test_data_and_weights():
+    """Data and weights that are not finite already are named before any layer."""
+    model = Network().train()
+    assert find(model, held_pass(model, inputs() * NAN)) == Found("input", "argument 0")
+    assert find(model, held_pass(model, numbers=inputs() * NAN)) == Found("input", "numbers")
+    with torch.no_grad():
+        model.layers[4 - 1].weight[0, 0] = INFINITY
+    assert find(model, held_pass(model, inputs())) == Found("weight", "layers.3.weight")
+
+
+def test_layer_of_a_bert(tagger, batch_of):
+    """In a BERT, the layer inside of all others is named, also where the gradient of a weight came first."""
+    held = held_pass(tagger, **batch_of())
+    assert find(tagger, held) is None
+    dense = tagger.bert.encoder.layer[0].output.dense
+    hook = dense.register_forward_hook(lambda _layer, _args, output: output * INFINITY)
+    assert find(tagger, held) == Found("output", "bert.encoder.layer.0.output.dense")
+    hook.remove()
+    hook = dense.weight.register_hook(lambda gradient: gradient * NAN)
+    assert find(tagger, held) == Found("weight gradient", "bert.encoder.layer.0.output.dense.weight")
+    hook.remove()
+    assert find(tagger, held) is None
+
+
+def test_nothing_is_changed():
+    """Weights, gradients, buffers, random numbers, the mode and the hooks are as before, whatever was found."""
+    for model in (Network().train(), Network(Overflow()).train(), Network(RootOfZero()).train()):
+        held = held_pass(model, inputs())
+        loss = model(inputs())["loss"]
+        loss.backward()
+        hooks = [(len(layer._forward_hooks), len(layer._forward_pre_hooks)) for layer in model.modules()]
+        gradients = [weight.grad.clone() for weight in model.parameters()]
+        state, numbers = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+        find(model, held)
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+        assert all(
+            torch.equal(weight.grad, gradient) or gradient.isnan().any()
+            for weight, gradient in zip(model.parameters(), gradients, strict=True)
+        )
+        assert torch.equal(torch.get_rng_state(), numbers)
+        assert hooks == [(len(layer._forward_hooks), len(layer._forward_pre_hooks)) for layer in model.modules()]
+        assert model.training
+        assert not any(weight._backward_hooks for weight in model.parameters())
+
+
+def test_drop_out_is_repeated():
+    """A pass that went wrong only with the dropout that it had goes wrong again."""
+    model = Network(loss=lambda numbers: numbers.sum() / (model.layers[2].last[0, 0] != 0))
+    model.layers[2].register_forward_hook(lambda layer, _args, output: setattr(layer, "last", output.detach()))
+    model.train()
+    for _ in range(8):
+        held = held_pass(model, inputs())
+        went_wrong = bool(model.layers[2].last[0, 0] == 0)
+        assert (find(model, held) is not None) == went_wrong
+
+
+def test_pass_under_autocast():
+    """A pass that overflowed because autocast made it use float16 overflows again when it is repeated outside."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).train()
+    with torch.no_grad():
+        model[0].weight.fill_(300.0)
+    numbers = torch.full((2, 4), 300.0)
+    with torch.autocast("cpu", torch.float16):
+        held = held_pass(model, numbers)
+    assert find(model, held) == Found("output", "0")
+    assert find(model, held_pass(model, numbers)) is None
+
+
+def test_pass_that_cannot_be_repeated():
+    """Where the model fails the second time, the reason is told instead of a layer."""
+    model = Network().train()
+    held = held_pass(model, inputs())
+    model.layers[4 - 1] = nn.Linear(9, 2)
+    found = find(model, held)
+    assert found.kind == "unknown"
+    assert "could not be repeated: RuntimeError" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "found"),
+    [
+        ([], None),
+        ([Arrival("output gradient", "a", True), Arrival("weight gradient", "a.weight", True)], None),
+        ([Arrival("output gradient", "a", False)], Found("output gradient", "a")),
+        (
+            [Arrival("output gradient", "b", True), Arrival("weight gradient", "b.weight", False)],
+            Found("weight gradient", "b.weight"),
+        ),
+        (
+            [
+                Arrival("output gradient", "b", True),
+                Arrival("output gradient", "a", False),
+                Arrival("input gradient", "b.inner", False),
+                Arrival("input gradient", "b", False),
+            ],
+            Found("input gradient", "b"),
+        ),
+        (
+            [
+                Arrival("output gradient", "", True),
+                Arrival("output gradient", "b", False),
+                Arrival("weight gradient", "b.weight", False),
+            ],
+            Found("output gradient", "b"),
+        ),
+        (
+            [
+                Arrival("output gradient", "c", True),
+                Arrival("output gradient", "b", False),
+                Arrival("weight gradient", "b.weight", True),
+                Arrival("weight gradient", "a.weight", False),
+            ],
+            Found("output gradient", "b"),
+        ),
+    ],
+)
+def test_origin(arrivals, found):
+    """The layer whose output's gradient was fine, and whose input's or weight's is not, is where it began."""
+    assert origin(arrivals) == found
+
+
+@pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_one_number_tells(bad, dtype):
+    """One number that is not finite is seen in any gradient, and in the loss."""
+    gradients = [torch.ones(300, dtype=dtype), torch.full((30, 9), 1000.0, dtype=dtype)]
+    assert looks_finite(gradients, [torch.tensor(1.0)])
+    assert not looks_finite(gradients, [torch.tensor(bad)])
+    gradients[0][17] = bad
+    assert not looks_finite(gradients)
+    assert not is_finite(gradients)
+
+
+def test_large_and_missing_gradients():
+    """Sums of large float16 gradients are no infinity; without gradients there is nothing to see."""
+    assert looks_finite([torch.full((100,), 60_000.0, dtype=torch.float16)])
+    assert looks_finite([])
+    huge = [torch.full((10,), 3e38)]
+    assert not looks_finite(huge)
+    assert is_finite(huge)
+
+
+def test_sparse_gradients():
+    """The gradient of a sparse embedding is looked at where it has values."""
+    layer = nn.Embedding(10, 3, sparse=True)
+    (layer(torch.tensor([1, 1, 4])).sum() * NAN).backward()
+    (gradient,) = gradients_of(layer.parameters())
+    assert gradient.shape == (3, 3)
+    assert not looks_finite([gradient])
+
+
+def test_gradients_tell_where_passes_do_not():
+    """Where the loss is outside of the model, the last weight with such a gradient is named, if others are fine."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    model[0].weight.grad[0, 0] = NAN
+    assert from_gradients(model) == Found("weight gradient", "0.weight")
+    for weight in model.parameters():
+        weight.grad.fill_(NAN)
+    assert from_gradients(model).kind == "unknown"
+    assert "what comes after it" in str(from_gradients(model))
+
+
+@pytest.mark.parametrize("number", [complex(0, NAN), complex(NAN, 0), complex(0, float("inf"))])
+def test_complex_numbers(number):
+    """NaN and infinity are seen in both parts of a complex number, of gradients and of inputs."""
+    gradient = torch.tensor([1 + 1j, number])
+    assert not looks_finite([gradient, torch.ones(2)])
+    assert not looks_finite([gradient.conj()])
+    assert looks_finite([gradient[:1], torch.ones(2)])
+    assert find(Network(), held_pass(Network().train(), inputs())) is None
+    assert [tensor.isfinite().all().item() for tensor in tensors_in({"numbers": gradient})] == [False]
+
+
+@pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, and it says so.
+def test_unusual_inputs():
+    """Sparse, nested, meta and quantised inputs are looked at where they hold numbers, and are no error."""
+    bad = torch.tensor([[1.0, NAN]])
+    given = {
+        "sparse": bad.to_sparse(),
+        "compressed": bad.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([bad[0], bad[0, :1]]),
+        "meta": torch.ones(2, device="meta"),
+        "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    }
+    assert [bool(tensor.isfinite().all()) for tensor in tensors_in(given)] == [False] * 3
+
+
+class TestRecorder:
+    """What a recorder holds."""
+
+    def test_only_training(self):
+        """A pass in evaluation mode, or without gradients, is not held."""
+        model, recorder = Network(), PassRecorder("cpu")
+        recorder.watch(model)
+        model.eval()(inputs())
+        with torch.no_grad():
+            model.train()(inputs())
+        assert (len(recorder.passes), len(recorder.losses)) == (0, 0)
+        model(inputs())
+        assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
+
+    def test_pass_that_fails(self):
+        """A pass that ends with an error is held, and the next one is no part of it."""
+        model, recorder = Network().train(), PassRecorder("cpu")
+        recorder.watch(model, "layers")
+        for numbers in (torch.ones(2, 3), inputs()):
+            with contextlib.suppress(RuntimeError):
+                model(numbers)
+        model.layers(inputs())
+        assert [held.module for held in recorder.passes] == ["", "", "layers"]
+        assert len(recorder.losses) == 1
+
+    def test_bounded(self):
+        """However often a model runs, only so many passes are held."""
+        model, recorder = Network().train(), PassRecorder("cpu")
+        recorder.watch(model)
+        for _ in range(HELD + 5):
+            model(inputs())
+        assert len(recorder.passes) == HELD
+
+    def test_no_graph_is_held(self):
+        """Inputs that were computed are held without the graph that computed them."""
+        scale = torch.ones(4, requires_grad=True)
+        held = held_pass(Network().train(), inputs() * scale)
+        assert held.args[0].grad_fn is None
+
+    @pytest.mark.parametrize(
+        ("output", "loss"),
+        [
+            ({"loss": torch.tensor(2.0)}, 2.0),
+            ({"logits": torch.zeros(2, 3)}, None),
+            ((torch.tensor(2.0), torch.zeros(2, 3)), 2.0),
+            ((torch.zeros(2, 3),), None),
+            ((), None),
+            (torch.tensor(2.0), 2.0),
+            (torch.zeros(2, 3), None),
+            (None, None),
+            ({"loss": None}, None),
+        ],
+    )
+    def test_loss_of(self, output, loss):
+        """The loss is found in what models return, and nothing else is taken for it."""
+        found = loss_of(output)
+        assert (None if found is None else found.item()) == loss
+
+
+def test_sentences():
+    """Every place is told in words, with one thing to do."""
+    for kind in (
+        "input",
+        "weight",
+        "output",
+        "loss",
+        "input gradient",
+        "weight gradient",
+        "output gradient",
+        "unknown",
+    ):
+        found = Found(kind, "layers.3")
+        assert str(found).startswith(("it ", "the input ", "the weight ", "where "))
+        assert found.remedy.endswith(".")
+
+
+class TakesAnEncoding(nn.Module):
+    """Computes from the numbers of a batch of transformers, and returns such a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Returns()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        """Return the loss."""
+        return (self.layer(batch)["numbers"] * self.weight).sum()
+
+
+class Returns(nn.Module):
+    """Returns a batch of transformers, with the root of its numbers."""
+
+    def forward(self, batch):
+        """Return the roots."""
+        return BatchEncoding({"numbers": batch["numbers"].sqrt()})
+
+
+def test_batch_of_transformers():
+    """NaN is found in a BatchEncoding, which is a mapping and no dictionary, as an argument and as an output."""
+    model = TakesAnEncoding()
+    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([NAN])}))) == Found(
+        "input", "argument 0"
+    )
+    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([-1.0])}))) == Found("output", "layer")
+
+
+def test_held_batch_of_transformers():
+    """What is held of a BatchEncoding is cut off from the graph that made its numbers."""
+    numbers = torch.ones(2, requires_grad=True) * 2
+    (held,) = held_pass(TakesAnEncoding(), BatchEncoding({"numbers": numbers})).args
+    assert type(held) is BatchEncoding
+    assert not held["numbers"].requires_grad
+    assert numbers.requires_grad

@@ -1,0 +1,109 @@
+"""AdamW runs fused where torch has that, and what a person set stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from openmed_nb.devices.backend import release_of
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.training.optimizers import adamw, explain_fused, fused_support, ignores_scaler
+
+DECISIONS = [
+    # tensors, torch, more -> fused, a word of the reason
+    ({("mps", "float32")}, (2, 13), {}, True, "float32 on mps since 2.5"),
+    ({("mps:0", "bfloat16"), ("mps:0", "float32")}, (2, 6), {}, True, "bfloat16 on mps"),
+    ({("mps", "float32")}, (2, 4, 1), {}, False, "since 2.5, and this is 2.4.1"),
+    ({("mps", "float32")}, (2, 12, 1), {"scaled": True}, False, "pytorch#186360"),
+    ({("mps", "float32")}, (2, 13), {"scaled": True}, True, "float32 on mps since 2.5"),
+    ({("mps", "complex64")}, (2, 13), {}, False, "parameters in complex64"),
+    ({("cuda:1", "float64")}, (2, 6), {"scaled": True}, True, "float64 on cuda"),
+    ({("cpu", "float64")}, (2, 6), {}, True, "since 2.4"),
+    ({("cpu", "float32"), ("mps", "float32")}, (2, 6), {}, True, "float32 on cpu since 2.4, float32 on mps"),
+    ({("xla:0", "float32")}, (2, 13), {}, False, "not known to have it on xla"),
+    ({("mps", "float32")}, (2, 13), {"options": {"fused": False}}, False, "fused=False was set"),
+    ({("mps", "float32")}, (2, 13), {"options": {"fused": True}, "scaled": True}, True, "fused=True was set"),
+    ({("mps", "float32")}, (2, 13), {"options": {"fused": None}}, True, "since 2.5"),
+    ({("cpu", "float32")}, (2, 13), {"options": {"foreach": False}}, False, "foreach=False was set"),
+    ({("cuda", "float32")}, (2, 13), {"options": {"capturable": True}}, False, "capturable=True was set"),
+    (set(), (2, 13), {}, False, "no parameters"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "release", "more", "fused", "reason"), DECISIONS)
+def test_decision(tensors, release, more, fused, reason):
+    """Devices, types, the release of torch, a scaler and what was set decide."""
+    support = fused_support(tensors, release, **more)
+
+    assert support.fused == fused
+    assert reason in support.reason
+    assert support.to_dict() == {"fused": fused, "reason": support.reason}
+
+
+def parameters():
+    """Return the parameters of a small model with gradients."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    model(torch.ones(2, 5)).square().sum().backward()
+    return list(model.parameters())
+
+
+def groups(tensors):
+    """Return parameters in all forms that torch takes."""
+    weight, bias = tensors
+    return [
+        [weight, bias],
+        [{"params": [weight], "lr": 0.5}, {"params": bias, "weight_decay": 0.0}],
+        [("weight", weight), ("bias", bias)],
+        [{"params": [("weight", weight), ("bias", bias)]}],
+        iter([weight, bias]),
+    ]
+
+
+@pytest.mark.parametrize("form", range(5))
+def test_every_form_of_parameters(form):
+    """Lists, groups, pairs with names and generators are taken, and each runs fused on the CPU."""
+    tensors = parameters()
+    before = tensors[0].detach().clone()
+    optimizer = adamw(groups(tensors)[form], lr=0.1)
+    optimizer.step()
+
+    assert all(group["fused"] for group in optimizer.param_groups)
+    assert not torch.equal(before, tensors[0])
+
+
+def test_same_steps_as_the_plain_form():
+    """Fused and plain AdamW agree."""
+    fused, plain = parameters(), parameters()
+    for _ in range(5):
+        adamw(fused, lr=0.1).step()
+        adamw(plain, lr=0.1, fused=False).step()
+    for ours, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"differentiable": True}])
+def test_what_was_set_stays(options):
+    """An implementation that a person chose is used."""
+    optimizer = adamw(parameters(), lr=0.1, amsgrad=True, **options)
+
+    assert not optimizer.defaults["fused"]
+    assert optimizer.defaults["amsgrad"]
+    assert {name: optimizer.defaults[name] for name in options} == options
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_under_simulated_mps():
+    """On MPS it runs fused, and with a scaler where this torch obeys one."""
+    with simulated_device():
+        model = torch.nn.Linear(5, 3).to("mps")
+        before = model.weight.detach().clone()
+        model(torch.ones(2, 5, device="mps")).square().sum().backward()
+        optimizer = adamw(model.parameters(), lr=0.1)
+        optimizer.step()
+
+        assert optimizer.defaults["fused"]
+        assert not torch.equal(before, model.weight)
+        obeyed = not ignores_scaler("mps", release_of(torch.__version__))
+        assert explain_fused(model.parameters(), scaled=True).fused == obeyed
+        assert bool(adamw(model.parameters(), scaled=True).defaults["fused"]) == obeyed

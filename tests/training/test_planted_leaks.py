@@ -1,0 +1,305 @@
+"""Ten epochs of small trainings are flat; with losses that are kept with their graphs they grow, and the list is named."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+
+pytestmark = [
+    pytest.mark.usefixtures("quick_collection", "one_thread"),
+    pytest.mark.real_computer,  # Each test says its device, and begins its own simulation for mps.
+]
+
+EPOCHS = 10
+
+
+@contextlib.contextmanager
+def on(device):
+    """Let a device be there: the CPU, or a simulated MPS."""
+    with nb.simulated_mps("8 GiB") if device == "mps" else contextlib.nullcontext():
+        yield
+
+
+def check(curve, leaking, simulated=False, name="losses"):
+    """Check the verdict on tensors and, where they are kept, that the advice names the list."""
+    assert len(curve.boundaries) == EPOCHS
+    assert curve.simulated is simulated
+    assert ("SIMULATED" in str(curve)) is simulated
+    assert curve.trends["allocated"].kind == ("growing" if leaking else "flat"), str(curve)
+    if leaking:
+        assert curve.advice.startswith("Tensors are retained: ")
+        assert curve.holders[0].name.endswith(name)
+        assert curve.holders[0].graphs == curve.holders[0].tensors > EPOCHS
+        assert f"{curve.holders[0].name} (" in curve.advice
+        assert curve.holders[0].name in curve._repr_html_()
+
+
+@pytest.fixture
+def bundled():
+    """A copy of the small bundled model, in train mode."""
+    return copy.deepcopy(nb.load_model("bundled_small", device="cpu")["model"]).train()
+
+
+class Network(torch.nn.Module):
+    """The small network of the tutorials, for pictures of 3 x 32 x 32."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 16, 5)
+        )
+        self.classifier = torch.nn.Linear(16 * 10 * 10, 10)
+
+    def forward(self, pictures):
+        """Return the scores of ten classes."""
+        return self.classifier(self.features(pictures).flatten(1))
+
+
+@pytest.fixture
+def pictures():
+    """Synthetic pictures with their classes."""
+    numbers = torch.Generator().manual_seed(0)
+    data = torch.randn(16, 3, 32, 32, generator=numbers), torch.randint(0, 10, (16,), generator=numbers)
+    return torch.utils.data.TensorDataset(*data)
+
+
+@pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_plain_loop(device, leaking, bundled, batch_of):
+    """A plain loop over the bundled model is flat, and with a list of losses it is growing and the list is named."""
+    losses = []
+    with on(device):
+        model = bundled.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loop = nb.epochs(EPOCHS, device)
+        for epoch in loop:
+            for step in range(2):
+                batch = {name: field.to(device) for name, field in batch_of(rows=8, length=16, seed=step).items()}
+                loss = model(**batch).loss + 0 * epoch
+                loss.backward(retain_graph=leaking)
+                optimizer.step()
+                optimizer.zero_grad()
+                loop.step()
+                losses.append(loss if leaking else loss.item())
+
+    check(loop.curve, leaking, simulated=device == "mps")
+    assert loop.curve.boundaries[-1].step == 2 * EPOCHS
+    assert len(losses) == 2 * EPOCHS
+
+
+@pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
+@pytest.mark.parametrize("through_accelerate", [False, True], ids=["plain", "accelerate"])
+def test_the_network_of_the_tutorials(through_accelerate, leaking, pictures):
+    """The small network of the tutorials is flat, as a plain loop and through Accelerate, and a leak in it is named."""
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    losses, model, measure = [], Network(), torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    accelerator = Accelerator(**nb.accelerator_arguments("cpu"))
+    if through_accelerate:
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    loop = nb.epochs(EPOCHS, accelerator if through_accelerate else "cpu")
+    for _ in loop:
+        for given, classes in loader:
+            optimizer.zero_grad()
+            loss = measure(model(given), classes)
+            (accelerator.backward if through_accelerate else torch.Tensor.backward)(loss, retain_graph=leaking)
+            optimizer.step()
+            losses.append(loss if leaking else loss.item())
+
+    check(loop.curve, leaking)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
+    """Answers that are kept on the device are a leak too, without graphs, and are named."""
+    answers = []
+    with on(device), torch.inference_mode():
+        model = tagger.to(device).eval()
+        loop = nb.epochs(EPOCHS, device)
+        for _ in loop:
+            batch = {name: field.to(device) for name, field in batch_of(rows=16, length=32).items()}
+            answers.append(model(**batch).logits.expand(64, -1, -1, -1).contiguous())
+
+    assert (loop.hooks.verdict, loop.curve.measure) == ("growing", "allocated")
+    assert loop.curve.holders[0].name == "answers"
+    assert loop.curve.holders[0].graphs == 0
+
+
+@pytest.fixture
+def train(bundled, batch_of, tmp_path):
+    """A function that trains the bundled model with Trainer and returns the curve."""
+    from transformers import Trainer, TrainingArguments
+
+    def train(  # noqa: PLR0913 - each is what one test is about
+        device="cpu", *, trainer=Trainer, callbacks=(), epochs=EPOCHS, callback=None, resume=None, save="no"
+    ):
+        callback = callback or nb.trainer_callback(device)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            num_train_epochs=epochs,
+            per_device_train_batch_size=8,
+            report_to=[],
+            disable_tqdm=True,
+            logging_strategy="no",
+            save_strategy=save,
+            **nb.trainer_arguments(device),
+        )
+        batch = batch_of(rows=16, length=16)
+        rows = [{name: field[row] for name, field in batch.items()} for row in range(16)]
+        started = trainer(model=bundled, args=arguments, train_dataset=rows, callbacks=[callback, *callbacks])
+        started.train(resume_from_checkpoint=resume)
+        return callback.curve
+
+    return train
+
+
+def leaking_trainer():
+    """Return a Trainer that keeps its losses with their graphs."""
+    from transformers import Trainer
+
+    class LeakingTrainer(Trainer):
+        """Keeps what it should let go of."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.losses = []
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            """Keep the loss; a copy of its graph is not freed by the backward pass."""
+            self.losses.append(super().compute_loss(model, inputs, *args, **kwargs))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    return LeakingTrainer
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_trainer_is_flat(device, train):
+    """Ten epochs of Trainer with the callback are flat."""
+    with on(device):
+        curve = train(device)
+
+    check(curve, leaking=False, simulated=device == "mps")
+    assert [sample.epoch for sample in curve.boundaries] == list(range(1, EPOCHS + 1))
+    assert curve.boundaries[-1].step == 2 * EPOCHS
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_trainer_that_keeps_losses(device, train):
+    """A Trainer whose class keeps losses grows, and its list is named by the class that it is in."""
+    with on(device):
+        curve = train(device, trainer=leaking_trainer())
+
+    check(curve, leaking=True, simulated=device == "mps")
+
+
+def test_a_callback_that_keeps_losses(train):
+    """A callback that keeps tensors grows, and its list is named."""
+    from transformers import TrainerCallback
+
+    class Keeping(TrainerCallback):
+        """Keeps the result of a pass with its graph."""
+
+        def __init__(self):
+            self.losses = []
+
+        def on_step_end(self, _args, _state, _control, model=None, **_kwargs):
+            """Run the model once more and keep what it says."""
+            self.losses.append(model(input_ids=torch.full((16, 32), 7)).logits.sum())
+
+    keeping = Keeping()
+    curve = train(callbacks=[keeping])
+
+    check(curve, leaking=True)
+
+
+def test_the_same_callback_for_two_trainings(train):
+    """A callback that is used for a second training begins a new curve."""
+    callback = nb.trainer_callback("cpu")
+    first, second = train(epochs=2, callback=callback), train(epochs=3, callback=callback)
+
+    assert [len(curve.boundaries) for curve in (first, second)] == [2, 3]
+    assert second.samples[0].epoch == 1
+
+
+def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
+    """A training that goes on from a checkpoint counts its epochs and steps on."""
+    train(epochs=2, save="epoch")
+    curve = train(epochs=4, resume=str(tmp_path / "checkpoint-4"))
+
+    assert [(sample.epoch, sample.step) for sample in curve.boundaries] == [(3, 6), (4, 8)]
+
+
+@pytest.mark.parametrize("guards", [False, True, "labels", ()])
+def test_what_are_no_guards_is_refused(guards):
+    """A callback takes guards and nothing else; the error says how to switch some off."""
+    with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
+        nb.trainer_callback("cpu", guards=guards)
+
+
+def test_a_trainer_on_another_device_is_warned_of(train):
+    """Where Trainer computes elsewhere than was chosen a warning says so, and the curve is that of Trainer's device."""
+    with nb.simulated_mps("8 GiB"):
+        callback = nb.trainer_callback("mps")
+    with pytest.warns(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
+        curve = train(epochs=1, callback=callback)
+
+    assert curve.device == "cpu"
+
+
+def test_a_trainer_on_the_chosen_device_is_not_warned_of(train):
+    """Where Trainer computes where it should there is no warning of ours."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(epochs=1)
+
+    assert not [one for one in caught if issubclass(one.category, OpenMedWarning)]
+
+
+@pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
+def test_lightning(leaking, pictures, tmp_path):
+    """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        """The small network, with or without a leak."""
+
+        def __init__(self):
+            super().__init__()
+            self.network, self.losses = Network(), []
+
+        def training_step(self, batch, _index):
+            """Return the loss, and keep a second one with its graph."""
+            if leaking:
+                self.losses.append(torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
+            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            """Adam, as in the tutorials."""
+            return torch.optim.Adam(self.parameters())
+
+    callback = nb.lightning_callback("cpu")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(tmp_path),
+    )
+    module = Module()
+    trainer.fit(module, torch.utils.data.DataLoader(pictures, batch_size=8))
+
+    check(callback.curve, leaking)
+    assert callback.curve.boundaries[-1].step == 2 * EPOCHS

@@ -1,0 +1,142 @@
+"""Which numbers a model is trained in: a table of requests, devices, releases of torch and chips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training.precision import SPELLINGS, autocast_policy, parse_precision
+
+M1, M3 = (
+    Machine("Darwin", "arm64", apple_silicon=True, chip=chip, macos=(15, 0))
+    for chip in ("Apple M1 Max", "Apple M3 Pro")
+)
+MACOS13, MACOS14 = replace(M3, macos=(13, 7)), replace(M3, macos=(14, 0))
+UNKNOWN = Machine("Darwin", "arm64", apple_silicon=True)
+LINUX = Machine("Linux", "x86_64")
+T26, T27, T28, T213 = (2, 6), (2, 7, 1), (2, 8), (2, 13, 0)
+
+CHOICES = [
+    # (device, torch, machine, requested, capability) -> type, scaler, a word of a note
+    (("mps", T213, M3, None, None), "float32", False, ""),
+    (("mps", T213, M3, "fp32", None), "float32", False, ""),
+    (("mps", T213, M3, "bf16", None), "bfloat16", False, ""),
+    (("mps", T213, M1, "bf16", None), "bfloat16", False, "no speed gained"),
+    (("mps", T213, UNKNOWN, "bf16", None), "bfloat16", False, "not known"),
+    (("mps", T26, M3, "bfloat16", None), "bfloat16", False, ""),
+    (("mps", T28, M3, "fp16", None), "float16", True, "184286"),
+    (("mps", (2, 12, 1), M1, "fp16", None), "float16", True, "186360"),
+    (("mps", T213, M1, "fp16", None), "float16", True, ""),
+    (("mps", T26, MACOS14, "bf16", None), "bfloat16", False, ""),
+    (("mps", (2, 9), MACOS13, "bf16", None), "bfloat16", False, ""),
+    (("mps", T28, MACOS13, "auto", None), "float16", True, "184286"),
+    (("mps", T26, MACOS13, "auto", None), "float32", False, ""),
+    (("mps", T26, replace(M3, macos=None), "bf16", None), "bfloat16", False, ""),
+    (("mps", T28, M1, "float16", None), "float16", True, "186360"),
+    (("mps", T213, M3, "auto", None), "bfloat16", False, ""),
+    (("mps", T213, M1, "auto", None), "bfloat16", False, "no speed gained"),
+    (("mps", (2, 4), M3, "auto", None), "float32", False, ""),
+    (("cuda", T213, LINUX, None, (9, 0)), "float32", False, ""),
+    (("cuda:1", T213, LINUX, "auto", (9, 0)), "bfloat16", False, ""),
+    (("cuda", T213, LINUX, "auto", (8, 0)), "bfloat16", False, ""),
+    (("cuda", T213, LINUX, "auto", (7, 5)), "float16", True, ""),
+    (("cuda", T213, LINUX, "auto", None), "float16", True, ""),
+    (("cuda", T213, LINUX, "fp16", (9, 0)), "float16", True, ""),
+    (("cpu", T213, LINUX, None, None), "float32", False, ""),
+    (("cpu", T213, LINUX, "auto", None), "float32", False, ""),
+    (("cpu", T213, LINUX, "bf16", None), "bfloat16", False, "more slowly"),
+    (("cpu", T213, LINUX, "fp16", None), "float16", True, "more slowly"),
+]
+
+
+@pytest.mark.parametrize(("asked", "dtype", "scaler", "note"), CHOICES)
+def test_choice(asked, dtype, scaler, note):
+    """float32 is the default, bfloat16 is preferred to float16, and what is emulated is said to be."""
+    precision = autocast_policy(*asked)
+
+    assert (precision.dtype, precision.needs_scaler, precision.enabled) == (dtype, scaler, dtype != "float32")
+    assert precision.device == asked[0]
+    assert precision.reason.startswith(dtype) or "auto" in asked
+    assert note in " ".join(precision.notes)
+    assert bool(note) == bool(precision.notes)
+
+
+REFUSED = [
+    (("mps", (2, 5), M3, "bf16", None), "no autocast to bfloat16 on MPS", "Upgrade torch to 2.6"),
+    (("mps", (2, 4), M3, "fp16", None), "no autocast to float16 on MPS", "Upgrade torch to 2.5"),
+    (("mps", T26, M3, "fp16", None), "needs a GradScaler, which does not work on MPS with torch 2.6", "Use 'bfloat16'"),
+    (("mps", T27, M1, "fp16", None), "pytorch#142397", "torch 2.8 or later"),
+    (
+        ("mps", T26, MACOS13, "bf16", None),
+        "torch 2.6 computes bfloat16 on MPS from macOS 14 on, and this is macOS 13.7",
+        "Update macOS",
+    ),
+    (("mps", T28, MACOS13, "bf16", None), "from macOS 14 on", "to 14 or later"),
+    (("cuda", T213, LINUX, "bf16", (7, 5)), "a GPU of compute capability 7.5 has no bfloat16", "Use 'float16'"),
+    (("cuda", T213, LINUX, "bf16", None), "as far as is known", "Use 'float16'"),
+]
+
+
+@pytest.mark.parametrize(("asked", "what", "remedy"), REFUSED)
+def test_precision_that_cannot_be_had(asked, what, remedy):
+    """A precision that cannot be had is an error with a way out, never another type."""
+    with pytest.raises(ConfigurationError) as caught:
+        autocast_policy(*asked)
+
+    assert what in caught.value.what
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("requested", ["int8", "", "float64", "bf 16"])
+def test_what_is_no_precision(requested):
+    """Another word is refused, and those that are taken are shown."""
+    with pytest.raises(ConfigurationError, match=r"is no precision\. Use one of 'float32', 'fp32', 'no'"):
+        parse_precision(requested)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings(spelling):
+    """A type may be spelled as torch, Accelerate and the Trainer do, in any case."""
+    assert parse_precision(f" {spelling.upper()} ") == SPELLINGS[spelling]
+    assert parse_precision(torch.bfloat16) == "bfloat16"
+
+
+def test_shown():
+    """It shows the type, why and what to know, and is a mapping of plain values."""
+    precision = autocast_policy("mps", T28, M1, "fp16")
+
+    assert str(precision).startswith(
+        "Precision on mps: autocast to float16 with a GradScaler\n  float16 was asked for;"
+    )
+    assert precision.to_dict()["notes"] == list(precision.notes)
+    assert "pytorch#186360" in precision._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("requested", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_step(device, requested, dtype):
+    """A step with its context and its scaler computes in the type, and the weights stay float32 and change."""
+    with simulated_device():
+        precision = autocast_policy(device, T213, M3, requested)
+        model = torch.nn.Linear(4, 4).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        before, scaler = model.weight.detach().clone(), precision.scaler()
+        with precision.autocast():
+            output = model(torch.ones(2, 4).to(device))
+            loss = output.float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+        assert output.dtype == (dtype if device == "cpu" else torch.float32)  # The simulation computes as the CPU.
+        assert scaler.is_enabled() == (requested == "fp16")
+        assert model.weight.dtype == torch.float32
+        assert not torch.equal(model.weight.detach().cpu(), before.cpu())

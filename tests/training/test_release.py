@@ -1,0 +1,223 @@
+"""Releasing memory in plain Python: what lets go is run in order, and what came back is measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training.release import check_names, drop_frames, drop_variables, release
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+KIB = 1 << 10
+
+
+def failed(size=KIB):
+    """Return an error that holds a tensor in its frames, and a reference to the tensor."""
+    watched = []
+
+    def step():
+        activations = torch.zeros(size)
+        watched.append(weakref.ref(activations))
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 5.21 GiB, other allocations: 384.00 KiB).")
+
+    try:
+        step()
+    except RuntimeError as error:
+        return error, watched[0]
+
+
+@pytest.fixture
+def last_error():
+    """A function that makes an error the last one; what was the last error before is put back."""
+    names = ("last_type", "last_value", "last_traceback", "last_exc")
+    before = {name: getattr(sys, name) for name in names if hasattr(sys, name)}
+
+    def last_error(error):
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+
+    yield last_error
+    for name in names:
+        if hasattr(sys, name):
+            delattr(sys, name)
+    for name, value in before.items():
+        setattr(sys, name, value)
+
+
+def test_causes_run_in_order_and_are_measured():
+    """Each cause lets go in its turn, and the table has what came back for it."""
+    first, second = [torch.zeros(KIB)], [torch.zeros(2 * KIB)]
+    seen = []
+    report = release("cpu", {"one": lambda: (first.clear(), seen.append("one")), "two": second.clear})
+
+    assert [(one.cause, one.tensors) for one in report.freed] == [
+        *(("unused blocks of the device", 0), ("one", 4 * KIB), ("two", 8 * KIB))
+    ]
+    assert report.tensors == 12 * KIB
+    assert seen == ["one"]
+    assert str(report).startswith("Released 12.0 KiB of tensors")
+    assert json.loads(json.dumps(report.to_dict()))["freed"][2]["tensors"] == 8 * KIB
+
+
+def test_what_only_the_collector_frees_counts():
+    """A cycle that a cause lets go of is collected before the look."""
+    held = {}
+    held["cycle"] = [torch.zeros(KIB), held]
+    box = [held]
+    del held
+
+    assert release("cpu", {"box": box.clear}).freed[1].tensors == 4 * KIB
+
+
+@pytest.mark.parametrize("chain", ["alone", "caused", "during", "grouped"])
+def test_frames_of_the_last_error_are_dropped(last_error, chain):
+    """The frames of the last error go at once, and those of the errors that led to it, while the errors stay."""
+    inner, gone = failed()
+    error = inner
+    if chain == "grouped":
+        if sys.version_info < (3, 11):
+            pytest.skip("groups of errors came with Python 3.11")
+        error = ExceptionGroup("steps", [inner])  # noqa: F821 - from Python 3.11
+    elif chain != "alone":
+        error = ValueError("outer")
+        setattr(error, "__cause__" if chain == "caused" else "__context__", inner)
+    last_error(error)
+
+    assert gone() is not None
+    drop_frames()
+    assert gone() is None
+    assert sys.last_value is error
+
+
+def test_errors_that_refer_to_each_other_end(last_error):
+    """A ring of errors is looked at once."""
+    inner, gone = failed()
+    error = ValueError("outer")
+    error.__cause__, inner.__context__ = inner, error
+    last_error(error)
+    drop_frames()
+
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("last_error")
+def test_without_a_last_error():
+    """Where there was no error there is nothing to drop, and nothing to say about the debugger."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    drop_frames()
+
+    assert nb.release(namespace={}, models=False).notes == ()
+
+
+@pytest.mark.real_computer  # It counts tensors of the CPU.
+def test_named_variables(last_error):
+    """Names are deleted from the namespace, each once; their figures and the note on the debugger are in the report."""
+    inner, gone = failed()
+    last_error(inner)
+    variables = {"losses": [torch.zeros(KIB)], "other": 1}
+    report = nb.release("losses", "losses", namespace=variables, models=False)
+
+    assert variables == {"other": 1}
+    assert report.freed[1].cause == "variables"
+    assert report.freed[1].tensors == 4 * KIB
+    assert gone() is None
+    assert "%debug" in str(report)
+
+
+def test_frames_can_be_kept(last_error):
+    """With traceback=False the frames stay."""
+    inner, gone = failed()
+    last_error(inner)
+    report = nb.release(namespace={}, models=False, traceback=False)
+
+    assert gone() is not None
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize("names", [("lossse",), ("losses", "lossse"), (7,), (["losses"],), ("",), ("losses.x",)])
+def test_unknown_names_release_nothing(names, last_error):
+    """A name that is no variable is a clear error, and nothing is let go of."""
+    inner, gone = failed()
+    last_error(inner)
+    variables = {"losses": [torch.zeros(KIB)]}
+    with pytest.raises(ConfigurationError, match="No variable is called"):
+        nb.release(*names, namespace=variables)
+
+    assert set(variables) == {"losses"}
+    assert gone() is not None
+
+
+def test_names_are_checked_before_they_are_deleted():
+    """Checking leaves the namespace alone, deleting leaves the rest alone."""
+    variables = {"losses": 1, "other": 2}
+    check_names(("losses",), variables)
+    assert set(variables) == {"losses", "other"}
+    drop_variables(("losses", "losses"), variables)
+    assert set(variables) == {"other"}
+
+
+SCRIPT = """
+import sys
+import openmed_nb as nb
+losses = [1.5]
+report = nb.release("losses")
+print("losses" in globals(), report.tensors, report.freed[-1].cause, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.real_computer  # The script is a process of its own.
+def test_a_script_without_torch():
+    """In a script the variables are those of __main__, and torch is not loaded for a release."""
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+    assert process.stdout == "False 0 loaded models False\n"
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_simulated_release():
+    """Under the simulated MPS the memory of a variable leaves the device with it, and the report says SIMULATED."""
+    with nb.simulated_mps("8 GiB"):
+        losses = [torch.zeros(1 << 22, device="mps")]
+        variables = {"losses": losses}
+        del losses
+        report = nb.release("losses", namespace=variables, models=False)
+
+    assert (report.device, report.simulated, report.tensors) == ("mps", True, 4 << 22)
+    assert report.freed[1].reserved >= 4 << 22
+    assert "SIMULATED" in str(report)
+    assert "SIMULATED" in report._repr_html_()
+
+
+def test_what_the_notebook_needs_is_kept():
+    """Names of the interpreter are refused before anything is let go."""
+    variables = {"losses": [1], "__name__": "__main__"}
+    with pytest.raises(ConfigurationError, match="needs __name__"):
+        nb.release("losses", "__name__", namespace=variables, models=False)
+
+    assert variables == {"losses": [1], "__name__": "__main__"}
+
+
+def test_an_error_with_odd_parts_is_no_group(last_error):
+    """An error whose ``exceptions`` is no group's is released like any other."""
+
+    class Odd(RuntimeError):
+        exceptions = None
+
+    last_error(Odd())
+
+    assert nb.release(namespace={}, models=False).freed[1].cause == "frames of the last error"

@@ -1,0 +1,107 @@
+"""A batch that went wrong is kept in a file of its own, and no file is overwritten."""
+
+from __future__ import annotations
+
+import stat
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from openmed_nb.training.saved_batches import keep_batch, save_batch
+
+
+def test_batch_comes_back(tmp_path, batch_of):
+    """What is saved can be read again, number by number."""
+    batch = batch_of()
+    saved = load_file(save_batch(batch, tmp_path / "new" / "folder", 7).file)
+    assert saved.keys() == batch.keys()
+    assert all(torch.equal(saved[name], batch[name]) for name in batch)
+
+
+def test_nothing_is_overwritten(tmp_path):
+    """A second batch of the same step gets a file of its own."""
+    files = [save_batch({"labels": torch.tensor([number])}, tmp_path, 7).file for number in range(3)]
+    assert [file.name for file in files] == ["step_7.safetensors", "step_7_2.safetensors", "step_7_3.safetensors"]
+    assert [load_file(file)["labels"].item() for file in files] == [0, 1, 2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
+def test_only_the_owner_reads_it(tmp_path):
+    """The file and the folder that was made for it are closed to others."""
+    file = save_batch({"labels": torch.ones(1)}, tmp_path / "kept", 1).file
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) & 0o077 == 0
+
+
+def test_names_in_the_file(tmp_path):
+    """Tensors are named by their places, a tensor alone is called batch, and other values are left out."""
+    batch = {"labels": torch.ones(1), "pair": (torch.ones(1), {"deep": torch.ones(1)}), "text": "secret", "number": 5}
+    assert set(load_file(save_batch(batch, tmp_path, 1).file)) == {"labels", "pair.0", "pair.1.deep"}
+    assert set(load_file(save_batch(torch.ones(1), tmp_path, 2).file)) == {"batch"}
+
+
+def test_shared_and_turned_tensors(tmp_path):
+    """Tensors that share memory, are turned, or belong to a graph, can be saved too."""
+    whole = torch.arange(6.0, requires_grad=True).reshape(2, 3)
+    saved = load_file(save_batch([whole, whole.T, whole[0]], tmp_path, 1).file)
+    assert torch.equal(saved["1"], whole.T)
+    assert saved["2"].tolist() == [0, 1, 2]
+
+
+UNUSUAL = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "compressed": lambda: torch.eye(2).to_sparse_csr(),
+    "complex128": lambda: torch.ones(2, dtype=torch.complex128),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
+    "meta": lambda: torch.ones(2, device="meta"),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, or old, and it says so.
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_what_no_file_can_hold_is_named(kind, tmp_path):
+    """A tensor that no safetensors file can hold is left out and named, and the others are kept."""
+    tensor = UNUSUAL[kind]()
+    said = keep_batch({"labels": torch.ones(1), "weights": tensor}, tmp_path, 7)
+    assert said.endswith("'. 1 of its 2 tensors could not be kept: weights.")
+    assert set(load_file(tmp_path / "step_7.safetensors")) == {"labels"}
+    assert keep_batch([tensor], tmp_path, 8) == (
+        "The batch could not be kept: 1 of its 1 tensors could not be kept: 0."
+    )
+    assert not (tmp_path / "step_8.safetensors").exists()
+
+
+def test_a_batch_without_tensors(tmp_path):
+    """Where there is nothing to keep no file is written, and the sentence says so."""
+    assert keep_batch({"text": "secret"}, tmp_path, 7) == "The batch could not be kept: it has no tensors."
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_the_same(tmp_path):
+    """Two tensors of one name are both kept."""
+    batch = {"pair": {"a": torch.zeros(1)}, "pair.a": torch.ones(1), 1: torch.zeros(1), "1": torch.ones(1)}
+    saved = load_file(save_batch(batch, tmp_path, 1).file)
+    assert {name: value.item() for name, value in saved.items()} == {"pair.a": 0, "pair.a (2)": 1, "1": 0, "1 (2)": 1}
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, True),
+        ({"argument 0": torch.ones(2, 3, dtype=torch.long)}, True),
+        ({"pixel_values": torch.ones(2, 3, 4, 4), "labels": torch.ones(2, 3, dtype=torch.long)}, False),
+    ],
+)
+def test_clinical_content_is_said_of_token_ids(batch, said, tmp_path):
+    """Only of a batch in which there are token ids, by name or by their looks, is it said that they are clinical."""
+    assert ("its token ids are clinical content" in keep_batch(batch, tmp_path, 7)) == said
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    """A file in the place of the folder gives a sentence, and no error."""
+    (tmp_path / "kept").write_text("mine", encoding="utf-8")
+    assert keep_batch({"labels": torch.ones(1)}, tmp_path / "kept", 7).startswith("The batch could not be saved: ")

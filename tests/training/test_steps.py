@@ -1,0 +1,403 @@
+"""Accumulated gradients are those of one large batch, whatever the sizes of the batches and of their labels."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.training.steps import (
+    GradientAccumulation,
+    accumulation_groups,
+    check_fused,
+    checked_weight,
+    count_examples,
+    count_labels,
+)
+
+FEATURES, LABELS = 3, 4
+
+
+def linear(dtype=torch.float64):
+    """Return a small model with fixed weights."""
+    torch.manual_seed(0)
+    return torch.nn.Linear(FEATURES, LABELS, dtype=dtype)
+
+
+def token_batch(rows, length, seed, kept=0.6):
+    """Return a batch of tokens in which some labels are left out."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, length, FEATURES, dtype=torch.float64, generator=generator)
+    labels = torch.randint(LABELS, (rows, length), generator=generator)
+    labels[torch.rand(rows, length, generator=generator) > kept] = -100
+    return {"inputs": inputs, "labels": labels}
+
+
+def token_loss(model, batch):
+    """Return the mean over the labels that are not left out; NaN where all are."""
+    return cross_entropy(model(batch["inputs"]).flatten(0, 1), batch["labels"].flatten())
+
+
+def gradients(model):
+    """Return copies of the gradients of a model."""
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def whole_gradients(groups, loss_of_group):
+    """Return the gradients of each group as one batch, for the groups that have a loss."""
+    found = []
+    for group in groups:
+        model = linear()
+        loss = loss_of_group(model, group)
+        if not loss.isnan():
+            loss.backward()
+            found.append(gradients(model))
+    return found
+
+
+def run(batches, steps, loss, **options):
+    """Return the gradients before every step of a run that does not change the model."""
+    model, found = linear(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    before_step = lambda: found.append(gradients(model))  # noqa: E731
+    accumulation = GradientAccumulation(optimizer, steps, before_step=before_step, **options)
+    stepped = [accumulation.backward(loss(model, batch)) for batch in accumulation.batches(batches)]
+    assert sum(stepped) == len(found)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return found
+
+
+def in_groups(batches, steps):
+    """Return the batches in lists of so many."""
+    return [batches[first : first + steps] for first in range(0, len(batches), steps)]
+
+
+def assert_same(found, expected):
+    """Compare gradients to 1e-6, which float64 leaves far behind."""
+    assert len(found) == len(expected)
+    for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def loss_of_tokens(model, group):
+    """Return the mean over all labels of several batches of tokens."""
+    logits = torch.cat([model(batch["inputs"]).flatten(0, 1) for batch in group])
+    return cross_entropy(logits, torch.cat([batch["labels"].flatten() for batch in group]))
+
+
+SHAPES = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 6), st.sampled_from([0.0, 0.3, 1.0])), min_size=1, max_size=9
+)
+
+
+@given(SHAPES, st.integers(1, 5), st.integers(0, 1000))
+@settings(max_examples=80, deadline=None)
+def test_token_losses_are_exact(shapes, steps, seed):
+    """A group gives the gradient of the mean over all its labels, also where batches have few labels or none."""
+    batches = [token_batch(rows, length, seed + place, kept) for place, (rows, length, kept) in enumerate(shapes)]
+
+    found = run((batch for batch in batches), steps, token_loss)
+
+    assert_same(found, whole_gradients(in_groups(batches, steps), loss_of_tokens))
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=9), st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_example_losses_are_exact(sizes, steps):
+    """A group gives the gradient of the mean over all its rows, the last, shorter group too."""
+    batches = [torch.randn(size, FEATURES, dtype=torch.float64) for size in sizes]
+
+    found = run(iter(batches), steps, lambda model, batch: model(batch).square().mean(), weight=count_examples)
+
+    whole = whole_gradients(in_groups(batches, steps), lambda model, group: model(torch.cat(group)).square().mean())
+    assert_same(found, whole)
+
+
+@given(st.lists(st.floats(0, 100), max_size=12), st.integers(1, 5))
+@settings(max_examples=80, deadline=None)
+def test_shares_of_a_group(weights, steps):
+    """The shares of a group make 1, or 0 where nothing has weight, and exactly one batch of it is the last."""
+    micros = list(accumulation_groups(weights, steps, float))
+
+    assert [micro.batch for micro in micros] == weights
+    for group in in_groups(micros, steps):
+        total = sum(micro.share for micro in group)
+        assert total == pytest.approx(1 if any(micro.batch for micro in group) else 0)
+        assert [micro.last for micro in group] == [False] * (len(group) - 1) + [True]
+
+
+def test_plain_mean_of_means_is_wrong():
+    """The mean of the batches' losses, which is what people write, has another gradient."""
+    batches = [token_batch(4, 6, 1, kept=1.0), token_batch(1, 2, 2, kept=1.0)]
+    model = linear()
+    for batch in batches:
+        (token_loss(model, batch) / 2).backward()
+
+    (exact,) = whole_gradients([batches], loss_of_tokens)
+    assert not torch.allclose(model.weight.grad, exact[0], rtol=1e-2)
+
+
+def test_a_group_of_nothing_takes_no_step():
+    """A group whose labels are all left out leaves the model as it is, and the next group is not poisoned by NaN."""
+    nothing, something = token_batch(2, 3, 0, kept=0.0), token_batch(2, 3, 1, kept=1.0)
+
+    found = run([nothing, nothing, nothing, something], 2, token_loss)
+
+    assert_same(found, whole_gradients([[something]], loss_of_tokens))
+
+
+def test_one_group_is_read_ahead():
+    """Not more than one group is taken from a generator before it is needed."""
+    taken = []
+    batches = (taken.append(number) or torch.ones(1, FEATURES) for number in range(100))
+    groups = accumulation_groups(batches, 3, count_examples)
+    next(groups)
+
+    assert taken == [0, 1, 2]
+
+
+def test_training_gets_better():
+    """A plain loop with accumulation, clipping and a scheduler learns, and the scheduler goes along with the steps."""
+    model = linear(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+    batches = [
+        {name: value.float() if name == "inputs" else value for name, value in token_batch(2, 5, 3, 1.0).items()}
+    ] * 5
+    accumulation, losses = GradientAccumulation(optimizer, steps=2, clip=1.0), []
+    for _epoch in range(10):
+        for batch in accumulation.batches(batches):
+            loss = token_loss(model, batch)
+            if accumulation.backward(loss):
+                scheduler.step()
+            losses.append(loss.item())
+
+    assert losses[-1] < 0.8 * losses[0]
+    assert scheduler.last_epoch == 30
+
+
+def test_clipping_holds_the_group():
+    """It is the gradient of the group that is clipped, after the person's hook saw it whole."""
+    model, seen = linear(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = model.weight.detach().clone()
+    accumulation = GradientAccumulation(
+        optimizer, 2, weight=count_examples, clip=0.5, before_step=lambda: seen.append(model.weight.grad.norm().item())
+    )
+    batches = accumulation.batches([torch.full((2, FEATURES), 50.0, dtype=torch.float64)] * 2)
+    stepped = [accumulation.backward(model(batch).square().mean()) for batch in batches]
+
+    assert stepped == [False, True]
+    assert seen[0] > 100
+    assert (model.weight.detach() - before).norm() <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("hook", [None, lambda: None], ids=["plain", "unscaled"])
+def test_with_a_scaler(hook):
+    """With a GradScaler the step is the same as without, and one with infinite gradients is left out."""
+    weights = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        model = linear(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        accumulation = GradientAccumulation(optimizer, 2, count_examples, scaler=scaler, before_step=hook)
+        for batch in accumulation.batches([torch.ones(3, FEATURES), torch.full((1, FEATURES), 2.0)]):
+            accumulation.backward(model(batch).square().mean())
+        weights.append(model.weight.detach().clone())
+    torch.testing.assert_close(*weights)
+
+    for batch in accumulation.batches([torch.full((1, FEATURES), 1e30)]):
+        accumulation.backward(model(batch).square().mean())
+    torch.testing.assert_close(model.weight.detach(), weights[1])
+    assert scaler.get_scale() == 512.0
+
+
+def test_gradients_from_before_do_not_count():
+    """What was left in the gradients, by a loop that was broken off or by hand, is no part of the first group."""
+    model = linear()
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, count_examples)
+    batch = torch.ones(2, FEATURES, dtype=torch.float64)
+    for _broken in accumulation.batches([batch, batch, batch]):
+        accumulation.backward(model(batch).square().mean())
+        break
+    assert model.weight.grad is not None
+
+    (single,) = whole_gradients([[batch]], lambda model, group: model(group[0]).square().mean())
+    found = []
+    accumulation.before_step = lambda: found.append(gradients(model))
+    for one in accumulation.batches([batch, batch]):
+        accumulation.backward(model(one).square().mean())
+    assert_same(found, [single])
+
+
+def run_out_of_memory(*_):
+    """Fail, as a hook on a gradient or before a step."""
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def train_on(accumulation, model, inputs, failing):
+    """Go through batches, on and on when one of them fails in its backward pass."""
+    for number, batch in enumerate(accumulation.batches(inputs)):
+        loss = model(batch).square().mean()
+        hook = model.weight.register_hook(run_out_of_memory) if number == failing else None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            accumulation.backward(loss)
+        if hook:
+            hook.remove()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
+    """A loop that goes on after a failure takes the steps of the other groups, whole, and is told so once."""
+    inputs = [torch.randn(2, FEATURES, dtype=torch.float64) for _ in range(6)]
+    model, found = linear(), []
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, count_examples)
+    accumulation.before_step = lambda: found.append(gradients(model))
+    with pytest.warns(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
+        train_on(accumulation, model, inputs, failing)
+    assert [warning.filename for warning in caught] == [__file__]
+    groups = [group for number, group in enumerate(in_groups(inputs, 2)) if number != failing // 2]
+    assert_same(found, whole_gradients(groups, lambda model, group: model(torch.cat(group)).square().mean()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_step_that_fails_leaves_no_gradients():
+    """Where the optimizer or a hook fails, the gradients of that step are forgotten."""
+    model, inputs = linear(), [torch.ones(2, FEATURES, dtype=torch.float64)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    accumulation = GradientAccumulation(optimizer, 1, count_examples, before_step=run_out_of_memory)
+    with pytest.warns(OpenMedWarning, match="forgotten"):
+        train_on(accumulation, model, inputs, failing=None)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_after_a_break_there_is_no_batch():
+    """A loop that is left before the loss was handed over leaves no batch behind for a later loss."""
+    model = linear()
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, count_examples)
+    batch = torch.ones(2, FEATURES, dtype=torch.float64)
+    for one in accumulation.batches([batch, batch]):
+        loss = model(one).square().mean()
+        break
+    with pytest.raises(ConfigurationError, match="without a batch"):
+        accumulation.backward(loss)
+
+
+def test_a_loss_that_is_not_handed_over_is_an_error():
+    """Leaving a batch out in the loop would make the shares wrong, and is refused."""
+    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, count_examples)
+    batches = accumulation.batches([torch.ones(1, FEATURES)] * 2)
+    next(batches)
+
+    with pytest.raises(ConfigurationError, match="not handed to backward"):
+        next(batches)
+
+
+def test_a_loss_without_a_batch_is_an_error():
+    """A loss can be handed over once for each batch that was taken."""
+    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2)
+
+    with pytest.raises(ConfigurationError, match="without a batch"):
+        accumulation.backward(torch.zeros((), requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ({"labels": torch.tensor([[1, -100], [-100, -100]])}, 1),
+        ({"labels": torch.tensor([0, 2, 1])}, 3),
+        ({"label": torch.tensor([0, -100])}, 1),
+        ({"labels": torch.zeros(2, 5)}, 10),
+        ((torch.zeros(4, 3), torch.tensor([1, 1, 0, 2])), 4),
+        ({"labels": torch.full((2, 3), -100)}, 0),
+    ],
+)
+def test_count_labels(batch, count):
+    """Whole labels count unless they are left out, labels with fractions all do."""
+    assert count_labels(batch) == count
+
+
+def test_count_shifted_labels():
+    """A causal model never asks for the first label of a row."""
+    labels = {"labels": torch.tensor([[5, 6, -100], [7, -100, 8]])}
+
+    assert (count_labels(labels), count_labels(labels, shifted=True)) == (4, 2)
+    assert partial(count_labels, ignore_index=0)({"labels": torch.tensor([0, 1])}) == 1
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.zeros(3, 2), {"input_ids": torch.zeros(3)}, "text", [1, 2], {"labels": [1, 2]}]
+)
+def test_batch_without_labels(batch):
+    """A batch in which no labels are found is refused, without a word of its content."""
+    with pytest.raises(ConfigurationError, match=r"has no labels to weigh it by\. Pass weight="):
+        count_labels(batch)
+
+
+@pytest.mark.parametrize("batch", [{}, "text", [1, 2], torch.tensor(1.0)])
+def test_batch_without_rows(batch):
+    """A batch without a tensor that has rows is refused."""
+    with pytest.raises(ConfigurationError, match="no tensor with rows"):
+        count_examples(batch)
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
+def test_weights_that_are_none(weight):
+    """A weight below zero, infinite or NaN is refused."""
+    with pytest.raises(ConfigurationError, match="cannot weigh"):
+        checked_weight(weight)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, None])
+def test_steps_that_make_no_group(steps):
+    """A number of batches that makes no group is refused before anything is read."""
+    with pytest.raises(ConfigurationError, match="cannot be accumulated"):
+        GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), steps)
+
+
+@pytest.mark.parametrize("clip", [-1, 0, 0.0, float("nan"), "1", True])
+def test_norms_that_are_none(clip):
+    """A norm to clip to that is no number above 0 is refused, with the value."""
+    with pytest.raises(ConfigurationError, match=f"clipped to the norm {clip!r}"):
+        GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, clip=clip)
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_scaler_that_would_be_ignored():
+    """A GradScaler with a fused optimizer on MPS is refused before torch 2.13; one that is off, or elsewhere, is not."""
+    with simulated_device():
+        on_mps = torch.optim.AdamW(linear(torch.float32).to("mps").parameters(), fused=True)
+        scaler = torch.amp.GradScaler("mps")
+        with pytest.raises(ConfigurationError, match="ignores the GradScaler"):
+            check_fused(on_mps, scaler, (2, 12, 1))
+        assert check_fused(on_mps, scaler, (2, 13)) is None
+        assert check_fused(on_mps, torch.amp.GradScaler("mps", enabled=False), (2, 12)) is None
+        assert check_fused(on_mps, None, (2, 12)) is None
+    on_cpu = torch.optim.AdamW(linear(torch.float32).parameters(), fused=True)
+    assert check_fused(on_cpu, torch.amp.GradScaler("cpu"), (2, 12)) is None
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_under_simulated_mps():
+    """Under the simulated MPS device the steps are those of the CPU."""
+
+    def trained(device):
+        model = linear(torch.float32).to(device)
+        accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.5), 2, clip=1.0)
+        batches = [token_batch(2, 4, seed, kept=1.0) for seed in range(3)]
+        for batch in accumulation.batches(batches):
+            moved = {"inputs": batch["inputs"].float().to(device), "labels": batch["labels"].to(device)}
+            accumulation.backward(token_loss(model, moved))
+        return model.weight.detach().cpu()
+
+    expected = trained("cpu")
+    with simulated_device():
+        found = trained("mps")
+    torch.testing.assert_close(found, expected)

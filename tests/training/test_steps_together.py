@@ -1,0 +1,86 @@
+"""All that fits a step to the device, in one plain loop with a real model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from openmed_nb.devices.conversion import to_device
+from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.training.activations import checkpoint_activations
+from openmed_nb.training.optimizers import adamw
+from openmed_nb.training.precision import autocast_policy
+from openmed_nb.training.steps import GradientAccumulation
+
+pytestmark = pytest.mark.real_computer  # The CPU is compared with a simulation that the tests begin.
+
+MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
+
+
+def token_batches():
+    """Return batches of growing length in which some labels are left out."""
+    generator = torch.Generator().manual_seed(0)
+    for length in range(5, 12):
+        labels = torch.randint(-1, 3, (2, length), generator=generator)
+        ids = torch.randint(5, 20, (2, length), generator=generator)
+        yield {"input_ids": ids, "labels": torch.where(labels < 0, -100, labels)}
+
+
+def trained(model, device, requested=None, recompute=True):
+    """Return the losses and the number of steps of an epoch."""
+    model = to_device(model.train(), device)
+    precision = autocast_policy(device, (2, 13), MAC, requested, (9, 0))
+    optimizer = adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
+    accumulation = GradientAccumulation(optimizer, steps=3, clip=1.0, scaler=precision.scaler())
+    switch = checkpoint_activations(model)
+    if not recompute:
+        switch.off()
+    torch.manual_seed(0)
+    losses, steps = [], 0
+    for batch in accumulation.batches(token_batches()):
+        with precision.autocast():
+            loss = model(**to_device(batch, device)).loss
+        steps += accumulation.backward(loss)
+        losses.append(loss.item())
+    switch.off()
+    return losses, steps
+
+
+@pytest.fixture
+def model(tiny):
+    """A function that makes the same small BERT again."""
+    return lambda: tiny.random_bert(size={"num_hidden_layers": 2})
+
+
+@pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
+def test_on_the_cpu(model, requested):
+    """Seven batches in groups of three are three steps, and recomputing changes no loss."""
+    found, steps = trained(model(), "cpu", requested)
+    expected, _steps = trained(model(), "cpu", requested, recompute=False)
+
+    assert steps == 3
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
+def test_under_simulated_mps(model, requested):
+    """The simulated device has the losses of the CPU in float32, because it computes there."""
+    expected = trained(model(), "cpu")
+    with simulated_device() as mps:
+        found = trained(model(), "mps", requested)
+
+    assert found[1] == expected[1]
+    assert found[0] == pytest.approx(expected[0], rel=1e-3)
+    assert not any(copy.non_blocking for copy in mps.copies if copy.target == "mps")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
+def test_on_cuda(model, requested):
+    """The same loop runs on a CUDA GPU, where dropout falls elsewhere, and recomputing changes no loss."""
+    found, steps = trained(model(), "cuda", requested)
+    expected, _steps = trained(model(), "cuda", requested, recompute=False)
+
+    assert steps == 3
+    assert found == pytest.approx(expected, rel=1e-2)
