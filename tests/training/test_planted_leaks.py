@@ -128,7 +128,7 @@ def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
         loop = nb.epochs(EPOCHS, device)
         for _ in loop:
             batch = {name: field.to(device) for name, field in batch_of(rows=16, length=32).items()}
-            answers.append(model(**batch).logits.expand(64, -1, -1, -1).contiguous())
+            answers.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
 
     assert (loop.hooks.verdict, loop.curve.measure) == ("growing", "allocated")
     assert loop.curve.holders[0].name == "answers"
