@@ -47,7 +47,10 @@ SKIPPED = 20
 
 
 WATCHED: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
-"""Who watches a model; guards hold it weakly, or it would never be let go. A training that failed leaves its guards there; the next one lets them go."""
+"""Who watches a model; guards hold it weakly, or it would never be let go.
+
+A training that failed leaves its guards there, and the next one lets them go.
+"""
 
 
 class Guards(Shown):

@@ -10,12 +10,9 @@ import importlib.util
 import sys
 from typing import Any
 
-from ..devices.machine import Machine
-from ..devices.request import canonical, kind_of
+from ..devices.request import kind_of
 from ..errors import ConfigurationError
-from .epochs import EpochBoundary
-from .guards import Guards
-from .library_arguments import warn_of_another_device
+from .callbacks import GuardedTraining
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -33,29 +30,20 @@ def lightning() -> Any:
     return importlib.import_module((loaded or installed)[0])
 
 
-class LightningCallback(lightning().Callback):  # type: ignore[misc]
-    """Ends each epoch with a boundary, and guards each step; made by :func:`openmed_nb.lightning_callback`.
+class LightningCallback(GuardedTraining, lightning().Callback):  # type: ignore[misc]
+    """Ends each epoch with a boundary, and guards each step; made by :func:`openmed_nb.lightning_callback`."""
 
-    Attributes:
-        hooks: The boundary, with the curve.
-        guards: What looks for silently wrong numbers.
-    """
-
-    def __init__(self, hooks: EpochBoundary, guards: Guards, machine: Machine) -> None:
-        self.hooks, self.guards, self._machine = hooks, guards, machine
-        self._chosen = hooks.device
+    library = "Lightning"
 
     @property
-    def curve(self) -> Any:
-        """The samples so far, and the verdict."""
-        return self.hooks.curve
+    def remedy(self) -> str:
+        """What to do where Lightning uses another device than was chosen."""
+        return f"Pass accelerator={kind_of(self._chosen)!r} to its Trainer."
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a curve on the device that Lightning uses, and watch the model."""
-        device, kind = canonical(str(pl_module.device)), kind_of(self._chosen)
-        warn_of_another_device("Lightning", device, self._chosen, f"Pass accelerator={kind!r} to its Trainer.")
-        self.hooks.begin(device, trainer.current_epoch, trainer.global_step)
-        self.guards.watch(pl_module, device, self._machine, scaled=trainer.precision == "16-mixed")
+        device = self.begin(pl_module.device, trainer.current_epoch, trainer.global_step)
+        self.guards.watch(pl_module, device, self.machine, scaled=trainer.precision == "16-mixed")
         self._check_before_moving(trainer, pl_module)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, _optimizer: Any) -> None:

@@ -9,36 +9,23 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..devices.machine import Machine
-from ..devices.request import canonical
-from .epochs import EpochBoundary
-from .guards import Guards
-from .library_arguments import warn_of_another_device
+from .callbacks import GuardedTraining
 
 
-class OpenMedCallback(TrainerCallback):
-    """Ends each epoch with a boundary, and guards each step; made by :func:`openmed_nb.trainer_callback`.
+class OpenMedCallback(GuardedTraining, TrainerCallback):
+    """Ends each epoch with a boundary, and guards each step; made by :func:`openmed_nb.trainer_callback`."""
 
-    Attributes:
-        hooks: The boundary, with the curve.
-        guards: What looks for silently wrong numbers.
-    """
-
-    def __init__(self, hooks: EpochBoundary, guards: Guards, machine: Machine) -> None:
-        self.hooks, self.guards, self._machine = hooks, guards, machine
-        self._chosen = hooks.device
+    library = "Trainer"
 
     @property
-    def curve(self) -> Any:
-        """The samples so far, and the verdict."""
-        return self.hooks.curve
+    def remedy(self) -> str:
+        """What to do where Trainer uses another device than was chosen."""
+        return "Pass **nb.trainer_arguments() to TrainingArguments."
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
         """Begin a curve on the device that Trainer uses, and watch the model and its batches."""
-        device = canonical(str(args.device))
-        warn_of_another_device("Trainer", device, self._chosen, "Pass **nb.trainer_arguments() to TrainingArguments.")
-        self.hooks.begin(device, int(state.epoch or 0), state.global_step)
-        self.guards.watch(kwargs["model"], device, self._machine, scaled=args.fp16)
+        device = self.begin(args.device, int(state.epoch or 0), state.global_step)
+        self.guards.watch(kwargs["model"], device, self.machine, scaled=args.fp16)
         self.guards.watch_loader(kwargs["train_dataloader"])
 
     def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
