@@ -3,6 +3,7 @@
 python benchmarks/startup.py [ROUNDS]
 
 - ``%load_ext openmed_nb`` against ``%load_ext autoreload``, each in a fresh IPython.
+- Opening the panel in a fresh kernel, against ``import ipywidgets`` just before.
 - Fresh kernel to first entities: the bundled model here against transformers' own ``pipeline`` on the same files.
 """
 
@@ -41,31 +42,59 @@ assert pipe("She has asthma.")
 """
 
 
+PANEL = """
+%load_ext openmed_nb
+import time
+start = time.perf_counter()
+import ipywidgets
+imported = time.perf_counter()
+panel = get_ipython().run_line_magic("openmed_panel", "")
+bundle = panel._repr_mimebundle_()
+opened = time.perf_counter()
+import sys
+print(opened - imported, imported - start, "torch" in sys.modules)
+"""
+
+PANEL_SECONDS = 0.3
+
+
 def load_seconds(extension: str) -> float:
     """Return how long a fresh IPython takes to load an extension, in seconds."""
     command = [sys.executable, "-c", LOAD.format(extension=extension)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def kernel_seconds(cell: str) -> float:
-    """Return how long it takes from starting a kernel to the end of its first cell, in seconds."""
+def kernel_seconds(cell: str) -> tuple[float, str]:
+    """Return how long it takes from starting a kernel to the end of its first cell, in seconds, and what it printed."""
+    printed: list[str] = []
     start = time.perf_counter()
     manager, client = start_new_kernel(kernel_name="python3", env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     try:
-        reply = client.execute_interactive(cell, output_hook=lambda _message: None, timeout=120)
+        reply = client.execute_interactive(
+            cell, output_hook=lambda message: printed.append(message["content"].get("text", "")), timeout=120
+        )
         seconds = time.perf_counter() - start
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     if reply["content"]["status"] != "ok":
         raise RuntimeError(reply["content"])
-    return seconds
+    return seconds, "".join(printed)
+
+
+def print_panel(rounds: int) -> None:
+    """Print what opening the panel costs."""
+    answers = [kernel_seconds(PANEL)[1].split() for _ in range(rounds)]
+    opened, imported = (statistics.median(float(one[column]) for one in answers) for column in (0, 1))
+    print(f"panel {opened * 1000:.0f} ms, import ipywidgets {imported * 1000:.0f} ms: {opened / imported:.2f} x")
+    torch = any(one[2] == "True" for one in answers)
+    print(f"  bar: under {PANEL_SECONDS * 1000:.0f} ms, without torch: {opened < PANEL_SECONDS and not torch}")
 
 
 def main(rounds: int) -> None:
     """Measure in turn, and print medians and ratios."""
     loads = [(load_seconds("openmed_nb"), load_seconds("autoreload")) for _ in range(rounds)]
-    starts = [(kernel_seconds(OURS), kernel_seconds(THEIRS)) for _ in range(rounds)]
+    starts = [(kernel_seconds(OURS)[0], kernel_seconds(THEIRS)[0]) for _ in range(rounds)]
     ours, autoreload = (statistics.median(column) for column in zip(*loads, strict=True))
     print(
         f"%load_ext openmed_nb {ours * 1000:.1f} ms, autoreload {autoreload * 1000:.1f} ms: {ours / autoreload:.2f} x"
@@ -74,6 +103,7 @@ def main(rounds: int) -> None:
     ours, theirs = (statistics.median(column) for column in zip(*starts, strict=True))
     print(f"first entities {ours:.2f} s, transformers' pipeline {theirs:.2f} s: {ours / theirs:.2f} x")
     print(f"  bar: no longer: {ours <= theirs}")
+    print_panel(rounds)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ In a notebook::
     %load_ext openmed_nb
     %openmed_device            # which device, and why
     %openmed_device cpu        # change it
+    %openmed_panel             # all of it to look at and to click
 
     %%openmed_ner
     Patient with type 2 diabetes mellitus and hypertension.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .errors import OpenMedError, OpenMedWarning
     from .interface.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
     from .interface.models import ModelLoader, annotate, load_model, load_pipeline
+    from .interface.panel.opening import panel
     from .interface.preparation import check_loader, loader_settings, precision, to_device
     from .interface.training import (
         EpochHooks,
@@ -83,6 +85,7 @@ _HOMES = {
     "load_pipeline": "interface.models",
     "loader_settings": "interface.preparation",
     "memory_curve": "interface.training",
+    "panel": "interface.panel.opening",
     "precision": "interface.preparation",
     "release": "interface.training",
     "reset": "interface.devices",
@@ -125,6 +128,7 @@ __all__ = [
     "load_pipeline",
     "loader_settings",
     "memory_curve",
+    "panel",
     "precision",
     "release",
     "reset",

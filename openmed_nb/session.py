@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .activity import Activity, Listener, Listeners
 from .devices import backend
 from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, candidates
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .annotation.annotated import AnnotatedText
     from .annotation.annotations import Annotations
     from .devices.simulation.device import SimulatedMps
+    from .models.inventory import Inventory
     from .models.loading import LoadedModel, LoadSpec
     from .models.store import ModelStore
     from .training.curve import MemoryCurve
@@ -56,6 +58,7 @@ class Session:
         self._simulation: Simulation | None = None
         self._models: ModelStore | None = None
         self._lock = threading.RLock()
+        self._listeners = Listeners()
         self.curve: MemoryCurve | None = None
 
     @property
@@ -69,7 +72,7 @@ class Session:
         if self._models is None:
             from .models.store import ModelStore
 
-            self._models = ModelStore()
+            self._models = ModelStore(self._listeners.tell)
         return self._models
 
     def device(self, argument: str | None = None, source: str = "argument") -> DeviceChoice:
@@ -128,26 +131,63 @@ class Session:
 
     def apply_mps_variables(self) -> dict[str, str]:
         """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""
-        with self._lock:
+        with self._listeners.told_after(), self._lock:
             self.computer.prepare("mps")
             environ = self.computer.changes.environ
             return {name: environ[name] for name in VARIABLES if name in environ}
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names."""
-        with self._lock:
+        with self._listeners.told_after(), self._lock:
             return self.models.unload(name)
 
-    def devices(self) -> DeviceList:
-        """Return every device with whether it can be used, and why not."""
-        with self._lock:
-            choice = self._choice_or_error()
-            return DeviceList(self.computer.candidates(), None if isinstance(choice, OpenMedError) else choice)
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Tell a function whenever something may have changed, and what takes a while; return what ends that.
 
-    def explain(self) -> Explanation:
-        """Return the chain of wishes, the choice, what was ruled out, and the environment."""
+        Args:
+            listener: Gets an :class:`Activity` while something is under way, and ``None`` when it is time to look again,
+                in the thread that called the verb.
+        """
+        return self._listeners.add(listener)
+
+    def is_free(self) -> bool:
+        """Tell whether a question would be answered at once: no other thread is inside a verb, such as a long load."""
+        free = self._lock.acquire(blocking=False)
+        if free:
+            self._lock.release()
+        return free
+
+    def told_after(self) -> contextlib.AbstractContextManager[None]:
+        """Tell the listeners to look again after a block that changes what is shown of this session."""
+        return self._listeners.told_after()
+
+    def inventory(self) -> Inventory:
+        """Return the models that are loaded, with device, type and size."""
+        from .models.inventory import Inventory
+
         with self._lock:
-            choice = self._choice_or_error()
+            return self._models.inventory() if self._models else Inventory(())
+
+    def devices(self, confirm: bool = True) -> DeviceList:
+        """Return every device with whether it can be used, and why not.
+
+        Args:
+            confirm: Whether a GPU that is planned is confirmed by computing on it, which loads torch.
+        """
+        with self._told_if(confirm), self._lock:
+            choice = self._choice_or_error(confirm)
+            if isinstance(choice, OpenMedError):
+                return DeviceList(self.computer.candidates())
+            return DeviceList(self.computer.candidates(choice.device), choice)
+
+    def explain(self, confirm: bool = True) -> Explanation:
+        """Return the chain of wishes, the choice, what was ruled out, and the environment.
+
+        Args:
+            confirm: As for :meth:`devices`.
+        """
+        with self._told_if(confirm), self._lock:
+            choice = self._choice_or_error(confirm)
             device = self._state.in_force if isinstance(choice, OpenMedError) else choice.device
             variables = shown_variables(self.computer.changes.shell)
             return Explanation(self._state.chain(), choice, self.environment(device or "cpu"), variables)
@@ -158,17 +198,18 @@ class Session:
 
     def keep_curve(self, curve: MemoryCurve) -> None:
         """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""
-        self.curve = curve
+        with self._listeners.told_after():
+            self.curve = curve
 
     def start(self) -> None:
         """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
-        with self._lock:
+        with self._listeners.told_after(), self._lock:
             self._state.start()
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
-        self.end_simulation()
-        with self._lock:
+        with self._listeners.told_after(), self._lock:
+            self.end_simulation()
             self._state.clear()
 
     def simulate(
@@ -186,8 +227,8 @@ class Session:
             DeviceUnavailable: Where a simulation is on already, or a model does not fit; nothing is changed then.
             TorchUnusable: Where torch does not import.
         """
-        backend.import_torch()
-        with self._lock, contextlib.ExitStack() as undo:
+        with self._listeners.told_after(), self._lock, contextlib.ExitStack() as undo:
+            backend.import_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback))
             self.use("mps", source)
             self._simulation = Simulation(device, undo.pop_all())
@@ -199,7 +240,7 @@ class Session:
         Raises:
             DeviceUnavailable: In another thread than the one that began it.
         """
-        with self._lock:
+        with self._listeners.told_after(), self._lock:
             if self._simulation is not None:
                 self._simulation.end()
 
@@ -222,11 +263,11 @@ class Session:
         **arguments: Any,
     ) -> Any:
         """Return a token-classification pipeline on the device that the configuration or the session says."""
-        from .annotation.building import pipeline_over
-
-        check_task(task)
-        strategy = check_strategy(aggregation_strategy)
         with self._unchanged_on_error():
+            from .annotation.building import pipeline_over
+
+            check_task(task)
+            strategy = check_strategy(aggregation_strategy)
             spec, choice, follows, options = self._load_plan(name, config, arguments)
             return pipeline_over(self.models.model(spec, choice.device, follows), strategy, options)
 
@@ -241,10 +282,14 @@ class Session:
         """
         from .annotation.corpus import annotate_texts, checked_pipeline
 
-        if model is None or isinstance(model, (str, os.PathLike)):
-            name = "bundled" if model is None else str(model)
-            return annotate_texts(self.create_pipeline(name, OpenMedConfig(), **arguments), texts, name, **running)
-        return annotate_texts(checked_pipeline(model, arguments), texts, type(model.model).__name__, **running)
+        with self._listeners.told_after():
+            if model is None or isinstance(model, (str, os.PathLike)):
+                name = "bundled" if model is None else str(model)
+                pipe = self.create_pipeline(name, OpenMedConfig(), **arguments)
+            else:
+                pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
+            self._listeners.tell(Activity("Annotating", name))
+            return annotate_texts(pipe, texts, name, **running)
 
     def annotate_text(
         self,
@@ -258,9 +303,12 @@ class Session:
         from .annotation.annotated import AnnotatedText
         from .annotation.texts import check_text
 
-        check_text(text)
-        pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
-        return AnnotatedText(text, tuple(pipe(text)), name or "bundled", shown_device(str(pipe.device)), show_text)
+        with self._listeners.told_after():
+            check_text(text)
+            pipe = self.create_pipeline(name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
+            model = name or "bundled"
+            self._listeners.tell(Activity("Annotating", model))
+            return AnnotatedText(text, tuple(pipe(text)), model, shown_device(str(pipe.device)), show_text)
 
     def _load_plan(
         self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]
@@ -279,8 +327,8 @@ class Session:
 
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
-        """Hold the lock, and take back what was applied to the environment if the verb fails."""
-        with self._lock, self._state.unchanged_on_error():
+        """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
+        with self._listeners.told_after(), self._lock, self._state.unchanged_on_error():
             yield
 
     @contextlib.contextmanager
@@ -309,10 +357,14 @@ class Session:
             self._models.follow(device)
             self._models.forget_device("mps")
 
-    def _choice_or_error(self) -> DeviceChoice | OpenMedError:
+    def _told_if(self, confirm: bool) -> contextlib.AbstractContextManager[None]:
+        """Tell the listeners after a look that confirms a GPU; any other look changes nothing, and they look themselves."""
+        return self._listeners.told_after() if confirm else contextlib.nullcontext()
+
+    def _choice_or_error(self, confirm: bool) -> DeviceChoice | OpenMedError:
         """Return the choice, or the error that the list and the explanation help to mend."""
         try:
-            return self.device()
+            return self.device() if confirm else self.computer.plan(decide(self._state.chain()))
         except OpenMedError as error:
             return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -19,12 +20,13 @@ NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch for the second run of tests."""
+    """Add the switch for the second run of tests, and the one for the pictures of the panel."""
     parser.addoption(
         "--simulated-mps",
         action="store_true",
         help="run every test on a simulated Mac, but for those of the real computer",
     )
+    parser.addoption("--screenshots", metavar="FOLDER", help="keep the pictures that the browser tests take")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,6 +66,15 @@ def still_simulated_mac(request: pytest.FixtureRequest) -> None:
         from openmed_nb.session import SESSION
 
         SESSION.simulate("8 GiB")
+
+
+@pytest.fixture(scope="module")
+def quick_collection() -> Iterator[None]:
+    """Collections that leave out what was there before the tests of a file: pytest, torch and transformers."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def load_module(file: Path) -> ModuleType:

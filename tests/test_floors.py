@@ -17,6 +17,8 @@ HEAVY = (
 )
 FLOORS = (
     "errors",
+    "quantities",
+    "activity",
     "interface.display",
     "devices",
     "models",
@@ -86,6 +88,9 @@ ALLOWED = {
     "devices.simulation.moving": {"torch"},
     "devices.simulation.storages": {"torch"},
     "interface.live": {"ipywidgets"},
+    "interface.panel.regions": {"ipywidgets"},
+    "interface.panel.view": {"ipywidgets"},
+    "interface.widgets": {"ipywidgets"},
     "training.plot": {"matplotlib"},
     "training.trainer": {"transformers"},
 }

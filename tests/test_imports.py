@@ -36,6 +36,8 @@ ENTRY_POINTS = {
     "EpochHooks": "import openmed_nb as nb\nnb.EpochHooks.__doc__, nb.epochs, nb.Guards('labels')",
     "who_holds": "import openmed_nb as nb\nnb.who_holds()",
     "help of the release": "%load_ext openmed_nb\n%openmed_release --help",
+    "help of the panel": "%load_ext openmed_nb\n%openmed_panel --help\n%openmed_panel --close",
+    "listening": "from openmed_nb.session import SESSION\nSESSION.listen(print)()\nlen(SESSION.inventory())",
     "a bad device": "%load_ext openmed_nb\ntry:\n    get_ipython().run_line_magic('openmed_device', 'mpss')\nexcept ValueError:\n    pass",
 }
 

@@ -61,11 +61,13 @@ class EnvironmentChanges:
             if has_read:
                 self._settled.add(name)
 
-    def plan(self, device: str, moment: Moment) -> EnvPlan:
-        """Return the plan for a device, knowing which values torch may have read."""
+    def plan(self, device: str, moment: Moment | None = None) -> EnvPlan:
+        """Return the plan for a device, knowing which values torch may have read; for others than mps that is no matter."""
+        standing = {name: value for name, value in self._applied.items() if self._environ.get(name) == value}
+        if moment is None:
+            return plan(self.shell, device, applied=standing)
         self.observe(moment)
         started = True if HIGH in self._settled else moment.allocator_started
-        standing = {name: value for name, value in self._applied.items() if self._environ.get(name) == value}
         return plan(self.shell, device, replace(moment, allocator_started=started, seen=dict(self._seen)), standing)
 
     def enter_mps(self, moment: Moment) -> None:

@@ -97,9 +97,9 @@ class Computer:
     def limit(self, device: str) -> float | None:
         """Return the share of its memory at which torch refuses more; on MPS that is the high watermark.
 
-        ``None`` where there is no limit.
+        ``None`` where there is no limit, and where torch has read another value than stands in the environment.
         """
-        watermark = watermarks(self.changes.environ)[0] if device == "mps" else None
+        watermark = self.environment(device).high_watermark if device == "mps" else None
         return self._limits.get(canonical(device), watermark) or None
 
     def low_watermark(self, device: str) -> float | None:
@@ -107,12 +107,18 @@ class Computer:
         return watermarks(self.changes.environ)[1] if device == "mps" else None
 
     def environment(self, device: str) -> EnvPlan:
-        """Return what became of the MPS variables for a device."""
-        return self.changes.plan(device, self.moment)
+        """Return what became of the MPS variables for a device; living tensors are looked through only for mps."""
+        return self.changes.plan(device, self.moment if device == "mps" else None)
 
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Return every device of this computer, with why it cannot be used and whether it was tried."""
+    def candidates(self, chosen: str = "cpu") -> tuple[Candidate, ...]:
+        """Return every device of this computer, with why it cannot be used and whether it was tried.
+
+        Args:
+            chosen: A device that is one of them, though torch may not have told yet which GPUs there are.
+        """
         gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
+        if canonical(chosen) not in ("mps", "cpu", *map(canonical, gpus)):
+            gpus.append(chosen)
         return tuple(
             Candidate(device, self._rejection(device), tried=device == "cpu" or self.torch.failure(device) == "")
             for device in ("mps", *gpus, "cpu")

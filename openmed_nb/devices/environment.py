@@ -39,6 +39,9 @@ UNSURE = "unsure"
 CONFLICT = "conflict"
 IDLE = "not for this device"
 
+SET_BY = {"set": "openmed_nb", "kept": "you", "unset": "nobody"}
+"""Whose value it is, by the origin of a setting."""
+
 UNSEEN = "\0"
 """Stands for a value that stood there before anyone looked; no environment variable can hold it."""
 
@@ -109,6 +112,14 @@ class EnvPlan(Shown):
         """The variables to set."""
         return {one.name: one.value for one in self.settings if one.origin == "set" and one.value is not None}
 
+    @property
+    def high_watermark(self) -> float | None:
+        """The high watermark that torch reads or has read; ``None`` where it reads another one, or refuses this one."""
+        high = next(one for one in self.settings if one.name == HIGH)
+        if high.effect not in (IN_TIME, IN_FORCE):
+            return None
+        return TORCH_HIGH if high.value is None else parse_ratio(high.value)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain mappings, lists and strings, ready for JSON."""
         return {"settings": [setting.to_dict() for setting in self.settings]}
@@ -116,9 +127,9 @@ class EnvPlan(Shown):
     def table(self) -> Table:
         """Return the plan as a table."""
         rows = tuple(
-            (one.name, one.shown or "(not set)", one.origin, one.effect, _advice(one)) for one in self.settings
+            (one.name, one.shown or "(not set)", SET_BY[one.origin], one.effect, _advice(one)) for one in self.settings
         )
-        return Table("Environment", ("variable", "value", "who", "effect", "note"), rows)
+        return Table("Environment", ("variable", "value", "set by", "effect", "note"), rows)
 
     def report(self) -> Report:
         """Return what there is to show: one table."""

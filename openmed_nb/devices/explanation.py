@@ -11,7 +11,7 @@ from ..interface.display import Report, Shown, Table
 from .availability import Rejection
 from .choice import DeviceChoice
 from .environment import EnvPlan
-from .request import Wish, winner
+from .request import Wish, canonical, winner
 from .variables import masked
 
 
@@ -70,7 +70,7 @@ class DeviceList(Shown):
         return Report(f"Devices of {computer}", tables=(Table("", ("device", "state", "why", "what to do"), rows),))
 
     def _state(self, one: Candidate) -> str:
-        if self.choice is not None and self.choice.device in (one.device, one.device.removesuffix(":0")):
+        if self.choice is not None and canonical(self.choice.device) == canonical(one.device):
             return "in force"
         return {True: "usable", False: "cannot be used", None: "not tried"}[one.usable]
 

@@ -15,6 +15,23 @@ from ..errors import MagicError, cause, shorten
 QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
 
+def asked(magic: Callable[..., Any], line: str) -> argparse.Namespace | None:
+    """Return the arguments of a magic; ``None`` where help was asked for, which is then printed.
+
+    Args:
+        magic: As for :func:`parse`.
+        line: As for :func:`parse`.
+
+    Raises:
+        MagicError: As for :func:`parse`.
+    """
+    arguments = parse(magic, line)
+    if not arguments.help:
+        return arguments
+    print(usage(magic))
+    return None
+
+
 def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     """Return the arguments of a magic.
 

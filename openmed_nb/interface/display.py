@@ -138,11 +138,27 @@ def to_html(report: Report) -> str:
         >>> to_html(Report("<cpu>")).endswith('<p><strong>&lt;cpu&gt;</strong></p></div>')
         True
     """
+    return STYLE + html_element(report)
+
+
+def html_element(report: Report) -> str:
+    """Return the report as one HTML element, for a page on which the style sheet stands once."""
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
     tables = "".join(_html_table(table) for table in filled(report.tables))
     title = f"<p><strong>{escape(report.title)}</strong></p>"
     text = _html_text(report.pieces) if report.pieces else ""
-    return f'{STYLE}<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}</div>'
+    return f'<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}</div>'
+
+
+def _html_table(table: Table) -> str:
+    """Return a table as HTML, with its caption and with headers for its columns and rows."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
+        for first, *rest in table.rows
+    )
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def labels(pieces: Iterable[Piece]) -> dict[str, int]:
@@ -202,13 +218,3 @@ def _text_rows(table: Table) -> list[str]:
     rows = [table.columns, *table.rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
-        for first, *rest in table.rows
-    )
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -40,8 +40,11 @@ def make_magics(shell: InteractiveShell) -> OpenMedMagics:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take the magics and their completion away, and undo what was done to the environment."""
+    """Take the magics, their completion and open panels away, and undo what was done to the environment."""
+    from .panel.opening import close_panels
+
     unregister(shell)
+    close_panels()
     SESSION.stop()
 
 

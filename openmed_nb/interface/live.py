@@ -6,15 +6,14 @@ changes: outputs that are cleared or updated cannot be followed by nbval.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ipywidgets import HTML
 
 from ..training.curve import MemoryCurve, plotting
 from .display import Report, to_html
+from .widgets import StaticForm
 
 
-class LiveCurve(HTML):
+class LiveCurve(StaticForm, HTML):
     """A small picture of a memory curve with its verdict; call it with a curve to show that.
 
     Its text and HTML forms, which stay where there is no widget, do not change between runs.
@@ -31,9 +30,9 @@ class LiveCurve(HTML):
     def __repr__(self) -> str:
         return "The live memory curve"
 
-    def _repr_mimebundle_(self, **arguments: Any) -> Any:
-        bundle = super()._repr_mimebundle_(**arguments)
-        return {**bundle, "text/plain": repr(self)} if isinstance(bundle, dict) else bundle
+    def report(self) -> Report:
+        """Return where the curve is to be had; a notebook is saved with what stood there before the first epoch."""
+        return Report(repr(self), ("It is drawn while the training runs; openmed_nb.memory_curve() returns it.",))
 
 
 def picture(curve: MemoryCurve) -> str:

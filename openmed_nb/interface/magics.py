@@ -8,6 +8,7 @@
 ``%openmed_device --json``     the answer as JSON
 ``%openmed_device --simulate mps``  run on a simulated Mac until ``--simulate off``; ``--memory "8 GiB"`` is its RAM
 ``%%openmed_ner``              find entities in the text of the cell
+``%openmed_panel``             all of it to look at and to click
 ``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
 
 Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
@@ -27,12 +28,13 @@ from ..devices.simulation import DEFAULT_MEMORY
 from ..errors import MagicError, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
-from .arguments import parse, usage
+from .arguments import asked
 from .display import Json
 
 DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--simulate", "--memory", "--help")
 SIMULATIONS = ("mps", "off")
 RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
+PANEL_FLAGS = ("--model", "--close", "--help")
 NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
 
 
@@ -63,9 +65,7 @@ class OpenMedMagics(Magics):
     @line_magic
     def openmed_device(self, line: str) -> Any:
         """Show the device of this session and why, or change it."""
-        arguments = parse(self.openmed_device, line)
-        if arguments.help:
-            print(usage(self.openmed_device))
+        if (arguments := asked(self.openmed_device, line)) is None:
             return None
         answer = self._device_verb(arguments)
         return Json.of(answer.to_dict()) if arguments.json else answer
@@ -79,9 +79,7 @@ class OpenMedMagics(Magics):
     @line_cell_magic
     def openmed_ner(self, line: str, cell: str | None = None) -> Any:
         """Find entities in the text of the cell and show them in it."""
-        arguments = parse(self.openmed_ner, line)
-        if arguments.help:
-            print(usage(self.openmed_ner))
+        if (arguments := asked(self.openmed_ner, line)) is None:
             return None
         if cell is None:
             raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
@@ -105,9 +103,7 @@ class OpenMedMagics(Magics):
     @line_magic
     def openmed_release(self, line: str) -> Any:
         """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
-        arguments = parse(self.openmed_release, line)
-        if arguments.help:
-            print(usage(self.openmed_release))
+        if (arguments := asked(self.openmed_release, line)) is None:
             return None
         from .training import release
 
@@ -118,6 +114,23 @@ class OpenMedMagics(Magics):
             history=not arguments.keep_history,
             traceback=not arguments.keep_traceback,
         )
+
+    @magic_arguments()
+    @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
+    @argument("--close", action="store_true", help="close every open panel")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_panel(self, line: str) -> Any:
+        """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
+        if (arguments := asked(self.openmed_panel, line)) is None:
+            return None
+        from .panel.opening import close_panels, panel
+
+        if arguments.close:
+            close_panels()
+            return None
+        return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
 
     def _may_assign(self, name: str) -> bool:
         """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""

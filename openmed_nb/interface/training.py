@@ -174,9 +174,10 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
         ...
         openmed_nb.errors.ConfigurationError: torch has no memory limit for cpu. Choose batches that fit instead.
     """
-    name = device_name(device)
-    fraction = check_fraction(name, fraction)
-    SESSION.computer.limit_memory(name, fraction)
+    with SESSION.told_after():
+        name = device_name(device)
+        fraction = check_fraction(name, fraction)
+        SESSION.computer.limit_memory(name, fraction)
     recommended = allocator(name).memory().recommended or 0
     return MemoryLimit(name, fraction, recommended, SESSION.computer.low_watermark(name), active())
 
@@ -224,11 +225,12 @@ def release(
     causes["batches of guards"] = forget_batches
     if models:
         causes["loaded models"] = SESSION.unload
-    device, notes = _device_to_release()
     last = getattr(sys, "last_value", None)
-    if traceback and last is not None:
-        notes = (*notes, "%debug and %tb have no frames of the last error now.", *said_of_memory(last))
-    return let_go(device, causes, notes)
+    with SESSION.told_after():
+        device, notes = _device_to_release()
+        if traceback and last is not None:
+            notes = (*notes, "%debug and %tb have no frames of the last error now.", *said_of_memory(last))
+        return let_go(device, causes, notes)
 
 
 def _device_to_release() -> tuple[str, tuple[str, ...]]:

@@ -7,12 +7,14 @@ model that was loaded for a named device stays there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from ..activity import Activity
 from ..devices.allocators import empty_cache
 from ..devices.backend import TENSOR_LOCK
 from ..devices.request import canonical
+from .inventory import Inventory, model_in_memory
 from .loading import LoadedModel, LoadSpec, load, move
 
 
@@ -24,10 +26,19 @@ class ModelKey:
     device: str | None
 
 
-class ModelStore:
-    """The loaded models of a session."""
+def nobody(_activity: Activity) -> None:
+    """Tell nobody."""
 
-    def __init__(self) -> None:
+
+class ModelStore:
+    """The loaded models of a session.
+
+    Args:
+        tell: Is told of each model that is being loaded or moved.
+    """
+
+    def __init__(self, tell: Callable[[Activity], None] = nobody) -> None:
+        self._tell = tell
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def model(self, spec: LoadSpec, device: str, follows: bool) -> LoadedModel:
@@ -46,6 +57,7 @@ class ModelStore:
         if follows:
             self.follow(device)
         if key not in self._models:
+            self._tell(Activity("Loading", spec.reference.name))
             loaded = load(spec, device)
             self._forget(
                 old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec
@@ -67,8 +79,9 @@ class ModelStore:
         movers = [loaded for loaded in followers if not same_device(str(loaded.model.device), device)]
         done: list[tuple[LoadedModel, str]] = []
         try:
-            for loaded in movers:
+            for number, loaded in enumerate(movers):
                 former = str(loaded.model.device)
+                self._tell(Activity(f"Moving to {device}", loaded.name, number, len(movers)))
                 move(loaded.model, device, loaded.name)
                 done.append((loaded, former))
         except BaseException:  # An interrupted move too.
@@ -89,6 +102,10 @@ class ModelStore:
         for device in devices:
             empty_cache(device)
         return tuple(dict.fromkeys(key.spec.reference.name for key in gone))
+
+    def inventory(self) -> Inventory:
+        """Return what is loaded, in the order of loading."""
+        return Inventory(tuple(model_in_memory(one, key.device is None) for key, one in self._models.items()))
 
     def forget_device(self, device: str) -> None:
         """Forget the models that were loaded for a device by name; variables that hold them keep them."""

@@ -12,8 +12,8 @@ from ..devices.request import kind_of
 from ..devices.simulation import NOTE
 from ..errors import ConfigurationError
 from ..interface.display import Report, Shown, Table
+from ..quantities import counted, in_bytes
 from .holders import Holder
-from .quantities import counted, in_bytes
 from .samples import MemorySample
 from .verdict import FLAT, GATE_EPOCHS, GROWING, GROWTH_GATE, MINIMUM_STEADY, SAWTOOTH, TOO_SHORT, Trend, judge
 

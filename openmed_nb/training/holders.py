@@ -21,7 +21,7 @@ from ..devices.backend import import_torch, torch_is_loaded
 from ..devices.simulation import NOTE, active
 from ..errors import ConfigurationError
 from ..interface.display import Report, Shown, Table
-from .quantities import counted, in_bytes
+from ..quantities import counted, in_bytes
 from .tensors import gradient_of, graph_of, has_storage, living_tensors, storage_sizes
 
 UNNAMED = "(reached by no name)"

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from ..interface.display import Report, Shown, Table
-from .quantities import in_bytes
+from ..quantities import in_bytes
 
 CLOSE = 1.1
 """Times that differ by less count as the same: five readings of one loader in a row took 0.63 to 0.68 ms

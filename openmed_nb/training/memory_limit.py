@@ -9,7 +9,7 @@ from ..devices.request import kind_of
 from ..devices.simulation import NOTE
 from ..errors import ConfigurationError, shorten
 from ..interface.display import Report, Shown
-from .quantities import in_bytes
+from ..quantities import in_bytes
 
 LARGEST = {"mps": 2.0, "cuda": 1.0}
 """The largest fraction that torch takes (``torch/mps/__init__.py:105``, ``torch/cuda/memory.py``)."""

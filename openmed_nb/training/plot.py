@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..devices.request import kind_of
 from ..interface.display import escape
-from .quantities import UNITS
+from ..quantities import UNITS
 from .samples import MemorySample
 
 if TYPE_CHECKING:

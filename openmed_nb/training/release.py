@@ -15,7 +15,7 @@ from ..devices.memory import OutOfMemory
 from ..devices.simulation import NOTE, active
 from ..errors import ConfigurationError, shorten
 from ..interface.display import Report, Shown, Table
-from .quantities import in_bytes
+from ..quantities import in_bytes
 from .samples import living_bytes, resident_bytes
 
 

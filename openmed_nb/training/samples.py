@@ -11,7 +11,7 @@ from ..devices.allocators import allocator
 from ..devices.machine import run_command
 from ..devices.simulation import NOTE, active
 from ..interface.display import Report, Shown, Table
-from .quantities import in_bytes
+from ..quantities import in_bytes
 
 PRESSURE = {"1": "normal", "2": "warning", "4": "critical"}
 """The levels of macOS (``kern.memorystatus_vm_pressure_level``); 3 does not exist."""

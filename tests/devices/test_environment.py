@@ -267,12 +267,44 @@ def test_plan_reads_as_a_table():
     planned = plan({HIGH: "0.7"}, "mps", IN_USE)
 
     assert [row[:4] for row in planned.table().rows] == [
-        (FALLBACK, "1", "set", TOO_LATE),
-        (HIGH, "0.7", "kept", UNSURE),
-        (LOW, "0.63", "set", TOO_LATE),
+        (FALLBACK, "1", "openmed_nb", TOO_LATE),
+        (HIGH, "0.7", "you", UNSURE),
+        (LOW, "0.63", "openmed_nb", TOO_LATE),
     ]
     assert planned.to_dict()["settings"][0]["remedy"] == RESTART
     assert RESTART in str(planned)
+
+
+@pytest.mark.parametrize(
+    ("environ", "moment", "high"),
+    [
+        ({}, Moment(), 1.0),
+        ({HIGH: "0.7"}, Moment(), 0.7),
+        ({HIGH: "0"}, Moment(), 0.0),
+        ({HIGH: "0.7"}, Moment(True, True, seen={HIGH: frozenset(["0.7"])}), 0.7),
+        ({HIGH: "0.7"}, Moment(True, True, seen={HIGH: frozenset([None])}), None),
+        ({HIGH: "0.7"}, Moment(True, None, seen={HIGH: frozenset([None, "0.7"])}), None),
+        ({HIGH: "2.5"}, Moment(), None),
+        ({HIGH: "nan"}, Moment(), None),
+        ({HIGH: "inf"}, Moment(), None),
+        ({LOW: "2.5"}, Moment(), None),
+    ],
+    ids=[
+        "ours",
+        "a person's",
+        "none",
+        "in force",
+        "too late",
+        "unsure",
+        "too high",
+        "nan",
+        "inf",
+        "refused with the low",
+    ],
+)
+def test_high_watermark_that_is_in_force(environ, moment, high):
+    """The high watermark is known where torch reads it or has read it, and not where it has read or refuses another."""
+    assert plan(environ, "mps", moment).high_watermark == high
 
 
 def test_a_secret_in_a_variable_is_not_shown() -> None:

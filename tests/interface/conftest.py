@@ -8,7 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,16 +62,26 @@ class Reply:
 
 
 class Kernel:
-    """A running kernel and the client that speaks to it."""
+    """A running kernel, the client that speaks to it, and what can interrupt it, as the stop button does."""
 
-    def __init__(self, client: BlockingKernelClient) -> None:
+    def __init__(self, client: BlockingKernelClient, interrupt: Callable[[], None]) -> None:
         self.client = client
+        self.interrupt = interrupt
 
     def run(self, code: str) -> Reply:
         """Run a cell and collect what a front end would get."""
         messages: list[dict[str, Any]] = []
         reply = self.client.execute_interactive(code, output_hook=messages.append, allow_stdin=False, timeout=120)
         return collect(reply["content"], messages)
+
+    def run_cell(self, cell: str, code: str) -> str:
+        """Run a cell that the front end names, as JupyterLab names its cells, and return its status."""
+        request = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        message = self.client.session.msg("execute_request", request, metadata={"cellId": cell})
+        self.client.shell_channel.send(message)
+        answers = iter(partial(self.client.get_shell_msg, timeout=120), None)
+        mine = (one for one in answers if one["parent_header"].get("msg_id") == message["header"]["msg_id"])
+        return str(next(mine)["content"]["status"])
 
     def value(self, expression: str) -> Any:
         """Return the value of a Python expression made of plain literals, as the kernel has it."""
@@ -142,7 +156,7 @@ def _running_kernel(tmp_path_factory) -> Iterator[Kernel]:
     client.start_channels()
     try:
         client.wait_for_ready(timeout=120)
-        yield Kernel(client)
+        yield Kernel(client, manager.interrupt_kernel)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -154,6 +168,34 @@ def kernel(_running_kernel: Kernel) -> Kernel:
     """Give a real kernel with the extension as it is when just loaded; its shell asks for the CPU."""
     _running_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
     return _running_kernel
+
+
+@pytest.fixture
+def watch(helper: Callable[[Path], ModuleType]) -> Iterator[Callable[..., Any]]:
+    """Give the function that opens a panel without widgets, which keeps what it has shown; all are closed at the end."""
+    watched = helper(Path(__file__).parent / "panel" / "watched.py")
+    panels = []
+
+    def watch(*arguments: Any, **named: Any) -> Any:
+        panels.append(watched.Watched(*arguments, **named))
+        return panels[-1]
+
+    yield watch
+    for panel in panels:
+        panel.close()
+
+
+@pytest.fixture
+def elsewhere() -> Callable[[Callable[[], object]], int]:
+    """Give the function that calls another one in a thread of its own, waits for its end, and returns which thread it was."""
+
+    def elsewhere(function: Callable[[], object]) -> int:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+        return int(thread.ident or 0)
+
+    return elsewhere
 
 
 @pytest.fixture

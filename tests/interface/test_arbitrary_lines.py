@@ -167,6 +167,16 @@ def test_any_line_without_a_cell(shell, line):
     assert result is None or isinstance(result, OpenMedError)
 
 
+@MANY(max_examples=150)
+@given(line=LINES)
+@example(line="--model=--")
+@example(line="--close --model bundled")
+def test_any_line_behind_the_panel_magic(shell, line):
+    """%openmed_panel answers any line with what a panel shows, its help, or one of our errors."""
+    at_rest()
+    outcome(shell.find_line_magic("openmed_panel"), line)
+
+
 @MANY(max_examples=80)
 @given(cell=CELLS, strategy=st.sampled_from(["none", "simple", "first", "average", "max"]))
 @example(cell="\x00", strategy="first")

@@ -4,11 +4,14 @@ import pytest
 
 from openmed_nb.interface.magics import DEVICE_FLAGS as OFFERED_DEVICE_FLAGS
 from openmed_nb.interface.magics import NER_FLAGS as OFFERED_NER_FLAGS
+from openmed_nb.interface.magics import PANEL_FLAGS as OFFERED_PANEL_FLAGS
+from openmed_nb.interface.magics import RELEASE_FLAGS as OFFERED_RELEASE_FLAGS
 from openmed_nb.interface.magics import OpenMedMagics
 
 DEVICES = ["auto", "cpu", "cuda", "gpu", "mps"]
 DEVICE_FLAGS = ["--explain", "--help", "--json", "--list", "--memory", "--reset", "--simulate"]
 NER_FLAGS = ["--device", "--help", "--model", "--out", "--strategy"]
+PANEL_FLAGS = ["--close", "--help", "--model"]
 STRATEGIES = ["average", "first", "max", "none", "simple"]
 
 LINES = [
@@ -42,6 +45,14 @@ LINES = [
     ("%%openmed_ner --model bundled --", [flag for flag in NER_FLAGS if flag != "--model"]),
     ("%%openmed_ner --model bundled --device cpu --s", ["--strategy"]),
     ("%openmed_ner --h", ["--help"]),
+    ("%openmed_panel ", PANEL_FLAGS),
+    ("%openmed_panel -", PANEL_FLAGS),
+    ("%openmed_panel --c", ["--close"]),
+    ("%openmed_panel --model bun", ["bundled", "bundled_small"]),
+    ("%openmed_panel --model disease_detection_t", ["disease_detection_tiny"]),
+    ("%openmed_panel --model bundled --", ["--close", "--help"]),
+    ("panel = %openmed_panel --m", ["--model"]),
+    ("panel = %openmed_panel --model bundled_", ["bundled_small"]),
 ]
 
 
@@ -53,7 +64,12 @@ def test_values_and_flags_and_nothing_else(kernel, code, expected):
 
 @pytest.mark.parametrize(
     ("magic", "offered"),
-    [(OpenMedMagics.openmed_device, OFFERED_DEVICE_FLAGS), (OpenMedMagics.openmed_ner, OFFERED_NER_FLAGS)],
+    [
+        (OpenMedMagics.openmed_device, OFFERED_DEVICE_FLAGS),
+        (OpenMedMagics.openmed_ner, OFFERED_NER_FLAGS),
+        (OpenMedMagics.openmed_panel, OFFERED_PANEL_FLAGS),
+        (OpenMedMagics.openmed_release, OFFERED_RELEASE_FLAGS),
+    ],
 )
 def test_every_flag_that_is_understood_is_offered(magic, offered):
     """The flags that Tab offers are those that the magic understands."""
@@ -73,6 +89,7 @@ def test_models_are_the_bundled_ones_and_the_aliases(kernel):
 def test_the_names_of_the_magics_complete(kernel):
     """Tab completes the names of the magics themselves."""
     assert kernel.complete("%openmed_d") == ["%openmed_device"]
+    assert kernel.complete("%openmed_p") == ["%openmed_panel"]
     assert "%%openmed_ner" in kernel.complete("%%openmed_n")
 
 
@@ -101,9 +118,9 @@ def test_completing_loads_no_torch(run_ipython):
     code = """
 %load_ext openmed_nb
 import sys
-for line in ("%openmed_device ", "%%openmed_ner --model ", "%%openmed_ner --strategy "):
+for line in ("%openmed_device ", "%%openmed_ner --model ", "%%openmed_ner --strategy ", "%openmed_panel --model "):
     _, found = get_ipython().complete("", line, len(line))
-print(bool(found), {"torch", "transformers", "openmed"} & set(sys.modules))
+print(bool(found), {"torch", "transformers", "openmed", "ipywidgets"} & set(sys.modules))
 """
     process = run_ipython(code)
 

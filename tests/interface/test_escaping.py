@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openmed_nb.activity import Activity
 from openmed_nb.annotation.annotated import AnnotatedText
 from openmed_nb.annotation.annotations import Annotations
 from openmed_nb.annotation.answers import Answers
@@ -21,6 +22,9 @@ from openmed_nb.devices.environment import plan
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import OpenMedError
 from openmed_nb.interface.display import STYLE, Report, Table, to_html
+from openmed_nb.interface.panel.memory import MemoryBar, MemoryPart
+from openmed_nb.interface.panel.state import PanelState, look
+from openmed_nb.models.inventory import Inventory, ModelInMemory
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.session import Session
 
@@ -121,6 +125,11 @@ def several(text="asthma", label="D", error="", model="m", device="cpu"):
     return Annotations(answers, (text,), model, device)
 
 
+def panel(shown, **changes):
+    """Return what a panel shows of a session, in its static form."""
+    return PanelState(**{**look(shown), **changes})
+
+
 GPU = {"gpu_build": "CUDA 13.0", "mps_built": False}
 
 PLACES = {
@@ -161,6 +170,28 @@ PLACES = {
     "rejection": lambda text: DeviceChoice("cpu", "auto", text, text, False, (Rejection(text, text, text),)),
     "type": lambda text: DeviceChoice("cpu", text, "nobody", "", False, (), text, text),
     "moved": lambda text: DeviceChoice("cpu", "cpu", "use()", "", True, moved=(text,)),
+    "name in memory": lambda text: Inventory((ModelInMemory(text, "cpu", "float32", 1, True),)),
+    "device in memory": lambda text: Inventory((ModelInMemory("m", text, "float32", 1, True),)),
+    "type in memory": lambda text: Inventory((ModelInMemory("m", "cpu", text, 1, True),)),
+    "wish in a panel": lambda text: panel(session({"OPENMED_DEVICE": text})),
+    "hidden wish in a panel": lambda text: panel(session({"OPENMED_DEVICE": text, "OPENMED_TORCH_DEVICE": "cpu"})),
+    "address in a panel": lambda text: panel(session({"HF_ENDPOINT": text})),
+    "system in a panel": lambda text: panel(session(machine=Machine(text, "x86_64"))),
+    "torch in a panel": lambda text: panel(
+        session(facts=TorchFacts(f"2.13.0+{text}", loaded=True, gpu_build="", mps_built=False, cuda_names=()))
+    ),
+    "watermark in a panel": lambda text: panel(
+        session(
+            {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": text},
+            Machine("Darwin", "arm64", apple_silicon=True, macos=(15, 0)),
+            TorchFacts("2.13.0"),
+        )
+    ),
+    "model in a panel": lambda text: panel(
+        session(), models=Inventory((ModelInMemory(text, text, text, 1, follows=True),))
+    ),
+    "memory in a panel": lambda text: panel(session(), memory=(MemoryBar(text, (MemoryPart(text, 1),), 1, text),)),
+    "note in a panel": lambda text: panel(session(), note=text),
 }
 
 
@@ -196,6 +227,21 @@ def test_a_model_of_bad_intent(shell, label_model):
     assert note.split(". ")[1] in shown
     assert str(label_model) in shown
     assert len(found) > 0
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_what_a_panel_leaves_out(payload):
+    """What was annotated, said and failed is not in the static form of a panel at all."""
+    state = panel(
+        session(),
+        answer=note_and_entities(payload),
+        error=OpenMedError(payload, payload),
+        said=Report(payload),
+        activity=Activity(payload, payload),
+    )
+
+    assert payload not in read(state._repr_html_())
+    assert payload not in f"{state} {state.to_dict()}"
 
 
 LINES = [f"--{PAYLOADS[0]}", f"'{PAYLOADS[0]}'", f"--json={PAYLOADS[0]}", f"--list --explain {PAYLOADS[3]}"]

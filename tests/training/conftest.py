@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -44,15 +43,6 @@ def refusal() -> Callable[..., Exception | None]:
         return None
 
     return refusal
-
-
-@pytest.fixture(scope="module")
-def quick_collection() -> Iterator[None]:
-    """Collections that leave out what was there before the tests of a file: pytest, torch and transformers."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

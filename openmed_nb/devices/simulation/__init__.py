@@ -13,6 +13,9 @@ DEFAULT_MEMORY = "8 GiB"
 NOTE = "SIMULATED MPS: no figure here is one of MPS."
 """What stands beside every figure that was measured under the simulation."""
 
+MARK = " (SIMULATED)"
+"""What stands behind the name of a simulated device."""
+
 _ACTIVE: list[object] = []
 """The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it."""
 
@@ -38,4 +41,14 @@ def shown_device(device: str) -> str:
         ('cuda:0', 'mps')
     """
     name = canonical(device)
-    return f"{name} (SIMULATED)" if name == "mps" and active() else name
+    return f"{name}{MARK}" if name == "mps" and active() else name
+
+
+def shows_simulated(shown: str) -> bool:
+    """Tell whether the name of a device, as it is shown with a result, says that it is simulated.
+
+    Example:
+        >>> shows_simulated("mps (SIMULATED)"), shows_simulated("mps")
+        (True, False)
+    """
+    return shown.endswith(MARK)

@@ -1,0 +1,109 @@
+"""What a session is doing just now, and who is told of it: how several faces stay in step with one session."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .errors import OpenMedWarning
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Something that takes a while.
+
+    Attributes:
+        doing: What is done, such as ``"Moving to mps"``.
+        name: With what.
+        done: How many are done.
+        total: How many there are.
+
+    Example:
+        >>> str(Activity("Moving to mps", "bundled", 1, 3))
+        'Moving to mps: bundled (2 of 3)'
+        >>> str(Activity("Loading", "bundled"))
+        'Loading: bundled'
+    """
+
+    doing: str
+    name: str
+    done: int = 0
+    total: int = 1
+
+    def __str__(self) -> str:
+        count = f" ({self.done + 1} of {self.total})" if self.total > 1 else ""
+        return f"{self.doing}: {self.name}{count}"
+
+
+Listener = Callable[[Activity | None], None]
+"""Is told of an activity while it is under way, and with ``None`` that it is time to look again."""
+
+
+class _Depth(threading.local):
+    """How many verbs of this thread are inside one another."""
+
+    verbs = 0
+
+
+class Listeners:
+    """Those who want to know what a session does.
+
+    A listener must not call a verb that changes something while it is told of an activity: the change is half done then.
+    What it does while it is told to look again is told to nobody, because that would never end.
+
+    Example:
+        >>> listeners, heard = Listeners(), []
+        >>> stop = listeners.add(heard.append)
+        >>> with listeners.told_after(), listeners.told_after():
+        ...     listeners.tell(Activity("Loading", "bundled"))
+        >>> stop()
+        >>> listeners.tell(None)
+        >>> [str(one) for one in heard]
+        ['Loading: bundled', 'None']
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[object, Listener] = {}
+        self._depth = _Depth()
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener, and return what removes it; removing it twice does no harm."""
+        key = object()
+        self._listeners[key] = listener
+        return lambda: self._remove(key)
+
+    def tell(self, activity: Activity | None) -> None:
+        """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
+        for key, listener in self._listeners.copy().items():
+            if key in self._listeners:  # Another one may have removed it meanwhile.
+                _tell(listener, activity)
+
+    @contextlib.contextmanager
+    def told_after(self) -> Iterator[None]:
+        """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed."""
+        self._depth.verbs += 1
+        try:
+            yield
+        finally:
+            try:
+                if self._depth.verbs == 1:
+                    self.tell(None)
+            finally:
+                self._depth.verbs -= 1
+
+    def _remove(self, key: object) -> None:
+        self._listeners.pop(key, None)
+
+
+def _tell(listener: Listener, activity: Activity | None) -> None:
+    try:
+        listener(activity)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
+        what = f"A panel or another listener of the session failed: {type(error).__name__}."
+        warnings.warn(f"{what} %openmed_panel opens a new panel.", OpenMedWarning, stacklevel=4)

@@ -1,0 +1,244 @@
+"""Each control does in the kernel what it says, in each front end, and the panel shows what the kernel knows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+PRESSED = re.compile(r"\bmod-active\b")
+FIGURE = re.compile(r"used ([\d.,]+) (\w+)")
+
+SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
+"""A second panel, at the end of the shipped notebook."""
+
+THREADS = "sorted(one.name for one in __import__('threading').enumerate() if 'subshell' not in one.name)"
+WATCH = """() => { window.__seen = [];
+  new MutationObserver(() => document.querySelectorAll('.openmed-activity').forEach(e => window.__seen.push(e.innerText)))
+    .observe(document.body, {childList: true, subtree: true}); }"""
+"""Notes all that is said to be under way, however short it is seen."""
+
+DEVICE = "(session.device().device, session.device().requested_by)"
+MODELS = "[(one.name, one.device.partition(' ')[0]) for one in session.inventory()]"
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook7", "voila"])
+def opened(request, server, fronts, new_page, shipped):
+    """The shipped notebook after Run All, in each front end, with a second panel at its end."""
+    label = request.param
+    front = fronts.FRONTS[label](server, new_page(), shipped(label, SECOND))
+    front.run_all()
+    expect(front.panels).to_have_count(2)
+    return front
+
+
+@pytest.fixture
+def front(opened):
+    """The same page; afterwards the session is as it began."""
+    yield opened
+    opened.begin_again()
+
+
+def is_pressed(button):
+    """Expect that a button is the pressed one."""
+    expect(button).to_have_class(PRESSED)
+
+
+def test_a_click_changes_the_device_of_the_kernel(front):
+    """After a click on a device the kernel uses it, the panel's click is the reason, and the button is the marked one."""
+    front.device_button("cpu").click()
+
+    front.expect_kernel(DEVICE, ("cpu", "the panel"))
+    is_pressed(front.device_button("cpu"))
+    expect(front.region("Device").get_by_role("status").first).to_contain_text("In force: cpu")
+    expect(front.region("Device")).to_contain_text("asked for by the panel")
+
+
+def test_a_second_click_changes_nothing(front):
+    """A click on the pressed device leaves it pressed, on the page and in the kernel."""
+    front.device_button("cpu").click()
+    is_pressed(front.device_button("cpu"))
+    front.device_button("cpu").click()
+    front.expect_kernel(DEVICE, ("cpu", "the panel"))
+    front.page.wait_for_timeout(300)
+
+    is_pressed(front.device_button("cpu"))
+    expect(front.panel.locator(".mod-active")).to_have_count(1)
+
+
+def test_the_last_of_many_clicks_counts(front):
+    """Of clicks in quick succession the last one is in force, on the page and in the kernel."""
+    front.run("%openmed_device --simulate mps")
+    for device in ("cpu", "mps", "cpu", "auto", "mps"):
+        front.device_button(device).click()
+
+    front.expect_kernel("session.device().requested", "mps")
+    is_pressed(front.device_button("mps"))
+    expect(front.panel.locator(".mod-active")).to_have_count(1)
+
+
+def test_a_click_moves_the_models(front):
+    """A click on another device moves what is loaded; everything that is shown of a simulated device says so."""
+    front.run("%openmed_device --simulate mps\nnb.load_pipeline('bundled_small')")
+    front.device_button("cpu").click()
+
+    front.expect_kernel(MODELS, [("bundled_small", "cpu")])
+    front.device_button("mps").click()
+    front.expect_kernel(MODELS, [("bundled_small", "mps")])
+    is_pressed(front.device_button("mps"))
+    expect(front.region("Device")).to_contain_text("SIMULATED")
+    expect(front.region("Models").get_by_role("row").last).to_contain_text("SIMULATED")
+    expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
+
+
+def test_a_magic_repaints_the_panel(front):
+    """What a magic changes, every open panel shows."""
+    front.run("%openmed_device --simulate mps")
+
+    for panel in (0, 1):
+        expect(front.device_button("mps", panel)).to_be_enabled()
+        expect(front.region("Device", panel)).to_contain_text("In force: mps")
+    front.run("%openmed_device cpu")
+    for panel in (0, 1):
+        is_pressed(front.device_button("cpu", panel))
+        expect(front.device_button("mps", panel)).not_to_have_class(PRESSED)
+        expect(front.region("Device", panel)).to_contain_text("asked for by %openmed_device")
+
+
+def test_a_typed_cell_repaints_the_panel(front):
+    """A cell that is typed and run below the panel changes what the panel shows."""
+    if front.label == "voila":
+        pytest.skip("Voila has no cells to type into")
+    front.type_cell("%openmed_device cpu")
+
+    is_pressed(front.device_button("cpu"))
+    front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
+
+
+def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
+    """A device that this computer has not is disabled, with the reason and what to do on hover and as text."""
+    before, button = front.evaluate(DEVICE), front.device_button("cuda")
+    expect(button).to_be_disabled()
+    button.click(force=True)
+    front.page.wait_for_timeout(300)
+
+    assert front.evaluate(DEVICE) == before
+    row = front.region("Device").get_by_role("row").filter(has=front.page.get_by_role("rowheader", name="cuda"))
+    _, reason, remedy = row.get_by_role("cell").all_inner_texts()
+    assert len(reason) > 10
+    assert len(remedy) > 10
+    expect(button).to_have_attribute("title", re.compile(re.escape(reason.rstrip(".")) + r".*" + re.escape(remedy)))
+
+
+def test_two_panels_stay_in_step(front):
+    """What is clicked in one panel, the other shows."""
+    front.device_button("cpu", panel=1).click()
+    is_pressed(front.device_button("cpu", panel=0))
+    front.button("Reset", panel=0).click()
+    is_pressed(front.device_button("auto", panel=1))
+
+    front.expect_kernel("session.device().requested", "auto")
+
+
+def test_a_failed_move_keeps_the_device_and_shows_the_remedy(front):
+    """Where a model does not fit on a device, the panel says so with what to do, and the former device stays."""
+    front.run("session.simulate('4 MiB')\n%openmed_device cpu\nnb.load_pipeline('bundled_small')")
+    front.device_button("mps").click()
+
+    alert = front.region("Device").get_by_role("alert")
+    expect(alert).to_contain_text("'bundled_small' could not be moved to mps")
+    expect(alert).to_contain_text("What to do: Unload other models first, or use the CPU.")
+    front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
+    front.expect_kernel(MODELS, [("bundled_small", "cpu")])
+    is_pressed(front.device_button("cpu"))
+    expect(front.device_button("mps")).not_to_have_class(PRESSED)
+
+
+def test_reset_goes_back_to_what_the_shell_said(front):
+    """Reset drops the override; with nothing said in the shell the best device is asked for."""
+    front.run("%openmed_device cpu")
+    front.button("Reset").click()
+
+    front.expect_kernel("session.device().requested", "auto")
+    is_pressed(front.device_button("auto"))
+
+
+def used_memory(front, panel=0):
+    """Return what the process uses by the panel, in bytes."""
+    shown = front.region("Memory", panel).get_by_role("row", name="process").inner_text()
+    size, unit = FIGURE.search(shown).groups()
+    return float(size.replace(",", "")) * 1024 ** ("bytes", "KiB", "MiB", "GiB").index(unit)
+
+
+def test_refresh_shows_the_memory_of_now(front):
+    """The figures are those of the last look; Refresh looks again."""
+    before = used_memory(front)
+    front.run("hog = bytearray(b'x') * (300 << 20)")
+    front.button("Refresh").click()
+
+    front.wait_until(lambda: used_memory(front) > before + (200 << 20))
+    front.run("del hog")
+
+
+def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
+    """While the box is checked the figures follow by themselves, and no thread is started for that."""
+    box = front.region("Memory", panel=1).get_by_role("checkbox", name="Refresh every 2 seconds")
+    threads = front.evaluate(THREADS)
+    before = used_memory(front, panel=1)
+    box.check()
+    front.run("hog = bytearray(b'x') * (300 << 20)")
+
+    front.wait_until(lambda: used_memory(front, panel=1) > before + (200 << 20))
+    front.expect_kernel("second.model.state.refreshes", True)
+    front.expect_kernel(THREADS, threads)
+    box.uncheck()
+    front.run("del hog")
+    front.expect_kernel("second.model.state.refreshes", False)
+
+
+def test_annotate_shows_the_entities_the_time_and_the_device(front):
+    """Annotate loads the model, marks what it found in the text, and says how long it took, and where."""
+    front.run("%openmed_device cpu")
+    front.region("Try it").get_by_role("textbox").fill("No asthma, but hypertension.")
+    front.button("Annotate").click()
+
+    marks = front.region("Try it").locator("mark")
+    expect(marks.first).to_contain_text("asthma")
+    expect(front.region("Try it")).to_contain_text(re.compile(r"Annotated in ([\d,]+|less than 1) ms on cpu"))
+    front.expect_kernel(MODELS, [("bundled_small", "cpu")])
+    expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
+
+
+def test_what_is_under_way_is_said(front):
+    """While a model is loaded, or moved to another device, the panel says so."""
+    front.run("%openmed_device --simulate mps")
+    front.page.evaluate(WATCH)
+    front.button("Annotate").click()
+    expect(front.region("Try it")).to_contain_text("on mps (SIMULATED)")
+    front.device_button("cpu").click()
+    expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
+
+    seen = " ".join(front.page.evaluate("window.__seen"))
+    assert "Loading: bundled_small" in seen
+    assert "Moving to cpu: bundled_small" in seen
+    expect(front.panel.locator(".openmed-spinner")).to_have_count(0)
+
+
+def test_unload_forgets_the_model(front):
+    """Each loaded model has a button of its own; a click forgets it, and the button goes."""
+    front.run("nb.load_pipeline('bundled_small')")
+    front.button("Unload bundled_small").click()
+
+    expect(front.button("Unload bundled_small")).to_have_count(0)
+    front.expect_kernel(MODELS, [])
+    expect(front.region("Models")).to_contain_text("No model is in memory")
+
+
+def test_release_says_what_was_freed(front):
+    """Release memory forgets the models, and says what came back."""
+    front.run("nb.load_pipeline('bundled_small')")
+    front.button("Release memory").click()
+
+    expect(front.region("Memory")).to_contain_text("loaded models")
+    front.expect_kernel(MODELS, [])

@@ -1,0 +1,75 @@
+"""Names, labels, variables and texts that are HTML stay text in the live panel: nothing of them is run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+import openmed_nb
+
+PAYLOAD = "<img src=x onerror=window.__ran=1>"
+"""An image that is not there; where it is taken for HTML, its handler runs."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder whose name is the payload, with a model whose label is the payload too."""
+    folder = tmp_path_factory.mktemp("models") / PAYLOAD
+    shutil.copytree(Path(openmed_nb.__file__).parent / "models" / "bundled" / "disease_small", folder)
+    text = (folder / "config.json").read_text("utf-8")
+    (folder / "config.json").write_text(text.replace("DISEASE", json.dumps(PAYLOAD)[1:-1]), "utf-8")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def front(open_panel, model):
+    """A notebook in JupyterLab with a panel for that model."""
+    front = open_panel("lab", model=model)
+    yield front
+    front.begin_again()
+
+
+def expect_nothing_ran(front):
+    """Expect that no payload ran, after a moment in which an image would have failed to load."""
+    front.page.wait_for_timeout(300)
+    assert front.page.evaluate("window.__ran") is None
+
+
+def test_a_model_and_its_labels(front):
+    """The name of a model and its labels are shown as they are: in tables, marks and hover texts, and on a button."""
+    front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")
+    front.button("Annotate").click()
+
+    expect(front.region("Try it").locator("mark").first).to_contain_text(PAYLOAD)
+    expect(front.region("Try it")).to_contain_text(f"{PAYLOAD} has asthma")
+    expect(front.region("Models").get_by_role("table")).to_contain_text(PAYLOAD)
+    expect(front.region("Models").get_by_role("button").filter(has_text=PAYLOAD)).to_be_visible()
+    expect_nothing_ran(front)
+
+
+def test_a_message(front):
+    """A name in the message of an error is shown as it is."""
+    front.run(f"panel.model.choose({PAYLOAD!r})")
+
+    expect(front.panel.get_by_role("alert")).to_contain_text(PAYLOAD)
+    expect_nothing_ran(front)
+
+
+def test_a_variable(front):
+    """So is the value of an environment variable that asks for a device."""
+    front.run(f"import os\nos.environ['OPENMED_TORCH_DEVICE'] = {PAYLOAD!r}\npanel.model.refresh()")
+
+    expect(front.region("Device").get_by_role("status").first).to_contain_text(PAYLOAD)
+    expect_nothing_ran(front)
+    front.run("del os.environ['OPENMED_TORCH_DEVICE']\npanel.model.refresh()")
+
+
+def test_the_payload_would_run_where_it_is_not_escaped(front):
+    """The same text as the HTML of a widget runs, so the tests above would see it."""
+    front.run(f"panel.children[0].value = {PAYLOAD!r}")
+
+    front.wait_until(lambda: front.page.evaluate("window.__ran") == 1)

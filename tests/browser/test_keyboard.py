@@ -1,0 +1,130 @@
+"""Every control works by keyboard alone, although JupyterLab and Notebook 7 take keys for themselves (ipywidgets#3912)."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+FOCUS = """() => { const e = document.activeElement, panel = document.querySelector('.openmed-panel');
+  return panel.contains(e) ? (e.labels?.[0]?.innerText || e.innerText || e.tagName).trim() : ''; }"""
+"""What has the keyboard's focus, empty where that is outside of the panel."""
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook7"])
+def opened(request, open_panel):
+    """A notebook with a panel, in each front end that takes keys for itself."""
+    return open_panel(request.param)
+
+
+@pytest.fixture
+def front(opened):
+    """The same page, with the focus before the panel; afterwards the session is as it began."""
+    opened.region("Device").get_by_role("heading").click()
+    yield opened
+    opened.begin_again()
+
+
+def tab_to(front, name):
+    """Press Tab until a control has the focus."""
+    for _ in range(30):
+        front.page.keyboard.press("Tab")
+        if front.page.evaluate(FOCUS).startswith(name):
+            return
+    pytest.fail(f"Tab does not lead to {name}")
+
+
+def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
+    """Tab stops at every control that can be used, once, from the top to the bottom, and leaves the panel."""
+    front.run("nb.load_pipeline('bundled_small')")
+    devices = front.evaluate("[button.label for button in panel.model.state.buttons if button.enabled]")
+    tab_to(front, "auto")
+    seen = ["auto"]
+    while seen[-1]:
+        front.page.keyboard.press("Tab")
+        seen.append(front.page.evaluate(FOCUS).partition(":")[0])
+
+    assert seen == [
+        *(*devices, "Reset", "MPS variables", "Refresh", "Release memory", "Refresh every 2 seconds"),
+        *("Unload bundled_small", "Text to annotate", "Annotate", ""),
+    ]
+
+
+@pytest.mark.parametrize("key", ["Space", "Enter"])
+def test_a_key_presses_the_button_of_a_device_and_keeps_the_focus(front, key):
+    """Space and Enter choose a device; the focus stays on its button, and the cell is what it was."""
+    before = front.cell_types()
+    tab_to(front, "cpu")
+    front.page.keyboard.press(key)
+
+    front.expect_kernel("session.device().requested_by", "the panel")
+    expect(front.region("Device")).to_contain_text("asked for by the panel")
+    assert front.page.evaluate(FOCUS).startswith("cpu")
+    assert front.cell_types() == before
+
+
+def test_reset_by_keyboard(front):
+    """Enter on Reset drops the override."""
+    front.run("%openmed_device cpu")
+    tab_to(front, "Reset")
+    front.page.keyboard.press("Enter")
+
+    front.expect_kernel("session.device().requested", "auto")
+    assert front.page.evaluate(FOCUS) == "Reset"
+
+
+def test_the_checkbox_by_keyboard(front):
+    """Space switches the automatic refresh on and off."""
+    tab_to(front, "Refresh every")
+    front.page.keyboard.press("Space")
+    front.expect_kernel("panel.model.state.refreshes", True)
+    front.page.keyboard.press("Space")
+
+    front.expect_kernel("panel.model.state.refreshes", False)
+
+
+def test_the_environment_unfolds_by_keyboard(front):
+    """Enter on the summary of the variables shows their table."""
+    tab_to(front, "MPS variables")
+    table = front.region("Environment").get_by_role("table").first
+    expect(table).to_be_hidden()
+    front.page.keyboard.press("Enter")
+
+    expect(table).to_be_visible()
+    front.page.keyboard.press("Enter")
+    expect(table).to_be_hidden()
+
+
+def test_a_text_is_typed_and_annotated_by_keyboard(front):
+    """Letters that are commands of the notebook go into the text box, and Enter on Annotate finds the entities."""
+    before = front.cell_types()
+    tab_to(front, "Text to annotate")
+    front.page.keyboard.press("ControlOrMeta+a")
+    front.page.keyboard.type("mdaby: asthma")
+    tab_to(front, "Annotate")
+    front.page.keyboard.press("Enter")
+
+    expect(front.region("Try it").locator("mark").first).to_contain_text("asthma")
+    front.expect_kernel("panel.model.state.answer.text", "mdaby: asthma")
+    assert front.cell_types() == before
+    assert front.page.evaluate(FOCUS) == "Annotate"
+
+
+def test_memory_and_models_by_keyboard(front):
+    """Enter works on Refresh, Unload and Release memory; where a button goes, the focus stays in the panel."""
+    front.run("nb.load_pipeline('bundled_small')")
+    tab_to(front, "Refresh")
+    front.page.keyboard.press("Enter")
+    tab_to(front, "Unload bundled_small")
+    front.page.wait_for_timeout(
+        1200
+    )  # Soon after a cell the focus is left alone: somebody may be typing in another cell.
+    front.page.keyboard.press("Enter")
+
+    expect(front.button("Unload bundled_small")).to_have_count(0)
+    front.wait_until(lambda: front.page.evaluate(FOCUS) != "")
+    front.expect_kernel("len(session.inventory())", 0)
+    front.region("Device").get_by_role("heading").click()
+    tab_to(front, "Release memory")
+    front.page.keyboard.press("Enter")
+    expect(front.region("Memory")).to_contain_text("frames of the last error")
+    assert front.page.evaluate(FOCUS) == "Release memory"

@@ -1,0 +1,202 @@
+"""The panel can be read: in light and dark, narrow and wide, by eye and by screen reader; pictures are taken of it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+VIEWS = ("lab light", "lab dark", "notebook7 dark", "notebook7 light", "voila dark")
+ANNOTATE = "%openmed_device --simulate mps\npanel.model.annotate('The patient has asthma.')"
+MISTAKE = "panel.model.choose('cuda:99')"
+LEAST_CONTRAST = 4.5
+"""WCAG 2.2, 1.4.3."""
+
+MOST_BYTES = 200_000
+"""One of the pictures stands in the README; other fonts make it a little larger or smaller."""
+
+
+@pytest.fixture(scope="module")
+def pages(open_panel):
+    """The page of each front end, opened when first asked for, with a panel on a simulated Mac, and an answer in it."""
+    opened = {}
+
+    def page(view):
+        label, theme = view.split()
+        if label not in opened:
+            front = open_panel(label, theme)
+            front.run(ANNOTATE)
+            expect(front.region("Try it").locator("mark").first).to_be_visible()
+            front.region("Environment").locator("summary").click()
+            opened[label] = front
+        if opened[label].theme != theme:
+            opened[label].choose_theme(theme)
+        return opened[label]
+
+    yield page
+    for front in opened.values():
+        front.begin_again()
+
+
+@pytest.fixture(params=VIEWS)
+def front(request, pages):
+    """The page in each front end and theme."""
+    return pages(request.param)
+
+
+def test_every_text_has_enough_contrast(front, measures):
+    """Each text stands out by 4.5 to 1: tables, marks, errors, buttons that are pressed, not pressed and disabled."""
+    front.run(MISTAKE)
+    expect(front.panel.get_by_role("alert")).to_be_visible()
+    contrasts = measures.contrasts(front.panel)
+    words = {word for text in contrasts for word in text.split()}
+
+    assert {"auto", "cuda", "cpu", "asthma", "DISEASE", "Error:", "Refresh", "PYTORCH_", "(SIMULATED)"} <= words
+    assert {text: ratio for text, ratio in contrasts.items() if ratio < LEAST_CONTRAST} == {}
+
+
+def test_what_waits_and_what_was_done_has_enough_contrast(front, measures):
+    """So do the words that a cell runs, and those that say what the last click did."""
+    front.run("panel.model.choose('cpu')")
+    with front.running_cell():
+        expect(front.panel.get_by_text("A cell runs").first).to_have_css("opacity", "1")
+        contrasts = measures.contrasts(front.panel)
+
+    assert {"A cell runs: what you click may wait for its end.", "Moved: bundled_small."} <= set(contrasts)
+    assert {text: ratio for text, ratio in contrasts.items() if ratio < LEAST_CONTRAST} == {}
+    front.run("%openmed_device mps")
+
+
+@pytest.mark.parametrize("width", [300, 400, 760, 1500])
+def test_nothing_sticks_out(pages, measures, width):
+    """In narrow and wide cells nothing goes beyond the panel, is cut off, or has to be scrolled sideways."""
+    front = pages("lab light")
+    front.page.set_viewport_size({"width": max(1200, width + 500), "height": 1400})
+    front.panel.evaluate("(panel, width) => panel.parentElement.style.cssText = `flex: 0 0 ${width}px`", width)
+    measured, found = front.panel.bounding_box()["width"], measures.sticking_out(front.panel)
+    front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
+
+    assert width - 300 < measured <= width
+    assert found == []
+
+
+def test_on_a_narrow_screen_nothing_is_scrolled_sideways(pages, measures):
+    """On a screen of 400 pixels Voila's page with the panel is not wider than the screen."""
+    front = pages("voila dark")
+    front.page.set_viewport_size({"width": 400, "height": 1400})
+    width, found = front.page.evaluate("document.documentElement.scrollWidth"), measures.sticking_out(front.panel)
+    front.page.set_viewport_size({"width": 1200, "height": 1400})
+
+    assert width <= 400
+    assert found == []
+
+
+def test_a_scan_finds_nothing_grave(front, measures):
+    """axe-core has no serious and no critical finding in the panel."""
+    assert measures.grave_findings(front.page, ".openmed-panel") == []
+
+
+REGIONS = {
+    "Device": """
+        - heading "Device" [level=3]
+        - status:
+          - paragraph:
+            - strong: "In force: mps"
+        - button "auto"
+        - button "mps (in force)"
+        - button "cuda" [disabled]
+        - button "cpu"
+        - button "Reset"
+        - table "Devices":
+          - rowgroup:
+            - row "device state why what to do":
+              - columnheader "device"
+              - columnheader "state"
+              - columnheader "why"
+              - columnheader "what to do"
+          - rowgroup:
+            - row /^mps in force/:
+              - rowheader "mps"
+            - row /^cuda cannot be used this computer runs macOS, which has no CUDA Use a computer/:
+              - rowheader "cuda"
+            - row /^cpu usable/:
+              - rowheader "cpu"
+        """,
+    "Environment": """
+        - heading "Environment" [level=3]
+        - group: /MPS variables. 3 in force/
+        """,
+    "Memory": """
+        - heading "Memory" [level=3]
+        - table "Memory in use":
+          - rowgroup:
+            - row "memory used of"
+          - rowgroup:
+            - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB [\\d.]+ GiB, what Metal recommends/:
+              - rowheader "mps (SIMULATED)"
+            - row /^process used [\\d.]+ [MG]iB [\\d.]+ GiB, of this computer/:
+              - rowheader "process"
+        - button "Refresh"
+        - button "Release memory"
+        - checkbox "Refresh every 2 seconds"
+        """,
+    "Models": """
+        - heading "Models" [level=3]
+        - table "Models in memory":
+          - rowgroup:
+            - row "model device type size moves along"
+          - rowgroup:
+            - row "bundled_small mps (SIMULATED) float32 9.7 MiB yes":
+              - rowheader "bundled_small"
+        - button "Unload bundled_small"
+        """,
+    "Try it": """
+        - heading "Try it" [level=3]
+        - textbox "Text to annotate"
+        - button "Annotate"
+        - status:
+          - paragraph: /Annotated in [\\d,]+ ms on mps .SIMULATED../
+        - paragraph:
+          - strong: 1 entity found by bundled_small on mps (SIMULATED)
+        - text: The patient has
+        - mark: asthma DISEASE
+        - table "Entities":
+          - rowgroup
+          - rowgroup:
+            - row "DISEASE 1.00 16-22 asthma":
+              - rowheader "DISEASE"
+        """,
+}
+"""What a screen reader is told of each region: names, states, tables with captions and row headers."""
+
+
+@pytest.mark.parametrize("view", ["lab light", "notebook7 light", "voila dark"])
+@pytest.mark.parametrize("region", REGIONS)
+def test_what_a_screen_reader_is_told(pages, view, region):
+    """Each region has a heading, named controls with their states, and tables with captions and row headers."""
+    expect(pages(view).region(region)).to_match_aria_snapshot(REGIONS[region])
+
+
+@pytest.mark.parametrize(("name", "view"), [("panel", "lab light"), ("panel_dark", "lab dark")])
+def test_a_picture_of_the_panel(pages, picture, name, view):
+    """A picture in light and one in dark are taken, each small enough for the README."""
+    front = pages(view)
+    front.page.set_viewport_size({"width": 1600, "height": 1400})
+    front.button("Annotate").click()
+    expect(front.region("Try it").locator("mark")).to_have_count(4)
+    front.region("Environment").locator("details").evaluate("details => { details.open = false; }")
+    front.page.mouse.move(1, 1)
+    taken = picture(front.panel, name)
+
+    assert 10_000 < taken.stat().st_size < MOST_BYTES
+
+
+def test_a_picture_of_a_narrow_panel(pages, picture):
+    """In a cell of 400 pixels the regions stand below one another."""
+    front = pages("lab light")
+    front.page.set_viewport_size({"width": 1200, "height": 2200})
+    front.panel.evaluate("panel => panel.parentElement.style.cssText = 'flex: 0 0 400px'")
+    left = {front.region(name).bounding_box()["x"] for name in REGIONS}
+    picture(front.panel, "panel_narrow")
+    front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
+
+    assert len(left) == 1

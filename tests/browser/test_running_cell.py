@@ -1,0 +1,105 @@
+"""A click while a cell runs is done after the cell, in the thread that runs the cells, and the panel says that it waits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+LISTEN = (
+    "import threading\nthreads = []\n"
+    "session.listen(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))"
+)
+RUNS = "A cell runs: what you click may wait for its end."
+WAITS = re.compile(f"{RUNS}|Your click waits for the end of the running cell.")
+"""What the panel says; the second where the kernel hears of the click while the cell runs."""
+
+PRESSED = re.compile(r"\bmod-active\b")
+
+
+@pytest.fixture(scope="module", params=["lab", "notebook7", "voila"])
+def opened(request, open_panel):
+    """A notebook with a panel in each front end, and a listener that notes in which thread the session changes."""
+    front = open_panel(request.param)
+    front.run(LISTEN)
+    return front
+
+
+@pytest.fixture
+def front(opened):
+    """The same page; afterwards the session is as it began."""
+    opened.run("threads.clear()")
+    yield opened
+    opened.begin_again()
+
+
+def click_during_a_cell(front):
+    """Click a device and a button while a cell runs, which notes at its end what the session asks for."""
+    with front.running_cell("at_its_end = session.device().requested"):
+        expect(front.region("Device")).to_contain_text(RUNS)
+        front.device_button("cpu").click()
+        front.button("Refresh").click()
+        front.page.wait_for_timeout(500)
+        expect(front.panel).to_contain_text(WAITS)
+        expect(front.region("Device").get_by_role("status").first).to_contain_text("Asked for: auto")
+
+
+def expect_done_after_the_cell(front):
+    """Expect that nothing was done while the cell ran, and all of it afterwards, in the main thread."""
+    front.expect_kernel("session.device().requested_by", "the panel")
+    assert front.evaluate("at_its_end") == "auto"
+    assert front.evaluate("threads and all(threads)") is True
+    expect(front.device_button("cpu")).to_have_class(PRESSED)
+    expect(front.panel).not_to_contain_text(WAITS)
+
+
+def test_the_first_click_waits_for_the_cell(front):
+    """A click on a panel that nobody has touched is done after the cell; the panel says so before it is clicked."""
+    click_during_a_cell(front)
+
+    expect_done_after_the_cell(front)
+
+
+def test_later_clicks_wait_too(front):
+    """So is a click on buttons that were clicked before, whose messages the kernel handles in another thread."""
+    front.device_button("cpu").click()
+    front.button("Refresh").click()
+    front.expect_kernel("session.device().requested_by", "the panel")
+    front.button("Reset").click()
+    front.expect_kernel("session.device().requested", "auto")
+    front.run("threads.clear()")
+    click_during_a_cell(front)
+
+    expect_done_after_the_cell(front)
+
+
+def test_the_last_click_counts(front):
+    """Who clicks another device while a cell runs, and then the former one again, keeps the former one."""
+    front.run("%openmed_device --simulate mps")
+    with front.running_cell():
+        front.device_button("cpu").click()
+        front.device_button("mps").click()
+        front.page.wait_for_timeout(500)
+
+    front.expect_kernel("(session.device().device, session.device().requested_by)", ("mps", "the panel"))
+    expect(front.device_button("mps")).to_have_class(PRESSED)
+    expect(front.device_button("cpu")).not_to_have_class(PRESSED)
+
+
+def test_the_text_of_the_page_is_annotated(front):
+    """Annotate takes the text that stands on the page at the click, also where the kernel hears of both at once."""
+    front.run("nb.load_pipeline('bundled_small')")
+    expect(front.button("Unload bundled_small")).to_be_visible()
+    box, annotate = front.region("Try it").get_by_role("textbox"), front.button("Annotate")
+    for word in ("asthma", "hypertension", "influenza"):
+        box.fill(f"No {word}.")
+        annotate.click()
+        expect(front.region("Try it").locator("mark").first).to_contain_text(word)
+    with front.running_cell():
+        box.fill("No diabetes.")
+        annotate.click()
+        front.page.wait_for_timeout(300)
+
+    expect(front.region("Try it").locator("mark").first).to_contain_text("diabetes")
+    front.expect_kernel("panel.model.state.answer.text", "No diabetes.")

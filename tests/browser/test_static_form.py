@@ -1,0 +1,120 @@
+"""Where no kernel answers, the same notebook shows the state as tables, with what to type: no dead widget, no empty box."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter, MarkdownExporter
+from playwright.sync_api import expect
+
+TYPED = "%openmed_device --reset"
+"""A command that the static form tells."""
+
+NOTE = "Synthetic words that nobody should find in the file."
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module")
+def saved(server, fronts, new_page, shipped):
+    """The shipped notebook as JupyterLab saves it after Run All, a text typed into the panel and annotated."""
+    front = fronts.Lab(server, new_page(), shipped("lab"))
+    front.run_all()
+    front.region("Try it").get_by_role("textbox").fill(NOTE)
+    front.button("Annotate").click()
+    expect(front.region("Try it")).to_contain_text("Annotated in")
+    front.save()
+    front.page.close()
+    return nbformat.read(server.notebooks / front.name, as_version=4)
+
+
+@pytest.fixture(scope="module")
+def reopened(saved, server, fronts, new_page):
+    """The file opened in JupyterLab as one that came from elsewhere, with a new kernel in which nothing ran."""
+    saved = nbformat.from_dict({**saved, "metadata": {**saved.metadata, "title": "From elsewhere"}})
+    nbformat.write(saved, server.notebooks / "elsewhere.ipynb")
+    return fronts.Lab(server, new_page(), "elsewhere.ipynb")
+
+
+def panel_output(notebook):
+    """Return the data of the panel's output."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return next(output.data for output in outputs if VIEW in output.get("data", {}))
+
+
+def test_no_widget_state_is_saved(saved):
+    """The file has the widget's name, its HTML and its text, no state of widgets, and not what was typed into the panel."""
+    data = panel_output(saved)
+
+    assert set(data) == {VIEW, "text/html", "text/plain"}
+    assert data["text/plain"] == "The openmed_nb panel; %openmed_device does the same by typing"
+    assert "widgets" not in saved.metadata
+    assert NOTE not in nbformat.writes(saved)
+
+
+def test_reopened_without_running_it_shows_the_static_form(reopened):
+    """A notebook that was opened and not run shows tables and commands in the place of the panel, also when not trusted."""
+    output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first
+
+    expect(output.get_by_role("table").filter(has_text="cpu").first).to_be_visible()
+    expect(output).to_contain_text("cannot be used")
+    expect(reopened.panels).to_have_count(0)
+    assert "model not found" not in reopened.page.locator(".jp-Notebook").inner_text().lower()
+
+
+def test_what_is_reopened_can_be_read(reopened, measures):
+    """Its text has enough contrast, with the styles that JupyterLab leaves to a file that it does not trust."""
+    output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first
+    contrasts = measures.contrasts(output)
+
+    assert "cannot be used" in contrasts
+    assert min(contrasts.values()) >= 4.5
+
+
+def test_run_again_it_is_alive(reopened):
+    """The cells that are run again bring the widgets back."""
+    reopened.run_cells(3)
+    expect(reopened.panel).to_be_visible()
+    reopened.device_button("cpu").click()
+
+    reopened.expect_kernel("__import__('openmed_nb').device().requested_by", "the panel")
+
+
+def test_exported_to_html_it_shows_the_static_form_offline(saved, new_page, tmp_path):
+    """The page that nbconvert makes shows the tables without a network, and nothing of widgets."""
+    page = new_page()
+    (tmp_path / "panel.html").write_text(HTMLExporter().from_notebook_node(saved)[0], "utf-8")
+    page.context.set_offline(True)
+    page.goto((tmp_path / "panel.html").as_uri(), wait_until="commit")
+    form = page.locator(".openmed-nb").filter(has_text=TYPED).first
+
+    expect(form.get_by_role("table").first).to_be_visible()
+    expect(form).to_contain_text("cannot be used")
+    assert "VBox(" not in page.locator("body").inner_text()
+
+
+def test_exported_to_markdown_it_shows_the_static_form(saved):
+    """The Markdown that nbconvert makes has the tables and the commands."""
+    text = MarkdownExporter().from_notebook_node(saved)[0]
+
+    assert TYPED in text
+    assert "<table>" in text
+    assert "VBox(" not in text
+
+
+def test_in_a_terminal_it_is_text(tmp_path):
+    """IPython in a terminal prints the state and the commands, and imports neither ipywidgets nor torch."""
+    code = (
+        "%load_ext openmed_nb\nimport sys\nshown = %openmed_panel\ndisplay(shown)\n"
+        "'ipywidgets' in sys.modules, 'torch' in sys.modules"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", f"--ipython-dir={tmp_path}", "-c", code],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+    assert TYPED in ran.stdout
+    assert "cannot be used" in ran.stdout
+    assert "(False, False)" in ran.stdout

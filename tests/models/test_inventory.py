@@ -1,0 +1,207 @@
+"""What is in memory of the models: where each is, of which type, how large; asked of the store and of the session."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.devices.simulation import shown_device
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.inventory import Inventory, ModelInMemory
+from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.store import ModelStore
+from openmed_nb.session import SESSION, Session
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+MIB = 1 << 20
+TWO = Inventory(
+    (
+        ModelInMemory("bundled", "cpu", "float32", 3 * MIB, follows=True),
+        ModelInMemory("bundled", "cuda:1", "bfloat16", 5 * MIB // 2, follows=False),
+        ModelInMemory("another", "mps", "float16", 512, follows=True),
+    )
+)
+
+
+@pytest.fixture
+def store() -> ModelStore:
+    """A store without models."""
+    return ModelStore()
+
+
+@pytest.fixture
+def specs(keyword_model, random_model) -> list[LoadSpec]:
+    """Two models with default settings."""
+    return [LoadSpec.of(str(folder), OpenMedConfig()) for folder in (keyword_model, random_model)]
+
+
+def weights(model) -> int:
+    """Return the bytes of all tensors of a model, each counted once."""
+    return sum({one.data_ptr(): one.nbytes for one in (*model.parameters(), *model.buffers())}.values())
+
+
+def test_nothing_is_loaded(store):
+    """An empty store has an empty inventory, which says so."""
+    assert list(store.inventory()) == []
+    assert str(store.inventory()) == "No models in memory"
+    assert store.inventory().names == ()
+    assert store.inventory().to_dict() == {"models": []}
+    assert "<table" not in store.inventory()._repr_html_()
+
+
+def test_what_it_says():
+    """Each copy has a row with name, device, type and size, and whether it moves along."""
+    assert str(TWO).splitlines() == [
+        "3 models in memory",
+        "  model    device  type      size       moves along",
+        "  bundled  cpu     float32   3.0 MiB    yes",
+        "  bundled  cuda:1  bfloat16  2.5 MiB    no: asked for there",
+        "  another  mps     float16   512 bytes  yes",
+    ]
+    assert repr(TWO) == str(TWO)
+
+
+def test_it_is_a_sequence():
+    """It can be counted, read by number and gone through."""
+    assert len(TWO) == 3
+    assert [one.size for one in TWO] == [TWO[0].size, TWO[1].size, TWO[2].size]
+    assert TWO[-1].name == "another"
+    assert TWO[:2] == TWO.models[:2]
+    assert TWO[0] in TWO
+
+
+def test_each_name_once():
+    """A name that has copies on several devices is named once, in the order of loading."""
+    assert TWO.names == ("bundled", "another")
+
+
+def test_as_json():
+    """The mapping survives JSON, with sizes in bytes."""
+    again = json.loads(json.dumps(TWO.to_dict()))
+
+    assert again["models"][1] == {
+        "name": "bundled",
+        "device": "cuda:1",
+        "dtype": "bfloat16",
+        "size": 5 * MIB // 2,
+        "follows": False,
+    }
+
+
+def test_models_in_the_order_of_loading(store, specs):
+    """What was loaded is listed with its true place, type and size, the oldest first."""
+    followers = [store.model(spec, "cpu", follows=True) for spec in specs]
+    pinned = store.model(specs[0], "cpu", follows=False)
+    listed = store.inventory()
+
+    assert [one.name for one in listed] == [spec.reference.name for spec in (*specs, specs[0])]
+    assert [one.follows for one in listed] == [True, True, False]
+    assert [one.size for one in listed] == [weights(one.model) for one in (*followers, pinned)]
+    assert {(one.device, one.dtype) for one in listed} == {("cpu", "float32")}
+
+
+def test_shared_weights_count_once(store, specs):
+    """A tensor that two parts of a model share is counted once."""
+    loaded = store.model(specs[0], "cpu", follows=True)
+    before = store.inventory()[0].size
+    loaded.model.another_name = loaded.model.classifier
+    loaded.model.register_buffer("the_same", loaded.model.classifier.weight)
+
+    assert store.inventory()[0].size == before
+
+
+def test_a_type_that_was_asked_for(store, keyword_model):
+    """A model of another type says so, and its size is that of its tensors."""
+    loaded = store.model(LoadSpec.of(str(keyword_model), OpenMedConfig(dtype="bfloat16")), "cpu", follows=True)
+    (listed,) = store.inventory()
+
+    assert listed.dtype == "bfloat16"
+    assert listed.size == weights(loaded.model)
+
+
+def test_where_a_model_is_now(store, specs, second_device):
+    """A model that moved is listed where it is now, one that a person moved by hand too."""
+    store.model(specs[0], "cpu", follows=True)
+    stays = store.model(specs[1], "cpu", follows=False)
+    store.follow(second_device)
+    there, here = store.inventory()
+    assert (there.device, here.device) == (shown_device(second_device), "cpu")
+
+    stays.model.to("meta")
+    assert store.inventory()[1].device == "meta"
+    assert store.inventory()[1].size == here.size
+
+
+def test_what_was_unloaded_is_gone(store, specs):
+    """An unloaded model is not listed any more, and an inventory that was taken before stays as it was."""
+    for spec in specs:
+        store.model(spec, "cpu", follows=True)
+    before = store.inventory()
+    store.unload(specs[0].reference.name)
+
+    assert store.inventory().names == (specs[1].reference.name,)
+    assert len(before) == 2
+
+
+def test_an_inventory_keeps_no_model(store, specs):
+    """The inventory holds names and numbers, and no tensor."""
+    store.model(specs[0], "cpu", follows=True)
+
+    assert {type(value) for value in vars(store.inventory()[0]).values()} == {str, int, bool}
+
+
+def test_asking_computes_nothing(store, specs):
+    """Asking runs no operator of torch."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refuse(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, *_):
+            raise AssertionError(operator)
+
+    store.model(specs[0], "cpu", follows=True)
+    with Refuse():
+        assert len(store.inventory()) == 1
+    with pytest.raises(AssertionError), Refuse():
+        torch.ones(1)
+
+
+def test_a_session_that_loaded_nothing(computers):
+    """A session without models has an empty inventory, and makes no store for it."""
+    session = computers.plain().session
+
+    assert session.inventory() == Inventory(())
+    assert session._models is None
+
+
+def test_models_of_a_session(computers):
+    """A session lists the models that follow it and those that were asked for on a device."""
+    session: Session = computers.plain().session
+    session.load_model("bundled_small", OpenMedConfig())
+    session.load_model("bundled_small", OpenMedConfig(device="cpu"))
+
+    assert [(one.name, one.follows) for one in session.inventory()] == [
+        ("bundled_small", True),
+        ("bundled_small", False),
+    ]
+    assert session.unload("bundled_small") == ("bundled_small",)
+    assert len(session.inventory()) == 0
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_simulated_device_says_so():
+    """A model on the simulated MPS is listed as simulated, in text and HTML, and not any more afterwards."""
+    nb.load_pipeline("bundled_small")
+    try:
+        with nb.simulated_mps("8 GiB"):
+            assert [one.device for one in SESSION.inventory()] == ["mps (SIMULATED)"]
+            assert "SIMULATED" in str(SESSION.inventory())
+            assert "SIMULATED" in SESSION.inventory()._repr_html_()
+            there = SESSION.inventory()[0].size
+        assert [(one.device, one.size) for one in SESSION.inventory()] == [("cpu", there)]
+    finally:
+        SESSION.unload()
+        SESSION.stop()

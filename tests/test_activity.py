@@ -1,0 +1,210 @@
+"""Who is told of what is under way: once for verbs inside one another, everybody, and nobody who has gone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from openmed_nb.activity import Activity, Listeners
+from openmed_nb.errors import OpenMedWarning
+
+
+@pytest.fixture
+def listeners():
+    """Listeners, of whom there are none yet."""
+    return Listeners()
+
+
+@pytest.fixture
+def heard(listeners):
+    """What one listener has heard."""
+    heard = []
+    listeners.add(heard.append)
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("activity", "said"),
+    [
+        (Activity("Loading", "bundled"), "Loading: bundled"),
+        (Activity("Moving to mps", "bundled", 0, 1), "Moving to mps: bundled"),
+        (Activity("Moving to mps", "bundled", 0, 2), "Moving to mps: bundled (1 of 2)"),
+        (Activity("Moving to mps", "bundled_small", 1, 2), "Moving to mps: bundled_small (2 of 2)"),
+    ],
+)
+def test_what_an_activity_says(activity, said):
+    """An activity says what is done with what, and which of several that is."""
+    assert str(activity) == said
+
+
+def test_everybody_hears_everything_in_order(listeners, heard):
+    """Each listener is told of each activity and of the end, in the order of telling."""
+    others = []
+    listeners.add(others.append)
+    told = [Activity("Loading", "a"), Activity("Loading", "b"), None]
+    for one in told:
+        listeners.tell(one)
+
+    assert heard == others == told
+
+
+def test_verbs_inside_one_another_tell_once(listeners, heard):
+    """Of verbs inside one another only the outermost tells, when all of them are done."""
+    with listeners.told_after():
+        with listeners.told_after(), listeners.told_after():
+            assert heard == []
+        assert heard == []
+    assert heard == [None]
+
+    with listeners.told_after():
+        pass
+    assert heard == [None, None]
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_a_verb_that_fails_tells_too(listeners, heard, failure):
+    """A verb that fails or is interrupted inside of another tells once, and its error goes on."""
+    with pytest.raises(failure), listeners.told_after(), listeners.told_after():
+        raise failure
+
+    assert heard == [None]
+    with listeners.told_after():
+        pass
+    assert heard == [None, None]
+
+
+def test_each_thread_has_its_own_verbs(listeners, heard):
+    """A verb of another thread tells when it is done, though one of this thread is still under way."""
+    with listeners.told_after():
+        for _ in range(2):
+            thread = threading.Thread(target=verb, args=[listeners])
+            thread.start()
+            thread.join()
+        assert heard == [None, None]
+        verb(listeners)
+        assert heard == [None, None]
+    assert heard == [None, None, None]
+
+
+def verb(listeners):
+    """Do nothing, as a verb does it."""
+    with listeners.told_after():
+        pass
+
+
+def test_a_listener_that_fails_is_a_warning(listeners, heard):
+    """A listener that fails becomes a warning with the type of its error and never the text, and the others are told."""
+    later = []
+
+    def fail(_activity):
+        raise LookupError("the patient has leprosy")
+
+    listeners.add(fail)
+    listeners.add(later.append)
+    with pytest.warns(OpenMedWarning) as warned, listeners.told_after():
+        done = True
+
+    assert done
+    assert heard == later == [None]
+    assert [str(one.message) for one in warned] == [
+        "A panel or another listener of the session failed: LookupError. %openmed_panel opens a new panel."
+    ]
+
+
+def test_a_listener_that_is_interrupted_interrupts(listeners):
+    """An interrupt while a listener is told is no failure of the listener, and the next verb tells as before."""
+    heard = []
+
+    def interrupted(activity):
+        heard.append(activity)
+        if len(heard) == 1:
+            raise KeyboardInterrupt
+
+    listeners.add(interrupted)
+    with pytest.raises(KeyboardInterrupt), listeners.told_after():
+        pass
+    verb(listeners)
+
+    assert heard == [None, None]
+
+
+def test_removing(listeners, heard):
+    """A listener that was removed is told nothing any more; removing it again does no harm, to it or to others."""
+    gone = []
+    remove = listeners.add(gone.append)
+    listeners.tell(None)
+    remove()
+    listeners.tell(None)
+    remove()
+
+    assert (len(gone), len(heard), len(listeners)) == (1, 2, 1)
+
+
+def test_one_function_that_listens_twice(listeners):
+    """A function that was added twice is told twice, and each remover removes one of the two."""
+    heard = []
+    listener = heard.append
+    removers = [listeners.add(listener) for _ in range(2)]
+    listeners.tell(None)
+    assert len(heard) == 2
+
+    removers[0]()
+    removers[0]()
+    listeners.tell(None)
+    assert len(heard) == 3
+
+
+def test_removed_while_being_told(listeners):
+    """A listener that another one, or it itself, removes while all are told is told nothing after that."""
+    heard, removers = [], []
+
+    def first(_activity):
+        heard.append("first")
+        for remove in removers:
+            remove()
+
+    removers.append(listeners.add(first))
+    removers.append(listeners.add(lambda _activity: heard.append("second")))
+    listeners.add(lambda _activity: heard.append("third"))
+    listeners.tell(None)
+    listeners.tell(None)
+
+    assert heard == ["first", "third", "third"]
+
+
+def test_added_while_being_told(listeners):
+    """A listener that is added while the others are told is told from the next time on."""
+    heard = []
+    listeners.add(lambda _activity: listeners.add(heard.append))
+    listeners.tell(None)
+    assert heard == []
+
+    listeners.tell(None)
+    assert heard == [None]
+
+
+def test_a_verb_of_a_listener_tells_nobody(listeners, heard):
+    """What a listener does to the session while it is told to look again does not go round for ever."""
+    listeners.add(lambda _activity: verb(listeners))
+    verb(listeners)
+
+    assert heard == [None]
+
+
+def test_threads_that_come_and_go(listeners):
+    """Listeners that many threads add and remove at once are all gone at the end, and no telling fails."""
+
+    def come_and_go():
+        for _ in range(300):
+            remove = listeners.add(lambda _activity: None)
+            listeners.tell(None)
+            remove()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(listeners) == 0

@@ -1,0 +1,423 @@
+"""Who follows a session: told once when a verb is done, whoever called it, and of what takes a while meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.devices.backend import loaded_torch
+from openmed_nb.errors import DeviceUnavailable, OpenMedError, OpenMedWarning
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.store import ModelStore
+from openmed_nb.session import SESSION, Session
+from openmed_nb.training.curve import MemoryCurve
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+NOTE = "He has asthma."
+SMALL = "bundled_small"
+
+VERBS: dict[str, Callable[[Session], object]] = {
+    "device": lambda session: session.device(),
+    "device for a call": lambda session: session.device("cpu"),
+    "use": lambda session: session.use("cpu"),
+    "use again": lambda session: session.use("auto"),
+    "reset": lambda session: session.reset(),
+    "resolve": lambda session: session.resolve(),
+    "tune": lambda session: session.apply_mps_variables(),
+    "list": lambda session: session.devices(),
+    "explain": lambda session: session.explain(),
+    "start": lambda session: session.start(),
+    "stop": lambda session: session.stop(),
+    "end no simulation": lambda session: session.end_simulation(),
+    "unload": lambda session: session.unload(),
+    "unload what is not there": lambda session: session.unload("nothing of this name"),
+    "keep a curve": lambda session: session.keep_curve(MemoryCurve("cpu")),
+    "load": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu")),
+    "pipeline": lambda session: session.create_pipeline(SMALL, OpenMedConfig(device="cpu")),
+    "annotate a text": lambda session: session.annotate_text(NOTE, SMALL, "cpu"),
+    "annotate texts": lambda session: session.annotate([NOTE, NOTE], SMALL, {"device": "cpu"}, progress=False),
+    "annotate with a pipeline": lambda session: session.annotate([NOTE], pipeline(), {}, progress=False),
+}
+
+FAILURES: dict[str, Callable[[Session], object]] = {
+    "unknown device": lambda session: session.use("mpss"),
+    "unknown device for a call": lambda session: session.device("mpss"),
+    "unusable device": lambda session: session.use("cuda"),
+    "unusable reset": lambda session: (session._environ.update(OPENMED_DEVICE="mpss"), session.reset()),
+    "unknown model": lambda session: session.load_model("./nowhere", OpenMedConfig(device="cpu")),
+    "unknown option": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu"), colour="red"),
+    "unknown task": lambda session: session.create_pipeline(SMALL, OpenMedConfig(), task="translation"),
+    "unknown strategy": lambda session: session.create_pipeline(SMALL, OpenMedConfig(), aggregation_strategy="best"),
+    "no text": lambda session: session.annotate_text(7, SMALL),
+    "no texts": lambda session: session.annotate(NOTE, SMALL, {"device": "cpu"}),
+    "no pipeline": lambda session: session.annotate([NOTE], len, {}),
+}
+
+LOOKS: dict[str, Callable[[Session], object]] = {
+    "list": lambda session: session.devices(confirm=False),
+    "explain": lambda session: session.explain(confirm=False),
+    "inventory": lambda session: session.inventory(),
+    "environment": lambda session: session.environment("mps"),
+    "resolve what is asked for": lambda session: session.resolve("cuda:1"),
+}
+
+
+def pipeline() -> Any:
+    """Return a pipeline of another session, which none of the listeners follows."""
+    return Session({}).create_pipeline(SMALL, OpenMedConfig(device="cpu"))
+
+
+def is_free(session: Session) -> bool:
+    """Tell whether another thread could call a verb now."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(session.is_free()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+class Listening:
+    """A listener that notes what it is told, in which thread, and whether the session is free then."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.told: list[str | None] = []
+        self.threads: set[int] = set()
+        self.free: list[bool] = []
+        self.remove = session.listen(self)
+
+    def __call__(self, activity: object) -> None:
+        """Note what is told."""
+        self.told.append(None if activity is None else str(activity))
+        self.threads.add(threading.get_ident())
+        if activity is None:
+            self.free.append(is_free(self.session))
+
+
+@pytest.fixture
+def session(computers: ModuleType) -> Session:
+    """A session on a computer without a GPU."""
+    return computers.plain().session
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_every_verb_tells_once(session: Session, verb: Callable[[Session], object]):
+    """Every verb tells its listeners at its end, once, when the session is free for others again."""
+    listening = Listening(session)
+    verb(session)
+
+    assert listening.told[-1:] == [None]
+    assert listening.told.count(None) == 1
+    assert listening.free == [True]
+
+
+@pytest.mark.parametrize("verb", FAILURES.values(), ids=FAILURES)
+def test_a_failing_verb_tells_once(session: Session, verb: Callable[[Session], object]):
+    """A verb that fails tells its listeners once too, when the session is free for others again."""
+    listening = Listening(session)
+    with pytest.raises(OpenMedError):
+        verb(session)
+
+    assert listening.told[-1:] == [None]
+    assert listening.told.count(None) == 1
+    assert listening.free == [True]
+
+
+@pytest.mark.parametrize("kind", ["mac", "box"])
+@pytest.mark.parametrize("verb", ["device", "list", "explain", "use again", "reset", "resolve"])
+def test_a_verb_that_confirms_a_gpu_tells_once(computers: ModuleType, kind: str, verb: str):
+    """A verb that lets a GPU prove itself on the way tells once, after it."""
+    session = getattr(computers, kind)().session
+    listening = Listening(session)
+    VERBS[verb](session)
+
+    assert listening.told == [None]
+    assert listening.free == [True]
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_a_look_tells_nobody(computers: ModuleType, look: Callable[[Session], object]):
+    """A look that confirms nothing changes nothing, and tells nobody: those who are told look."""
+    session = computers.box().session
+    listening = Listening(session)
+    look(session)
+
+    assert listening.told == []
+
+
+@pytest.mark.parametrize("look", ["list", "explain"])
+def test_a_listener_may_look(computers: ModuleType, look: str):
+    """A listener may look at the session, and sees what the verb has done."""
+    session = computers.box().session
+    seen: list[str] = []
+    session.listen(lambda _activity: seen.append(str(LOOKS[look](session))))
+    session.use("cuda:1")
+
+    assert len(seen) == 1
+    assert "cuda:1" in seen[0]
+
+
+def test_told_in_the_thread_of_the_verb(session: Session):
+    """A verb of another thread tells its listeners in that thread, and this thread's verbs do not count for it."""
+    listening = Listening(session)
+    with session.told_after():
+        thread = threading.Thread(target=lambda: session.use("cpu"))
+        thread.start()
+        thread.join()
+        assert listening.told == [None]
+        session.use("auto")
+        assert listening.told == [None]
+        assert listening.threads == {thread.ident}
+    assert listening.told == [None, None]
+
+
+def test_listeners_that_fail(session: Session):
+    """A listener that fails is a warning without the text of its error; the verb and the other listeners do not fail."""
+    listening = Listening(session)
+
+    def fail(_activity: object) -> None:
+        raise LookupError(NOTE)
+
+    session.listen(fail)
+    after = Listening(session)
+    with pytest.warns(OpenMedWarning, match="LookupError") as warned:
+        choice = session.use("cpu")
+
+    assert choice.requested_by == "use()"
+    assert listening.told == after.told == [None]
+    assert not [one for one in warned if NOTE in str(one.message)]
+
+
+def test_listeners_that_leave(session: Session):
+    """A listener that has left hears nothing more, and can leave twice."""
+    gone, left = Listening(session), Listening(session)
+    gone.remove()
+    gone.remove()
+    session.use("cpu")
+
+    assert (gone.told, left.told) == ([], [None])
+
+
+def test_a_session_of_its_own(session: Session, computers: ModuleType):
+    """Listeners of one session hear nothing of another."""
+    listening = Listening(session)
+    computers.plain().session.use("cpu")
+
+    assert listening.told == []
+
+
+def test_loading_is_told(session: Session):
+    """A model that is loaded is told of by name, once; one that is there already is not."""
+    listening = Listening(session)
+    for _ in range(2):
+        session.load_model(SMALL, OpenMedConfig(device="cpu"))
+
+    assert listening.told == [f"Loading: {SMALL}", None, None]
+
+
+def test_annotating_is_told(session: Session):
+    """Annotating is told of after loading, and its end when the entities are there."""
+    listening = Listening(session)
+    session.annotate_text(NOTE, SMALL)
+    session.annotate([NOTE], SMALL, {}, progress=False)
+
+    annotating = f"Annotating: {SMALL}"
+    assert listening.told == [f"Loading: {SMALL}", annotating, None, annotating, None]
+
+
+def test_loading_that_fails_ends(session: Session, tmp_path):
+    """A model that cannot be loaded is told of, and that this is over."""
+    (tmp_path / "config.json").write_text("{}")
+    listening = Listening(session)
+    with pytest.raises(OpenMedError):
+        session.load_model(str(tmp_path), OpenMedConfig(device="cpu"))
+
+    assert listening.told == [f"Loading: {tmp_path}", None]
+
+
+@pytest.fixture
+def store(keyword_model, random_model) -> tuple[ModelStore, list[Any], list[str]]:
+    """A store with two models that follow the session, what it tells, and the names of the models."""
+    told: list[Any] = []
+    store = ModelStore(told.append)
+    names = load_both(store, keyword_model, random_model)
+    assert [str(one) for one in told] == [f"Loading: {name}" for name in names]
+    told.clear()
+    return store, told, names
+
+
+def load_both(store: ModelStore, *folders: Path) -> list[str]:
+    """Load models that follow the session into a store, and return their names."""
+    specs = [LoadSpec.of(str(folder), OpenMedConfig()) for folder in folders]
+    for spec in specs:
+        store.model(spec, "cpu", follows=True)
+    return [spec.reference.name for spec in specs]
+
+
+def test_moving_is_told(store, second_device: str):
+    """Each model that moves is told of before it does, with which of how many it is; those that stay are not."""
+    models, told, (first, second) = store
+    models.follow(second_device)
+    there = [f"Moving to {second_device}: {first} (1 of 2)", f"Moving to {second_device}: {second} (2 of 2)"]
+    assert [str(one) for one in told] == there
+
+    models.follow(second_device)
+    assert len(told) == 2
+    models.follow("cpu")
+    assert str(told[3]) == f"Moving to cpu: {second} (2 of 2)"
+
+
+def test_one_model_that_moves_is_not_counted(store, second_device: str):
+    """A model that moves alone is told of without a number."""
+    models, told, (first, second) = store
+    models.unload(second)
+    models.follow(second_device)
+
+    assert [str(one) for one in told] == [f"Moving to {second_device}: {first}"]
+
+
+def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_model, second_device: str):
+    """An interrupt while a listener is told of a move brings all models back."""
+    told: list[Any] = []
+
+    def interrupt(activity: Any) -> None:
+        told.append(activity)
+        if activity.done == 1:
+            raise KeyboardInterrupt
+
+    models = ModelStore(interrupt)
+    load_both(models, keyword_model, random_model)
+    told.clear()
+    with pytest.raises(KeyboardInterrupt):
+        models.follow(second_device)
+
+    assert len(told) == 2
+    assert {one.device for one in models.inventory()} == {"cpu"}
+
+
+def test_a_move_that_fails_ends(computers: ModuleType):
+    """A model that cannot be moved is told of, and that this is over; it is where it was then."""
+    if loaded_torch().mps_available:
+        pytest.skip("this computer has MPS, so the move would work")
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    loaded = here.session.load_model(SMALL, OpenMedConfig())
+    listening = Listening(here.session)
+    places = []
+    here.session.listen(lambda activity: places.append((activity is None, loaded.model.device.type)))
+    with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
+        here.session.use("mps")
+
+    assert listening.told == [f"Moving to mps: {SMALL}", None]
+    assert places == [(False, "cpu"), (True, "cpu")]
+
+
+@pytest.fixture
+def listening():
+    """A listener of the session of this process, which is left as it was."""
+    listening = Listening(SESSION)
+    yield listening
+    listening.remove()
+    SESSION.unload()
+    SESSION.reset()
+    SESSION.stop()
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_simulation_is_told(listening: Listening):
+    """Beginning and ending a simulation tell once each, with the models that move there and back in between."""
+    names = ("bundled", SMALL)
+    for name in names:
+        nb.load_pipeline(name)
+    listening.told.clear()
+    with nb.simulated_mps("8 GiB"):
+        there = ["Moving to mps: bundled (1 of 2)", f"Moving to mps: {SMALL} (2 of 2)", None]
+        assert listening.told == there
+        nb.use("cpu")
+    back = ["Moving to cpu: bundled (1 of 2)", f"Moving to cpu: {SMALL} (2 of 2)", None]
+
+    assert listening.told == [*there, *back, None]
+    assert all(listening.free)
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_one_of_two_models_does_not_fit(listening: Listening):
+    """Where the second of two models does not fit, the first is brought back, and the end is told once."""
+    import torch
+
+    with nb.simulated_mps("64 MiB"):
+        nb.use("cpu")
+        first, second = (
+            sum(one.nbytes for one in nb.load_pipeline(name).model.parameters()) for name in ("bundled", SMALL)
+        )
+        other = torch.empty(torch.mps.recommended_max_memory() - first - second // 2, dtype=torch.uint8, device="mps")
+        listening.told.clear()
+        with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
+            nb.use("mps")
+
+        assert listening.told == ["Moving to mps: bundled (1 of 2)", f"Moving to mps: {SMALL} (2 of 2)", None]
+        assert [(one.name, one.device) for one in SESSION.inventory()] == [("bundled", "cpu"), (SMALL, "cpu")]
+        assert nb.device().device == "cpu"
+        del other
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_simulation_that_does_not_begin_is_told(listening: Listening):
+    """A simulation that is refused tells once."""
+    with pytest.raises(OpenMedError), nb.simulated_mps("no memory"):
+        pass
+
+    assert listening.told == [None]
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.usefixtures("listening")
+def test_a_limit_is_told_when_it_is_in_force():
+    """A memory limit is told once, and stands then already."""
+    with nb.simulated_mps("8 GiB"):
+        limits = []
+        remove = SESSION.listen(lambda _activity: limits.append(SESSION.computer.limit("mps")))
+        nb.limit_memory(0.5)
+        remove()
+
+    assert limits == [0.5]
+
+
+def test_a_release_is_told_once(listening: Listening):
+    """Releasing memory tells once, when everything was let go of."""
+    nb.load_pipeline(SMALL)
+    listening.told.clear()
+    loaded = []
+    remove = SESSION.listen(lambda _activity: loaded.append(len(SESSION.inventory())))
+    nb.release(namespace={})
+    remove()
+
+    assert listening.told == [None]
+    assert loaded == [0]
+
+
+def test_epochs_are_told(listening: Listening):
+    """Each end of an epoch is told, so that the memory after it can be looked at."""
+    loop = nb.epochs(2, "cpu")
+    listening.told.clear()
+    list(loop)
+
+    assert listening.told == [None, None]
+
+
+def test_a_session_is_free_between_verbs(session: Session):
+    """A session is free, but for other threads while a verb is inside; asking waits for nobody."""
+    free: list[bool] = []
+    session.listen(lambda activity: free.extend([is_free(session), session.is_free()] if activity else []))
+    assert is_free(session)
+    session.load_model(SMALL, OpenMedConfig(device="cpu"))
+
+    assert free == [False, True]
+    assert is_free(session)
