@@ -236,7 +236,7 @@ def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
     return (TORCH_HIGH if high is None else parse_ratio(high), TORCH_LOW if low is None else parse_ratio(low))
 
 
-NUMBER = r"\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"
+NUMBER = r"\s*[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"
 
 
 def parse_ratio(text: str) -> float:

@@ -17,7 +17,7 @@ SHOWN = (
 
 SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
 SECRET_VALUE = re.compile(
-    r"(?P<scheme>\w+://)[^/\s]+@"  # the user and password of an address
+    r"(?P<scheme>\w{1,32}://)[^/\s]+@"  # the user and password of an address
     r"|\b(hf|sk|gh[a-z]|github_pat)_\w+|\b(sk|glpat)-[\w-]+"  # tokens that tell whose they are
     r"|(key|token|secret|passw\w*|pwd)=\S+",
     re.IGNORECASE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 
 import pytest
 from hypothesis import example, given, settings
@@ -25,6 +26,7 @@ from openmed_nb.devices.environment import (
     VARIABLES,
     Moment,
     apply,
+    is_number,
     parse_ratio,
     plan,
     undo,
@@ -312,3 +314,9 @@ def test_a_secret_in_a_variable_is_not_shown() -> None:
     planned = plan({FALLBACK: "hf_abcdefgh", HIGH: "token=abcdefgh"})
 
     assert "abcdefgh" not in f"{planned} {planned.to_dict()}"
+
+
+def test_a_long_number_is_read_soon() -> None:
+    """A ratio of a hundred thousand digits is read once, not once for each of its digits."""
+    assert not is_number("9" * 100_000 + "x")
+    assert parse_ratio("9" * 100_000 + "x") == math.inf

@@ -83,3 +83,9 @@ def test_no_other_variable_leaks(environ: dict[str, str], name: str):
 def test_no_allowed_variable_is_secret_by_name():
     """The allow list holds no variable that its name would mask."""
     assert [name for name in SHOWN if SECRET_NAME.search(name)] == []
+
+
+def test_a_long_value_is_masked_soon() -> None:
+    """A value of a hundred thousand characters is read once, not once for each of its characters."""
+    assert masked("OPENMED_DEVICE", "x" * 100_000) == "x" * 100_000
+    assert masked("HF_ENDPOINT", "x" * 100_000 + "://me:pass@hub") == "x" * 100_000 + "://***@hub"

@@ -13,11 +13,15 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 ON_ITS_WAY_SECONDS = 0.1
 """How long what was typed before a click may be under way in another thread of the kernel."""
+
+
+LONGEST_WAIT = timedelta(hours=1)
+"""Two clicks that are further apart did not overtake each other: the clock of the page was set."""
 
 
 class CellThread:
@@ -49,6 +53,13 @@ class CellThread:
     def run(self, function: Callable[[], None]) -> None:
         """Run a function in the main thread: at once where this is it, otherwise as soon as no cell runs."""
         if self._loop is None or self.is_here:
+            function()
+        else:
+            self.hand_over(function)
+
+    def hand_over(self, function: Callable[[], None]) -> None:
+        """Let the loop of the main thread run a function, as soon as it comes to it; at once where there is no loop."""
+        if self._loop is None:
             function()
         else:
             self._loop.call_soon_threadsafe(interruptible, function)
@@ -85,13 +96,13 @@ class Click:
         """Tell whether this click is known to be the earlier one.
 
         Example:
-            >>> one, two = Click("page", datetime(2026, 1, 1)), Click("page", datetime(2026, 1, 2))
+            >>> one, two = Click("page", datetime(2026, 1, 1, 12, 0)), Click("page", datetime(2026, 1, 1, 12, 1))
             >>> one.is_before(two), two.is_before(one), Click().is_before(two)
             (True, False, False)
         """
         if self.page != other.page or self.time is None or other.time is None:
             return False
-        return self.time < other.time
+        return timedelta(0) < other.time - self.time < LONGEST_WAIT
 
 
 def click_of(shell: Any) -> Click:
@@ -125,6 +136,9 @@ def interruptible(function: Callable[[], None]) -> None:
 
     While no message is worked on, a kernel ignores interrupts (ipykernel's ``init_signal``).
     """
+    if threading.current_thread() is not threading.main_thread():
+        function()  # A kernel in another thread gets no interrupts, and Python allows no handlers there.
+        return
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         function()

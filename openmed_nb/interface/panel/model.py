@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...activity import Activity
@@ -83,6 +84,7 @@ class PanelModel:
         self._call_off: Callable[[], None] | None = None
         self._closed = False
         self._depth = 0
+        self._postponed: list[Callable[[], None]] = []
         self._last_end = -math.inf
         self.clock = clock
         self._events = events
@@ -138,7 +140,7 @@ class PanelModel:
             read: Returns the text, when it has had time to come.
         """
         self._waits(1)
-        self.cells.soon(lambda: self._annotate_now(read))
+        self.cells.soon(lambda: self._when_no_cell_runs(lambda: self._annotate_now(read)))
 
     def _annotate_now(self, read: Callable[[], str]) -> None:
         self._waits(-1)
@@ -155,6 +157,8 @@ class PanelModel:
         self._last_end = self.clock()
         self._change(cell_runs=self._depth > 0)
         self.cells.run(lambda: self._change(**self._seen()))
+        if not self._depth:
+            self._resume()
 
     def refresh_automatically(self, wanted: bool) -> None:
         """Begin or stop looking at the memory every few seconds, whenever no cell runs."""
@@ -168,6 +172,7 @@ class PanelModel:
             self._events.unregister(name, callback)
         self._events = None
         self._observers.clear()
+        self._postponed.clear()
         self._switch(wanted=False)
 
     def _do(self, activity: Activity, verb: Callable[[], Changes], click: Click | None = None) -> None:
@@ -176,7 +181,20 @@ class PanelModel:
             self._answer(activity, verb, click)
         else:
             self._waits(1)
-            self.cells.run(lambda: self._answer(activity, verb, click, waited=1))
+            self.cells.run(lambda: self._when_no_cell_runs(lambda: self._answer(activity, verb, click, waited=1)))
+
+    def _when_no_cell_runs(self, function: Callable[[], None]) -> None:
+        """Run a function now, or after the cell: while a cell awaits something, the loop does what was handed to it."""
+        if self.state.cell_runs:
+            self._postponed.append(function)
+        else:
+            function()
+
+    def _resume(self) -> None:
+        """Let the loop do what was postponed, in the order of the clicks."""
+        postponed, self._postponed = self._postponed, []
+        for function in postponed:
+            self.cells.hand_over(partial(self._when_no_cell_runs, function))
 
     def _waits(self, more: int, **changes: Any) -> None:
         with self._lock:
@@ -213,7 +231,9 @@ class PanelModel:
         except OpenMedError as error:
             changes = {"error": type(error)(error.what, error.remedy)}
         except KeyboardInterrupt:
-            changes = {"error": OpenMedError(f"{activity} was interrupted.", "Click again to try it again.")}
+            changes = {
+                "error": OpenMedError(f"{activity} was interrupted.", "Click again; restart the kernel if that fails.")
+            }
         except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
             failure = unexpected(activity, error)
             changes = {"error": failure}

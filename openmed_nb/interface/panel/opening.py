@@ -50,11 +50,9 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     missing = _missing(_shell())
     if missing:
         return replace(PanelState(**look(SESSION)), note=missing)
-    from .view import PanelView
-
     origin = _origin(_shell())
     _close_former(origin)
-    view = PanelView(_model(_shell(), model, show_text))
+    view = _view(_model(_shell(), model, show_text))
     OPEN[view] = origin
     return view
 
@@ -64,6 +62,17 @@ def close_panels() -> None:
     for view in tuple(OPEN):
         view.close()
     OPEN.clear()
+
+
+def _view(model: PanelModel) -> PanelView:
+    """Return the widgets of a model, which follows nothing any more where they cannot be made."""
+    from .view import PanelView
+
+    try:
+        return PanelView(model)
+    except BaseException:  # An interrupt too.
+        model.close()
+        raise
 
 
 def _model(shell: Any, model: str | None, show_text: bool) -> PanelModel:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipywidgets import HTML, Button, Checkbox, HBox, Textarea, VBox, Widget
+from traitlets import Unicode
 
 from ..widgets import close_tree
 from . import rendering
 from .model import REFRESH_SECONDS, PanelModel
 from .state import PanelState
+
+if TYPE_CHECKING:
+    from ...annotation.annotated import AnnotatedText
 
 SENTENCE = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
 """A synthetic sentence to try."""
@@ -212,12 +216,19 @@ class ModelsRegion(Region):
         self.unloads.keep(state.models.names)
 
 
+class TextBox(Textarea):
+    """A box for a text, whose value is not sent back: half of an emoji, as a cut leaves it, could not be, and would be lost."""
+
+    value = Unicode().tag(sync=True, echo_update=False)
+
+
 class TryRegion(Region):
     """A text, and what a model finds in it."""
 
     def __init__(self, model: PanelModel, clicked: Clicked) -> None:
-        self.text = Textarea(SENTENCE, description="Text to annotate", rows=3, continuous_update=False)
+        self.text = TextBox(SENTENCE, description="Text to annotate", rows=3, continuous_update=False)
         self.answer = HTML()
+        self._shown: AnnotatedText | None = None
         annotate = self.button(
             "Annotate",
             "Find entities in the text, which stays in this kernel.",
@@ -226,8 +237,10 @@ class TryRegion(Region):
         super().__init__("Try it", clicked, above=[self.text], controls=[annotate], below=[self.answer])
 
     def paint(self, state: PanelState) -> None:
-        """Show what was found."""
-        self.answer.value = rendering.answer(state)
+        """Show what was found; a long answer is made into HTML once."""
+        if state.answer is not self._shown:
+            self._shown = state.answer
+            self.answer.value = rendering.answer(state)
 
 
 REGIONS = (DeviceRegion, EnvironmentRegion, MemoryRegion, ModelsRegion, TryRegion)

@@ -211,6 +211,7 @@ class TestModels:
 
     def test_try_it(self, open_panel, home):
         """Annotate finds entities in the text, and shows the time, the device and the model, which can be unloaded."""
+        SESSION.unload()
         view = open_panel(model="bundled_small")
         view.click("Annotate")
 

@@ -201,9 +201,14 @@ class TestClick:
     )
     def test_no_order(self, other):
         """Clicks of which one has no time, or that were on two pages, have no order."""
-        late = Click("page", NOON + timedelta(days=1))
+        late = Click("page", NOON + timedelta(seconds=1))
         assert not other.is_before(late)
         assert not late.is_before(other)
+
+    def test_a_clock_that_was_set(self):
+        """Clicks that are more than an hour apart did not overtake each other: the clock of the page was set between them."""
+        assert Click("page", NOON - timedelta(minutes=59)).is_before(Click("page", NOON))
+        assert not Click("page", NOON - timedelta(minutes=61)).is_before(Click("page", NOON))
 
     def test_of_a_message(self):
         """A click is what the page said in the message of a widget: its name and its time."""

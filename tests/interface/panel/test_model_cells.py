@@ -153,11 +153,33 @@ class TestWaiting:
             for device in ("cpu", "mpss", "auto"):
                 elsewhere(lambda device=device: notebook.panel.choose(device))
                 waiting.append(notebook.panel.state.waiting)
+            notebook.panel.cell_ends()
 
         in_cells(notebook.open, cell, lambda: waiting.append(notebook.panel.state.waiting))
         assert waiting == [1, 2, 3, 0]
         assert notebook.panel.state.asked == "auto by the panel"
         assert notebook.panel.activities == [f"Changing the device: {device}" for device in ("cpu", "mpss", "auto")]
+
+    def test_a_cell_that_awaits_something(self, here, notebook, elsewhere):
+        """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
+
+        def awaiting():
+            elsewhere(lambda: notebook.panel.choose("cpu"))
+            elsewhere(lambda: notebook.panel.annotate_soon(lambda: "She has asthma."))
+            return ON_ITS_WAY_SECONDS
+
+        def still_awaiting():
+            assert here.environ == {}
+            assert notebook.panel.state.waiting == 2
+            notebook.panel.cell_ends()
+
+        def after():
+            assert notebook.panel.state.waiting == 0
+            assert notebook.panel.activities[0] == "Changing the device: cpu"
+
+        in_cells(notebook.open, awaiting, lambda: None, still_awaiting, lambda: None, after)
+        assert notebook.panel.state.choice.requested_by == "the panel"
+        assert len(notebook.panel.state.answer) == 1
 
     def test_a_text_on_its_way(self, notebook, elsewhere):
         """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
@@ -204,6 +226,7 @@ class TestWaiting:
 
         def cell():
             elsewhere(lambda: notebook.panel.choose("mpss"))
+            notebook.panel.cell_ends()
 
         in_cells(notebook.open, cell, lambda: None)
         assert isinstance(notebook.panel.state.error, UnknownDevice)

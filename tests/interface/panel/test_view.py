@@ -221,3 +221,13 @@ class TestClosing:
             [sys.executable, "-c", OPENING], capture_output=True, text=True, check=True, timeout=60
         )
         assert process.stdout == "[]\n"
+
+
+def test_half_an_emoji_arrives(kernel):
+    """A text that cannot be sent back, such as half of an emoji, arrives, and is refused with a reason."""
+    kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.regions[4].text")
+    reply = kernel.run(r"box.set_state({'value': 'Tom has diabetes \ud83d'}); panel.model.annotate(box.value)")
+    assert reply.status == "ok"
+    assert kernel.value("type(panel.model.state.error).__name__") == "UnreadableText"
+    assert kernel.value("panel.model.state.answer") is None
+    kernel.run("panel.close()")
