@@ -61,7 +61,7 @@ class Front:
 
     def begin_again(self) -> None:
         """Bring the session back to how it began."""
-        self.run("session.end_simulation(); session.reset(); session.unload()")
+        self.run("session.end_simulation(); session.reset()\nif session.inventory():\n    session.unload()")
 
     @contextlib.contextmanager
     def running_cell(self, at_its_end: str = "") -> Iterator[None]:

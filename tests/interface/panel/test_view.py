@@ -210,8 +210,10 @@ class TestClosing:
         """In a kernel, too, they leave no widget, comm, listener or callback."""
         kernel.run("import gc\nimport openmed_nb as nb\nnb.panel().close()\ngc.collect()")
         before = kernel.value(KERNEL_COUNTS)
-        reply = kernel.run("for _number in range(200):\n    nb.panel().close()\ngc.collect()\nNone")
-        assert reply.status == "ok"
+        # In few at a time: a kernel drops messages that nobody reads as fast as it sends them.
+        for _number in range(40):
+            assert kernel.run("for _number in range(5):\n    nb.panel().close()").status == "ok"
+        kernel.run("gc.collect()")
         assert kernel.value(KERNEL_COUNTS) == before
 
     @pytest.mark.real_computer  # It starts a process of its own.
