@@ -375,6 +375,7 @@ SESSION = Session()
 Beside it stands what is of the process and no choice of anybody: which models are watched by guards
 (``training.guards.WATCHED``, weakly, so that the next training lets go what a failed one left), which conversions were
 reported once (``devices.conversion.REPORTED``), whether the one simulated MPS device is on, which torch knows only once
-(``devices.simulation._ACTIVE``), the lock of all tensor work (``devices.backend.TENSOR_LOCK``), and what was learnt once
-of torch and of signatures (``functools.cache`` in ``devices.linear`` and ``annotation.forward``).
+(``devices.simulation._ACTIVE``), which panels are open (``interface.panel.opening.OPEN``, weakly), the lock of all tensor
+work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch and of signatures (``functools.cache`` in
+``devices.linear`` and ``annotation.forward``).
 """

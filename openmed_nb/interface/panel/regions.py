@@ -115,33 +115,35 @@ class DeviceRegion(Region):
     def __init__(self, model: PanelModel, clicked: Clicked) -> None:
         self.model = model
         self.status, self.table = HTML(), HTML()
-        self.toggles = NamedControls(self._toggle)
+        self.device_buttons = NamedControls(self._device_button)
         reset = self.button("Reset", "Back to what the shell said.", model.reset)
-        super().__init__("Device", clicked, above=[self.status], controls=[self.toggles, reset], below=[self.table])
+        super().__init__(
+            "Device", clicked, above=[self.status], controls=[self.device_buttons, reset], below=[self.table]
+        )
 
     @property
     def varying(self) -> tuple[Widget, ...]:
         """The buttons of the devices."""
-        return self.toggles.children
+        return self.device_buttons.children
 
     @property
     def neighbour(self) -> Widget | None:
         """The button of the device in force, else that of ``auto``."""
         in_force = [one.device for one in self.model.state.buttons if one.in_force]
-        return self.toggles.named[in_force[0] if in_force else "auto"]
+        return self.device_buttons.named[in_force[0] if in_force else "auto"]
 
     def paint(self, state: PanelState) -> None:
         """Show the device."""
         self.status.value = rendering.status(state)
         self.table.value = rendering.devices(state)
-        self.toggles.keep(tuple(one.device for one in state.buttons))
+        self.device_buttons.keep(tuple(one.device for one in state.buttons))
         for one in state.buttons:
-            toggle = self.toggles.named[one.device]
-            toggle.description, toggle.tooltip, toggle.disabled = one.label, one.hover, not one.enabled
-            (toggle.add_class if one.in_force else toggle.remove_class)("openmed-in-force")
-            (toggle.add_class if one.pressed else toggle.remove_class)("mod-active")
+            button = self.device_buttons.named[one.device]
+            button.description, button.tooltip, button.disabled = one.label, one.hover, not one.enabled
+            (button.add_class if one.in_force else button.remove_class)("openmed-in-force")
+            (button.add_class if one.pressed else button.remove_class)("mod-active")
 
-    def _toggle(self, device: str) -> Button:
+    def _device_button(self, device: str) -> Button:
         """Return the button of a device; it looks pressed by the class that a ToggleButton has.
 
         It is none: a ToggleButton sends its new value, which is no change and so no click where it was painted meanwhile.

@@ -20,14 +20,14 @@ class OpenPanel(PanelView):
         return next(one for one in self.regions if one.children[0].value == rendering.heading(name))
 
     @property
-    def toggles(self) -> dict[str, Widget]:
+    def device_buttons(self) -> dict[str, Widget]:
         """The buttons of the devices, by device."""
-        return self.region("Device").toggles.named
+        return self.region("Device").device_buttons.named
 
     @property
     def pressed(self) -> list[str]:
         """The devices whose button looks pressed."""
-        return [device for device, toggle in self.toggles.items() if "mod-active" in toggle._dom_classes]
+        return [device for device, toggle in self.device_buttons.items() if "mod-active" in toggle._dom_classes]
 
     @property
     def messages(self) -> dict[str, str]:

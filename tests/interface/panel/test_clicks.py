@@ -28,7 +28,7 @@ class TestDevice:
         """A click changes the session's device, and the panel shows who asked."""
         view = open_panel((here := computers.plain()).session)
         assert view.pressed == ["auto"]
-        view.toggles["cpu"].click()
+        view.device_buttons["cpu"].click()
 
         choice = here.session.device()
         assert (choice.device, choice.requested, choice.requested_by) == ("cpu", "cpu", "the panel")
@@ -38,10 +38,10 @@ class TestDevice:
     def test_a_click_on_the_pressed_one(self, open_panel, computers):
         """A click on the pressed button asks again, and it stays pressed."""
         view = open_panel((here := computers.plain()).session)
-        view.toggles["cpu"].click()
+        view.device_buttons["cpu"].click()
         told = []
         here.session.listen(told.append)
-        view.toggles["cpu"].click()
+        view.device_buttons["cpu"].click()
 
         assert told == [None]
         assert view.pressed == ["cpu"]
@@ -50,7 +50,7 @@ class TestDevice:
     def test_reset(self, open_panel, computers):
         """Reset goes back to what the shell said."""
         view = open_panel((here := computers.plain(OPENMED_DEVICE="cpu")).session)
-        view.toggles["auto"].click()
+        view.device_buttons["auto"].click()
         assert view.pressed == ["auto"]
         view.click("Reset")
 
@@ -64,7 +64,7 @@ class TestDevice:
         here.session.use("cpu", "%openmed_device")
 
         assert view.pressed == ["cpu"]
-        assert view.toggles["cpu"].description == "cpu (in force)"
+        assert view.device_buttons["cpu"].description == "cpu (in force)"
         assert "cpu by %openmed_<wbr>device" in view.region("Device").status.value
         assert here.session.device().requested_by == "%openmed_device"
 
@@ -74,9 +74,9 @@ class TestDevice:
         one, other = open_panel(session), open_panel(session)
         told = []
         session.listen(told.append)
-        one.toggles["cpu"].click()
+        one.device_buttons["cpu"].click()
         assert other.pressed == ["cpu"]
-        other.toggles["auto"].click()
+        other.device_buttons["auto"].click()
 
         assert one.pressed == other.pressed == ["auto"]
         assert told == [None, None]
@@ -85,19 +85,19 @@ class TestDevice:
     def test_what_cannot_be_used(self, open_panel, computers):
         """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
         view = open_panel(computers.plain().session)
-        mps = view.toggles["mps"]
+        mps = view.device_buttons["mps"]
         assert mps.disabled
         for words in ("this computer runs Linux", "Use a Mac with Apple Silicon for MPS."):
             assert words in mps.tooltip
             assert words in view.region("Device").table.value
-        assert [device for device, one in view.toggles.items() if one.disabled] == ["mps", "cuda"]
+        assert [device for device, one in view.device_buttons.items() if one.disabled] == ["mps", "cuda"]
 
     def test_a_device_that_fails(self, open_panel, computers, front_end):
         """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
         here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
         view = open_panel(here.session)
-        mps = view.toggles["mps"]
-        front = front_end(*view.toggles.values())
+        mps = view.device_buttons["mps"]
+        front = front_end(*view.device_buttons.values())
         front.click(mps)
         message = view.messages["Device"]
 
@@ -114,23 +114,23 @@ class TestDevice:
     def test_an_error_goes_with_the_next_click(self, open_panel, computers):
         """The next click takes the error away."""
         view = open_panel(computers.mac(failing="broken", OPENMED_DEVICE="cpu").session)
-        view.toggles["mps"].click()
+        view.device_buttons["mps"].click()
         assert list(view.messages) == ["Device"]
-        view.toggles["cpu"].click()
+        view.device_buttons["cpu"].click()
         assert view.messages == {}
 
     def test_buttons_come_and_go(self, open_panel, broken, front_end):
         """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
         view = open_panel(broken.session)
-        before = dict(view.toggles)
+        before = dict(view.device_buttons)
         gone = [*tree(before["cuda"])]
         assert list(before) == ["auto", "mps", "cuda", "cpu"]
         front = front_end(*before.values())
         front.click(before["cuda"])
 
-        after = view.toggles
+        after = view.device_buttons
         assert list(after) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
-        assert view.region("Device").toggles.children == tuple(after.values())
+        assert view.region("Device").device_buttons.children == tuple(after.values())
         assert all(after[device] is before[device] for device in ("auto", "mps", "cpu"))
         assert all(one.comm is None for one in gone)
         assert view.pressed == ["cpu"]
@@ -139,29 +139,29 @@ class TestDevice:
     def test_focus_stays_where_buttons_move(self, open_panel, broken, front_end):
         """A clicked button that a front end has to draw again, because others came, gets its focus back."""
         view = open_panel(broken.session)
-        front = front_end(*view.toggles.values())
+        front = front_end(*view.device_buttons.values())
         broken.torch.read["PYTORCH_ENABLE_MPS_FALLBACK"] = None  # Somebody imported torch.
-        front.click(view.toggles["cpu"])
+        front.click(view.device_buttons["cpu"])
 
-        assert list(view.toggles) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+        assert list(view.device_buttons) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
         assert front.focused == ["cpu (in force)"]
 
     def test_the_focus_is_left_alone(self, open_panel, computers, front_end):
         """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
         here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
         view = open_panel(here.session)
-        front = front_end(*view.toggles.values())
-        front.click(view.toggles["cpu"])
+        front = front_end(*view.device_buttons.values())
+        front.click(view.device_buttons["cpu"])
         with pytest.raises(nb.OpenMedError):
             here.session.use("mps")
 
-        assert view.toggles["mps"].disabled
+        assert view.device_buttons["mps"].disabled
         assert front.focused == []
 
     def test_a_clicked_button_does_not_jump(self, open_panel, computers, front_end):
         """A clicked button looks pressed when the device has changed; the front end is told so once."""
         view = open_panel(computers.plain().session)
-        cpu, auto = view.toggles["cpu"], view.toggles["auto"]
+        cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
         looks = []
         cpu.observe(lambda change: looks.append(change["new"]), "_dom_classes")
         front = front_end(cpu, auto)
@@ -173,19 +173,21 @@ class TestDevice:
     def test_in_force_without_colour(self, open_panel, computers):
         """The device in force is marked in words and by a frame, and the one before is not any more."""
         view = open_panel((here := computers.mac()).session)
-        marked = {device: "openmed-in-force" in one._dom_classes for device, one in view.toggles.items()}
+        marked = {device: "openmed-in-force" in one._dom_classes for device, one in view.device_buttons.items()}
         assert marked == {"auto": False, "mps": True, "cuda": False, "cpu": False}
         here.session.use("cpu")
 
-        assert [device for device, one in view.toggles.items() if "openmed-in-force" in one._dom_classes] == ["cpu"]
-        assert [one.description for one in view.toggles.values()] == ["auto", "mps", "cuda", "cpu (in force)"]
+        assert [device for device, one in view.device_buttons.items() if "openmed-in-force" in one._dom_classes] == [
+            "cpu"
+        ]
+        assert [one.description for one in view.device_buttons.values()] == ["auto", "mps", "cuda", "cpu (in force)"]
 
     def test_no_device(self, open_panel, computers):
         """Where the shell asks for what there is not, no button is pressed, and a click mends it."""
         view = open_panel((here := computers.plain(OPENMED_DEVICE="nonsense")).session)
         assert view.pressed == []
         assert "No device is in force." in view.region("Device").status.value
-        view.toggles["auto"].click()
+        view.device_buttons["auto"].click()
 
         assert view.pressed == ["auto"]
         assert here.session.device().device == "cpu"
@@ -294,9 +296,9 @@ class TestModels:
             view.click("Annotate")
             told = []
             view.region("Device").activity.observe(lambda change: told.append(change["new"]), "value")
-            view.toggles["cpu"].click()
+            view.device_buttons["cpu"].click()
             assert [one.device for one in SESSION.inventory()] == ["cpu"]
-            view.toggles["mps"].click()
+            view.device_buttons["mps"].click()
             assert [one.device for one in SESSION.inventory()] == ["mps (SIMULATED)"]
             assert any("Moving to cpu: bundled_small" in one for one in told)
             assert any("Moving to mps: bundled_small" in one for one in told)

@@ -34,7 +34,7 @@ class TestBetweenCells:
 
         async def notebook():
             view = open_panel(here.session)
-            cpu, auto = view.toggles["cpu"], view.toggles["auto"]
+            cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
             front = front_end(cpu, auto)
             elsewhere(lambda: front.click(cpu))
             assert view.pressed == ["auto"]
@@ -50,11 +50,11 @@ class TestBetweenCells:
 
         async def notebook():
             view = open_panel(broken.session)
-            front = front_end(*view.toggles.values())
-            elsewhere(lambda: front.click(view.toggles["mps"]))
+            front = front_end(*view.device_buttons.values())
+            elsewhere(lambda: front.click(view.device_buttons["mps"]))
             assert front.focused == []
             await between_cells()
-            assert view.toggles["mps"].disabled
+            assert view.device_buttons["mps"].disabled
             return front.focused
 
         assert asyncio.run(notebook()) == ["cpu (in force)"]
@@ -68,7 +68,7 @@ class TestBetweenCells:
             click = lambda: Click("page", NOON + timedelta(seconds=seconds[-1]))  # noqa: E731 - a stand-in
             view = opened.OpenPanel(PanelModel(session, click=click))
             try:
-                cpu, auto = view.toggles["cpu"], view.toggles["auto"]
+                cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
                 for second, toggle in ((2, auto), (1, cpu)):
                     seconds.append(second)
                     elsewhere(toggle.click)
@@ -109,12 +109,12 @@ class TestWhileACellRuns:
 
         async def notebook():
             view = open_panel(broken.session)
-            front = front_end(*view.toggles.values())
+            front = front_end(*view.device_buttons.values())
             view.model.cell_begins()
-            elsewhere(lambda: front.click(view.toggles["mps"]))
+            elsewhere(lambda: front.click(view.device_buttons["mps"]))
             view.model.cell_ends()
             await between_cells()
-            assert view.toggles["mps"].disabled
+            assert view.device_buttons["mps"].disabled
             return front.focused
 
         assert asyncio.run(notebook()) == []
@@ -122,22 +122,22 @@ class TestWhileACellRuns:
     def test_the_focus_stays_after_a_cell(self, open_panel, broken, front_end):
         """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
         view = open_panel(broken.session)
-        front = front_end(*view.toggles.values())
+        front = front_end(*view.device_buttons.values())
         view.model.cell_begins()
         view.model.cell_ends()
-        front.click(view.toggles["mps"])
+        front.click(view.device_buttons["mps"])
 
-        assert view.toggles["mps"].disabled
+        assert view.device_buttons["mps"].disabled
         assert front.focused == []
         assert not view.model.answers_promptly
 
     def test_the_focus_stays_after_a_long_answer(self, open_panel, broken, front_end):
         """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
         view = open_panel(broken.session, clock=itertools.count(0.0, 2 * PROMPT_SECONDS).__next__)
-        front = front_end(*view.toggles.values())
-        front.click(view.toggles["mps"])
+        front = front_end(*view.device_buttons.values())
+        front.click(view.device_buttons["mps"])
 
-        assert view.toggles["mps"].disabled
+        assert view.device_buttons["mps"].disabled
         assert front.focused == []
 
     def test_that_it_waits_is_said(self, open_panel, here, elsewhere):
@@ -146,7 +146,7 @@ class TestWhileACellRuns:
         async def notebook():
             view = open_panel(here.session)
             view.model.cell_begins()
-            elsewhere(view.toggles["cpu"].click)
+            elsewhere(view.device_buttons["cpu"].click)
             here.session.unload()
             assert view.pressed == ["auto"]
             assert "Your click waits" in view.region("Device").activity.value

@@ -73,7 +73,7 @@ class TestForms:
         """A panel has a live form, an HTML form of the moment in which it is shown, and a text form that stays."""
         view = open_panel(computers.plain().session)
         first = view._repr_mimebundle_(include=None, exclude=None)
-        view.toggles["cpu"].click()
+        view.device_buttons["cpu"].click()
         second = view._repr_mimebundle_()
 
         assert list(first) == [VIEW, "text/html", "text/plain"]
@@ -182,7 +182,7 @@ class TestClosing:
         view.close()
         status = view.region("Device").status.value
         here.session.use("cpu", "%openmed_device")
-        view.toggles["auto"].click()
+        view.device_buttons["auto"].click()
 
         assert view.region("Device").status.value == status
         assert here.session.device().requested_by == "%openmed_device"
@@ -197,7 +197,7 @@ class TestClosing:
         for _number in range(200):
             view = PanelView(PanelModel(SESSION))
             views.add(view)
-            view.regions[0].toggles.named["auto"].click()
+            view.regions[0].device_buttons.named["auto"].click()
             view.close()
         del view
         gc.collect()
