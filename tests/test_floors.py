@@ -24,6 +24,7 @@ FLOORS = (
     "models",
     "annotation",
     "training",
+    "runbook",
     "session",
     "interface",
     "openmed_nb",

@@ -54,12 +54,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Report:
-    """What a value says of itself: a title, sentences, tables, and a running text with marks in it."""
+    """What a value says of itself: a title, sentences, tables, and a running text with marks in it.
+
+    Attributes:
+        figures: Tables of times and other figures that no two runs share. They stand in the HTML; the text form leaves
+            them out, so that two runs can be compared by their texts (nbval does).
+    """
 
     title: str
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pieces: tuple[Piece, ...] = ()
+    figures: tuple[Table, ...] = ()
 
 
 class Shown:
@@ -145,9 +151,11 @@ def html_element(report: Report) -> str:
     """Return the report as one HTML element, for a page on which the style sheet stands once."""
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
     tables = "".join(_html_table(table) for table in filled(report.tables))
+    figures = "".join(_html_table(table) for table in filled(report.figures))
+    figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
     title = f"<p><strong>{escape(report.title)}</strong></p>"
     text = _html_text(report.pieces) if report.pieces else ""
-    return f'<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}</div>'
+    return f'<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}{figures}</div>'
 
 
 def _html_table(table: Table) -> str:
