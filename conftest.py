@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Generator
 from typing import Any
 
@@ -11,6 +13,16 @@ import pytest
 # The kernels that nbval starts inherit these; they are set before anything imports torch or huggingface_hub.
 os.environ.update(HF_HUB_OFFLINE="1", OPENMED_TORCH_DEVICE="cpu", HF_HUB_DISABLE_TELEMETRY="1")
 os.environ.pop("OPENMED_DEVICE", None)
+
+DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
+"""What would be kept for the person; other processes inherit it too."""
+
+os.environ["OPENMED_NB_DATA"] = DATA
+
+
+def pytest_unconfigure() -> None:
+    """Remove what was kept."""
+    shutil.rmtree(DATA, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,7 @@
-"""``python -m openmed_nb``: the device, the reason, and the diseases in a note; offline, with the bundled model."""
+"""``python -m openmed_nb``: the device, the reason, and the diseases in a note; offline, with the bundled model.
+
+``python -m openmed_nb doctor`` looks at the computer instead, and its exit status says whether something failed.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,64 @@ from .interface.display import Json
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
+DOCTOR = "doctor"
+"""The first word of the command that looks at the computer; a note in a file of that name is called ``./doctor``."""
+
 NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Annotate a note and print what was found; return the exit status, 2 for one of our errors."""
-    asked = parser().parse_args(arguments)
+    """Run a command and print its answer; return the exit status, 2 for one of our errors."""
+    words = sys.argv[1:] if arguments is None else arguments
+    run, rest = (examine, words[1:]) if words[:1] == [DOCTOR] else (annotate, words)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     try:
-        SESSION.start()
-        text = read_note(asked.note)
-        found = SESSION.annotate_text(text, asked.model, asked.device)
-        choice = SESSION.device(asked.device)
+        return run(rest)
     except OpenMedError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    report = Json.of({"choice": choice.to_dict(), **found.to_dict()}) if asked.json else f"{choice}\n\n{found}"
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
-    print(report)
+
+
+def annotate(arguments: list[str]) -> int:
+    """Annotate a note, and print the device, the reason and what was found."""
+    asked = parser().parse_args(arguments)
+    SESSION.start()
+    text = read_note(asked.note)
+    found = SESSION.annotate_text(text, asked.model, asked.device)
+    choice = SESSION.device(asked.device)
+    print(Json.of({"choice": choice.to_dict(), **found.to_dict()}) if asked.json else f"{choice}\n\n{found}")
     return 0
+
+
+def examine(arguments: list[str]) -> int:
+    """Print what the doctor found, or the forecast for a model; the status is 1 where something failed."""
+    asked = doctor_parser().parse_args(arguments)
+    SESSION.start()
+    answer = SESSION.doctor(asked.model) if asked.ops is None else SESSION.forecast(asked.ops)
+    print(Json.of(answer.to_dict()) if asked.json else answer)
+    return answer.exit_code
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    command = argparse.ArgumentParser("python -m openmed_nb", description="Find diseases in a note, offline.")
+    command = argparse.ArgumentParser(
+        "python -m openmed_nb",
+        description="Find diseases in a note, offline.",
+        epilog="'python -m openmed_nb doctor' looks at the computer instead; see 'doctor --help'.",
+    )
     command.add_argument("note", nargs="?", type=Path, default=NOTE, help="a text file; a synthetic note if left out")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--model", help="an alias, a hub id or a folder; the bundled disease model if left out")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    return command
+
+
+def doctor_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``python -m openmed_nb doctor``."""
+    command = argparse.ArgumentParser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
+    command.add_argument("model", nargs="?", help="an alias, a hub id or a folder of a model to look at too")
+    command.add_argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS")
     command.add_argument("--json", action="store_true", help="print JSON")
     return command
 

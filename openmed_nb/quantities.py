@@ -20,11 +20,11 @@ def in_bytes(size: int | None) -> str:
     return f"{amount:.1f} {UNITS[unit]}" if unit else f"{size} bytes"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with its noun; the plural is given where it does not end in a plain s.
 
     Example:
-        >>> counted(1, "tensor"), counted(1200, "tensor")
-        ('1 tensor', '1,200 tensors')
+        >>> counted(1, "tensor"), counted(1200, "tensor"), counted(2, "entity", "entities")
+        ('1 tensor', '1,200 tensors', '2 entities')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"

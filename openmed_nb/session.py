@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from .devices.simulation.device import SimulatedMps
     from .models.inventory import Inventory
     from .models.loading import LoadedModel, LoadSpec
-    from .models.store import ModelStore
+    from .models.store import ModelKey, ModelStore
+    from .runbook.doctor.report import DoctorReport
+    from .runbook.dtype_choice import DtypeChoice
+    from .runbook.operators.forecast import Forecast
+    from .runbook.parity import ParityReport
+    from .runbook.precision_gate import PrecisionVerdict
+    from .runbook.signals.values import Signals
     from .training.curve import MemoryCurve
 
 
@@ -72,7 +78,7 @@ class Session:
         if self._models is None:
             from .models.store import ModelStore
 
-            self._models = ModelStore(self._listeners.tell)
+            self._models = ModelStore(self._listeners.tell, self._warn_of_dtype)
         return self._models
 
     def device(self, argument: str | None = None, source: str = "argument") -> DeviceChoice:
@@ -213,7 +219,11 @@ class Session:
             self._state.clear()
 
     def simulate(
-        self, memory: str | int, fallback: bool | None = None, source: str = "simulated_mps()"
+        self,
+        memory: str | int,
+        fallback: bool | None = None,
+        source: str = "simulated_mps()",
+        defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
         """Let the session run on a simulated Mac until :meth:`end_simulation`; models that follow it move there.
 
@@ -221,15 +231,16 @@ class Session:
             memory: The RAM of the Mac, such as ``"8 GiB"``.
             fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment.
             source: Who asks.
+            defects: The issues of silent errors that the device shall have, such as ``"pytorch#177116"``.
 
         Raises:
-            ConfigurationError: For a memory that is none.
+            ConfigurationError: For a memory that is none, and for a silent error that cannot be simulated.
             DeviceUnavailable: Where a simulation is on already, or a model does not fit; nothing is changed then.
             TorchUnusable: Where torch does not import.
         """
         with self._listeners.told_after(), self._lock, contextlib.ExitStack() as undo:
             backend.import_torch()
-            device = undo.enter_context(self._on_simulated_mac(memory, fallback))
+            device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
             self.use("mps", source)
             self._simulation = Simulation(device, undo.pop_all())
             return device
@@ -247,7 +258,7 @@ class Session:
     def load_model(self, name: str | None, config: OpenMedConfig, /, **arguments: Any) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
         with self._unchanged_on_error():
-            spec, choice, follows, options = self._load_plan(name, config, arguments)
+            spec, choice, follows, options, _ = self._load_plan(name, config, arguments)
             if options:
                 unknown = ", ".join(sorted(options))
                 raise ConfigurationError(f"load_model() has no option {unknown}.", "Leave it out.")
@@ -268,8 +279,10 @@ class Session:
 
             check_task(task)
             strategy = check_strategy(aggregation_strategy)
-            spec, choice, follows, options = self._load_plan(name, config, arguments)
-            return pipeline_over(self.models.model(spec, choice.device, follows), strategy, options)
+            spec, choice, follows, options, precision = self._load_plan(name, config, arguments)
+            pipe = pipeline_over(self.models.model(spec, choice.device, follows), strategy, options)
+            pipe.precision = precision
+            return pipe
 
     def annotate(self, texts: Any, model: Any, arguments: Mapping[str, Any], /, **running: Any) -> Annotations:
         """Return the entities that a model finds in many texts.
@@ -290,6 +303,90 @@ class Session:
                 pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
             self._listeners.tell(Activity("Annotating", name))
             return annotate_texts(pipe, texts, name, **running)
+
+    def doctor(self, model: Any = None) -> DoctorReport:
+        """Return what is wrong with this computer, its torch, its environment and its models, and what to do about it.
+
+        Args:
+            model: The name of a model, a torch module or a pipeline; the loaded models where nobody says.
+        """
+        from .runbook.doctor.examination import examine, models_to_look_at
+        from .runbook.doctor.report import diagnose
+
+        with self._unchanged_on_error():
+            models = models_to_look_at(model, self.models.named, lambda name: self.load_model(name, OpenMedConfig()))
+            return diagnose(examine(self.computer, lambda: self._choice_or_error(confirm=True), models))
+
+    def signals(self) -> Signals:
+        """Return load, memory, power and heat of this computer at this moment; nothing is loaded for that."""
+        from .runbook.doctor.examination import signals_of
+
+        with self._lock:
+            choice = self._choice_or_error(confirm=False)
+            return signals_of(self.computer.machine, "cpu" if isinstance(choice, OpenMedError) else choice.device)
+
+    def forecast(self, model: Any, example_inputs: Any = None, training: bool = True) -> Forecast:
+        """Return which operators of a model would leave MPS; no model is changed.
+
+        Args:
+            model: The name of a model, ``None`` for the bundled one, a torch module, or a pipeline.
+            example_inputs: What the model is called with; a synthetic batch where nobody says.
+            training: Whether to look at one training step too.
+        """
+        from .runbook.operators.forecast import forecast
+
+        with self._listeners.told_after():
+            if model is None or isinstance(model, (str, os.PathLike)):
+                model = self.create_pipeline("bundled" if model is None else str(model), OpenMedConfig())
+            self._listeners.tell(Activity("Forecasting", type(model).__name__))
+            return forecast(model, example_inputs, training)
+
+    def parity(self, model: Any, texts: Any, arguments: Mapping[str, Any], /, **measuring: Any) -> ParityReport:
+        """Return how far a model on a device, in a type, is from the CPU in float32; no model of the session is used.
+
+        Args:
+            model: The name of a model, ``None`` for the bundled one, or a pipeline of ours, compared as it is.
+            texts: Any series of texts.
+            arguments: Those of :meth:`load_model`, for a name.
+            measuring: Those of ``runbook.measurement.parity_of``.
+        """
+        from .annotation.corpus import checked_pipeline
+        from .runbook.measurement import checked_texts, parity_of
+        from .runbook.pairs import pair_of_files, pair_of_pipeline
+
+        with self._listeners.told_after():
+            read = checked_texts(texts)
+            if model is None or isinstance(model, (str, os.PathLike)):
+                pair = pair_of_files(*self._files(model, arguments))
+            else:
+                pair = pair_of_pipeline(checked_pipeline(model, arguments))
+            self._listeners.tell(Activity("Comparing", pair.name))
+            return parity_of(pair, read, **measuring)
+
+    def validate_precision(
+        self, model: Any, texts: Any, dtype: str, arguments: Mapping[str, Any], gold: Any = None
+    ) -> PrecisionVerdict:
+        """Return whether a model keeps its entities in a reduced type, and store the certificate where it does.
+
+        Args:
+            model: The name of a model, ``None`` for the bundled one.
+            texts: Any series of texts.
+            dtype: The reduced type.
+            arguments: Those of :meth:`load_model`.
+            gold: The gold entities of each text, where there are some.
+        """
+        from .runbook.certificate_store import certificate_store
+        from .runbook.certificates import identity_of
+        from .runbook.measurement import checked_texts
+        from .runbook.precision_gate import check_named, check_reduced, validate
+
+        with self._listeners.told_after():
+            check_named(model)
+            read = list(checked_texts(texts))
+            spec, device = self._files(model, {**arguments, "dtype": check_reduced(dtype)})
+            identity = identity_of(spec, spec.dtype, device, self.computer)
+            self._listeners.tell(Activity("Validating", spec.reference.name))
+            return validate(spec, device, read, gold, identity, certificate_store(self._environ))
 
     def annotate_text(
         self,
@@ -312,9 +409,11 @@ class Session:
 
     def _load_plan(
         self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]
-    ) -> tuple[LoadSpec, DeviceChoice, bool, dict[str, Any]]:
-        """Return what to load, the device, whether it follows the session, and the arguments left for the pipeline."""
+    ) -> tuple[LoadSpec, DeviceChoice, bool, dict[str, Any], DtypeChoice | None]:
+        """Return what to load, the device, whether it follows the session, the arguments left, and why that type."""
         from .models.loading import LoadSpec
+        from .models.quantization import INT8, check_int8
+        from .runbook.dtype_choice import in_chosen_dtype
 
         arguments = dict(arguments)
         device = arguments.pop("device", None)
@@ -323,7 +422,30 @@ class Session:
         config, options = with_arguments(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"
         choice = self.device(wish, source)
-        return LoadSpec.of(name, config, remote_code), choice, not Wish(source, wish).asks, options
+        spec, precision = LoadSpec.of(name, config, remote_code), None
+        check_int8(spec.dtype, choice.device)
+        if spec.dtype != "float32":
+            spec = replace(spec, folder=self.models.folder(spec))
+            spec, precision = in_chosen_dtype(spec, choice.device, self.computer, self._environ)
+        follows = not Wish(source, wish).asks and spec.dtype != INT8
+        return spec, choice, follows, options, precision
+
+    def _warn_of_dtype(self, key: ModelKey, device: str) -> None:
+        """Warn of a model that comes to a device in a reduced type that was not validated there."""
+        from .runbook.dtype_choice import warn_unless_validated
+
+        warn_unless_validated(key, device, self.computer, self._environ)
+
+    def _files(self, name: Any, arguments: Mapping[str, Any]) -> tuple[LoadSpec, str]:
+        """Return a model to be loaded beside those of the session, with its files here, and the device for it."""
+        from .models.loading import model_folder
+
+        with self._unchanged_on_error():
+            named = "bundled" if name is None else str(name)
+            spec, choice, _, options, _ = self._load_plan(named, OpenMedConfig(), dict(arguments))
+            if options:
+                raise ConfigurationError(f"There is no option {', '.join(sorted(options))}.", "Leave it out.")
+            return replace(spec, folder=model_folder(spec)), choice.device
 
     @contextlib.contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
@@ -332,7 +454,9 @@ class Session:
             yield
 
     @contextlib.contextmanager
-    def _on_simulated_mac(self, memory: str | int, fallback: bool | None) -> Iterator[SimulatedMps]:
+    def _on_simulated_mac(
+        self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]
+    ) -> Iterator[SimulatedMps]:
         """Let the session run on a simulated Mac, with another state in the place of this one."""
         from .devices.simulation.computer import simulated_computer
 
@@ -340,7 +464,7 @@ class Session:
         self._bring_home()
         here.suspend()
         try:
-            with simulated_computer(memory, fallback, self._environ) as (computer, device):
+            with simulated_computer(memory, fallback, self._environ, defects) as (computer, device):
                 self._state = DeviceState(computer)
                 try:
                     yield device
@@ -350,11 +474,13 @@ class Session:
         finally:
             here.resume()
             self._bring_home(here.in_force or "cpu")
+            if self._models is not None:
+                self._models.announce()
 
     def _bring_home(self, device: str = "cpu") -> None:
         """Move the models that follow the session, and forget those that were loaded for the MPS of one computer."""
         if self._models is not None:
-            self._models.follow(device)
+            self._models.follow(device, quietly=True)
             self._models.forget_device("mps")
 
     def _told_if(self, confirm: bool) -> contextlib.AbstractContextManager[None]:
@@ -376,6 +502,6 @@ Beside it stands what is of the process and no choice of anybody: which models a
 (``training.guards.WATCHED``, weakly, so that the next training lets go what a failed one left), which conversions were
 reported once (``devices.conversion.REPORTED``), whether the one simulated MPS device is on, which torch knows only once
 (``devices.simulation._ACTIVE``), which panels are open (``interface.panel.opening.OPEN``, weakly), the lock of all tensor
-work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch and of signatures (``functools.cache`` in
-``devices.linear`` and ``annotation.forward``).
+work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of signatures and of files (``functools.cache``
+in ``devices.linear``, ``annotation.forward``, ``models.content`` and ``runbook.operators.table``).
 """

@@ -92,6 +92,8 @@ ALLOWED = {
     "interface.panel.regions": {"ipywidgets"},
     "interface.panel.view": {"ipywidgets"},
     "interface.widgets": {"ipywidgets"},
+    "runbook.operators.call_recorder": {"torch"},
+    "runbook.operators.fallback_recorder": {"torch"},
     "training.plot": {"matplotlib"},
     "training.trainer": {"transformers"},
 }

@@ -67,3 +67,34 @@ def test_control_characters_of_a_note_do_not_reach_the_terminal(
     assert "\x1b" not in printed
     assert "␛[2J" in printed
     assert "\ufeff" not in printed
+
+
+def test_doctor_prints_its_report_and_how_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """``doctor`` prints the report, and its status says whether something failed."""
+    status = main(["doctor"])
+
+    printed = capsys.readouterr()
+    assert "torch" in printed.out
+    assert status == (0 if " 0 failed" in printed.out else 1)
+    assert printed.err == ""
+
+
+def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """``doctor --json`` prints one JSON object."""
+    main(["doctor", "--json"])
+
+    assert json.loads(capsys.readouterr().out)["findings"]
+
+
+def test_doctor_forecasts_the_operators_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """``doctor --ops`` prints the forecast, with status 0 where nothing leaves MPS."""
+    assert main(["doctor", "--ops", "bundled_small"]) == 0
+
+    assert "MPS" in capsys.readouterr().out
+
+
+def test_a_mistake_of_the_doctor_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown model prints one line to the error stream and ends with status 2."""
+    assert main(["doctor", "disease_detection_tinny"]) == 2
+
+    assert capsys.readouterr().err.startswith("UnknownModel: ")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK
+from ..models.quantization import packed_layers
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -54,4 +55,8 @@ def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
             digest.update(f"{name} {tuple(weight.shape)}".encode())
             sample = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLE)]
             digest.update(sample.float().cpu().numpy().tobytes())
+        for name, layer in packed_layers(pipe.model):
+            weight = layer.weight().flatten()
+            sample = weight[:: max(1, weight.numel() // SAMPLE)].dequantize()
+            digest.update(name.encode() + sample.numpy().tobytes())
     return digest.hexdigest()

@@ -52,15 +52,26 @@ class Network:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
         import torch
 
+        with torch.no_grad():
+            return self.answers(self.logits(inputs))
+
+    def logits(self, inputs: Inputs) -> torch.Tensor:
+        """Start a forward pass; return what it says of every label, ``(rows, length, labels)``, on the model's device."""
         device, rows = self.model.device, inputs["input_ids"].size
-        with torch.no_grad(), contextlib.nullcontext() if self.compiled else fast_linear(device, rows):
+        with contextlib.nullcontext() if self.compiled else fast_linear(device, rows):
             output = self.model(**{name: array_to_device(array, device) for name, array in inputs.items()})
-            logits = output["logits"] if isinstance(output, dict) else output[0]
-            probabilities = logits.float().softmax(-1)
-            if self.whole:
-                return (towards_host(probabilities),)
-            scores, labels = probabilities.max(-1)
-            return towards_host(labels.to(torch.int32)), towards_host(scores)
+        logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
+        return logits
+
+    def answers(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return labels and scores, or all probabilities, on their way to the host."""
+        import torch
+
+        probabilities = logits.float().softmax(-1)
+        if self.whole:
+            return (towards_host(probabilities),)
+        scores, labels = probabilities.max(-1)
+        return towards_host(labels.to(torch.int32)), towards_host(scores)
 
 
 @dataclass
@@ -162,6 +173,13 @@ def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, O
     if run.error is not None:
         what = f"The model could not run on {network.model.device}: {cause(run.error)}."
         raise DeviceUnavailable(what, f"Restart the kernel, or {way_out(network)}.") from run.error
+    return settled(run, network, outputs)
+
+
+def settled(
+    run: ForwardRun, network: Network, outputs: Sequence[tuple[Batch, Sequence[np.ndarray]]]
+) -> tuple[Predictions, dict[int, OpenMedError]]:
+    """Return what the outputs of all batches say of every token, and why some sequences have no answer."""
     predictions = gather(run, network, outputs)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
     unknown = np.flatnonzero(np.isnan(predictions.scores))
@@ -189,21 +207,27 @@ def fetch(run: ForwardRun) -> list[tuple[Batch, list[np.ndarray]]]:
         return []
 
 
-def gather(run: ForwardRun, network: Network, outputs: list[tuple[Batch, list[np.ndarray]]]) -> Predictions:
+def gather(run: ForwardRun, network: Network, outputs: Sequence[tuple[Batch, Sequence[np.ndarray]]]) -> Predictions:
     """Return the outputs of all batches in the order of the tokens, each token from the window that owns it."""
-    count, windows = len(run.tokens), run.windows
+    count = len(run.tokens)
     labels, scores = np.zeros(count, np.int64), np.zeros(count, np.float32)
     probabilities = np.zeros((count, network.model.config.num_labels), np.float32) if network.whole else None
     targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
     for batch, arrays in outputs:
-        rows = batch.rows
-        positions = np.arange(batch.length) + (windows.firsts[rows] - len(network.frame.before))[:, None]
-        owned = (positions >= windows.owned_firsts[rows][:, None]) & (positions < windows.owned_lasts[rows][:, None])
+        positions, owned = owned_positions(run.windows, batch, network.frame)
         for target, array in zip(targets, arrays, strict=True):
-            target[positions[owned]] = array[: len(rows)][owned]
+            target[positions[owned]] = array[: len(batch.rows)][owned]
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)
     return Predictions(labels, scores, probabilities)
+
+
+def owned_positions(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each place in the windows of a batch which token it is, and whether its window owns that token."""
+    rows = batch.rows
+    positions = np.arange(batch.length) + (windows.firsts[rows] - len(frame.before))[:, None]
+    owned = (positions >= windows.owned_firsts[rows][:, None]) & (positions < windows.owned_lasts[rows][:, None])
+    return positions, owned
 
 
 def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]:

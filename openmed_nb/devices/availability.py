@@ -5,7 +5,7 @@ A rule is a condition on plain facts, the reason in words and one thing to do. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .backend import MINIMUM_TORCH, TorchFacts
@@ -90,78 +90,76 @@ TORCH_RULES = (
     ),
 )
 
-MPS_RULES = (
-    Rule(
-        lambda h: h.machine.system != "Darwin",
-        "this computer runs {system}, and MPS is the GPU backend of macOS",
-        "Use a Mac with Apple Silicon for MPS.",
-    ),
-    Rule(
-        lambda h: h.machine.apple_silicon and not h.machine.native_apple_silicon,
-        "this Python is built for {architecture} and runs under Rosetta, which has no MPS",
-        "Install an arm64 Python and make the environment with it.",
-    ),
-    Rule(
-        lambda h: not h.machine.apple_silicon,
-        "this Mac has an Intel processor",
-        "Use a Mac with Apple Silicon for MPS.",
-    ),
-    Rule(
-        lambda h: h.machine.macos is not None and h.machine.macos < MINIMUM_MACOS,
-        "macOS {macos} is older than 14, the oldest that the MPS backend of current torch supports",
-        "Update macOS to 14 or later.",
-    ),
-    *TORCH_RULES,
-    Rule(
-        lambda h: h.torch.mps_built is False,
-        "torch {torch} was built without MPS",
-        "Install the official build for arm64: python -m pip install --force-reinstall torch.",
-    ),
-    Rule(
-        lambda h: h.torch.mps_available is False,
-        "torch finds no Metal device, as in a virtual machine or a sandbox",
-        "Run on the Mac itself, outside of virtual machines and sandboxes.",
-    ),
-    Rule(
-        lambda h: "watermark ratio" in (h.torch.failure("mps") or ""),
-        "torch refuses the watermark ratios that it read: {failure}",
-        UNSET_BOTH,
-    ),
+NO_MAC = Rule(
+    lambda h: h.machine.system != "Darwin",
+    "this computer runs {system}, and MPS is the GPU backend of macOS",
+    "Use a Mac with Apple Silicon for MPS.",
+)
+ROSETTA = Rule(
+    lambda h: h.machine.apple_silicon and not h.machine.native_apple_silicon,
+    "this Python is built for {architecture} and runs under Rosetta, which has no MPS",
+    "Install an arm64 Python and make the environment with it.",
+)
+INTEL = Rule(
+    lambda h: not h.machine.apple_silicon,
+    "this Mac has an Intel processor",
+    "Use a Mac with Apple Silicon for MPS.",
+)
+OLD_MACOS = Rule(
+    lambda h: h.machine.macos is not None and h.machine.macos < MINIMUM_MACOS,
+    "macOS {macos} is older than 14, the oldest that the MPS backend of current torch supports",
+    "Update macOS to 14 or later.",
+)
+NOT_BUILT = Rule(
+    lambda h: h.torch.mps_built is False,
+    "torch {torch} was built without MPS",
+    "Install the official build for arm64: python -m pip install --force-reinstall torch.",
+)
+NO_METAL = Rule(
+    lambda h: h.torch.mps_available is False,
+    "torch finds no Metal device, as in a virtual machine or a sandbox",
+    "Run on the Mac itself, outside of virtual machines and sandboxes.",
+)
+BAD_WATERMARKS = Rule(
+    lambda h: "watermark ratio" in (h.torch.failure("mps") or ""),
+    "torch refuses the watermark ratios that it read: {failure}",
+    UNSET_BOTH,
 )
 
-CUDA_RULES = (
-    Rule(
-        lambda h: h.machine.system == "Darwin",
-        "this computer runs macOS, which has no CUDA",
-        "Use a computer with an NVIDIA GPU for CUDA.",
-    ),
-    *TORCH_RULES,
-    Rule(
-        lambda h: h.machine.gpu_driver is False and not h.gpus,
-        "no {maker} driver is loaded",
-        "Use a computer with an {maker} GPU, and install its driver.",
-    ),
-    Rule(
-        lambda h: h.torch.gpu_build == "",
-        "torch {torch} is a build for the CPU only",
-        "Install a CUDA build of torch: https://pytorch.org/get-started/locally shows the command.",
-    ),
-    Rule(
-        lambda h: h.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") and not h.gpus,
-        "CUDA_VISIBLE_DEVICES={visible!r} hides every GPU",
-        "Unset CUDA_VISIBLE_DEVICES and restart the kernel.",
-    ),
-    Rule(
-        lambda h: h.torch.cuda_names == (),
-        "torch {torch} ({build}) finds no GPU",
-        "Check with {tool} that the driver is new enough for {build}.",
-    ),
-    Rule(
-        lambda h: h.torch.cuda_names is not None and h.index >= len(h.gpus),
-        "this computer has {count}",
-        "Use {choices}.",
-    ),
+MPS_RULES = (NO_MAC, ROSETTA, INTEL, OLD_MACOS, *TORCH_RULES, NOT_BUILT, NO_METAL, BAD_WATERMARKS)
+
+MACOS = Rule(
+    lambda h: h.machine.system == "Darwin",
+    "this computer runs macOS, which has no CUDA",
+    "Use a computer with an NVIDIA GPU for CUDA.",
 )
+NO_DRIVER = Rule(
+    lambda h: h.machine.gpu_driver is False and not h.gpus,
+    "no {maker} driver is loaded",
+    "Use a computer with an {maker} GPU, and install its driver.",
+)
+CPU_BUILD = Rule(
+    lambda h: h.torch.gpu_build == "",
+    "torch {torch} is a build for the CPU only",
+    "Install a CUDA build of torch: https://pytorch.org/get-started/locally shows the command.",
+)
+HIDDEN_GPUS = Rule(
+    lambda h: h.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") and not h.gpus,
+    "CUDA_VISIBLE_DEVICES={visible!r} hides every GPU",
+    "Unset CUDA_VISIBLE_DEVICES and restart the kernel.",
+)
+NO_GPU = Rule(
+    lambda h: h.torch.cuda_names == (),
+    "torch {torch} ({build}) finds no GPU",
+    "Check with {tool} that the driver is new enough for {build}.",
+)
+NO_SUCH_GPU = Rule(
+    lambda h: h.torch.cuda_names is not None and h.index >= len(h.gpus),
+    "this computer has {count}",
+    "Use {choices}.",
+)
+
+CUDA_RULES = (MACOS, *TORCH_RULES, NO_DRIVER, CPU_BUILD, HIDDEN_GPUS, NO_GPU, NO_SUCH_GPU)
 
 RULES = {"mps": MPS_RULES, "cuda": CUDA_RULES, "cpu": TORCH_RULES}
 
@@ -182,9 +180,20 @@ def rejection(here: Surroundings) -> Rejection | None:
         >>> rejection(Surroundings("cpu", linux, TorchFacts("2.13.0"), {})) is None
         True
     """
-    words = _words(here)
-    for rule in (*RULES[kind_of(here.device)], PROBE_RULE):
+    return first_applying((*RULES[kind_of(here.device)], PROBE_RULE), here)
+
+
+def first_applying(rules: Iterable[Rule], here: Surroundings) -> Rejection | None:
+    """Return what the first rule that applies has to say, ``None`` where none applies.
+
+    Example:
+        >>> mac = Machine("Darwin", "x86_64", apple_silicon=True, translated=True)
+        >>> first_applying((ROSETTA, OLD_MACOS), Surroundings("mps", mac, TorchFacts("2.13.0"), {})).remedy
+        'Install an arm64 Python and make the environment with it.'
+    """
+    for rule in rules:
         if rule.applies(here):
+            words = _words(here)
             return Rejection(here.device, rule.reason.format(**words), rule.remedy.format(**words))
     return None
 

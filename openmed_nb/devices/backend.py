@@ -247,3 +247,16 @@ def cuda_capability(device: str) -> tuple[int, int] | None:
         True
     """
     return import_torch().cuda.get_device_capability(device) if kind_of(device) == "cuda" else None
+
+
+def gpu_uuid(device: str) -> str | None:
+    """Return the UUID of a CUDA GPU, by which other programs know it; ``None`` where CUDA has not been used yet.
+
+    Example:
+        >>> gpu_uuid("cpu") is None
+        True
+    """
+    if kind_of(device) != "cuda" or not torch_is_loaded() or not import_torch().cuda.is_initialized():
+        return None
+    uuid = getattr(import_torch().cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else str(uuid)

@@ -80,6 +80,16 @@ class Computer:
             self.leave_mps(applied)
         return choice
 
+    def load_torch(self) -> None:
+        """Import torch, so that what it says of itself is known.
+
+        Raises:
+            TorchUnusable: Where it does not import.
+        """
+        if not self.torch.loaded:
+            self._torch = self._seam.loaded_torch()
+            self.changes.observe(self.moment)
+
     def prepare(self, device: str) -> None:
         """Apply the MPS variables where the device is mps."""
         if device == "mps":

@@ -37,7 +37,7 @@ def report(converted: Mapping[str, tuple[str, str]], device: str) -> None:
     new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED}
     if new:
         REPORTED.update((name, types[0]) for name, types in new.items())
-        warnings.warn(said_of(new, device), OpenMedWarning, stacklevel=_level())
+        warnings.warn(said_of(new, device), OpenMedWarning, stacklevel=level_of_caller())
 
 
 def said_of(converted: Mapping[str, tuple[str, str]], device: str) -> str:
@@ -66,7 +66,7 @@ def shown_key(key: Any, place: int) -> str:
     return key if isinstance(key, str) and FIELD_NAME.fullmatch(key) else f"[{place}]"
 
 
-def _level() -> int:
+def level_of_caller() -> int:
     """Return how many frames up from the caller the first one is that is not of this package: the person's line."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == PACKAGE:

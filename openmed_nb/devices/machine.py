@@ -155,12 +155,14 @@ def parse_whole_number(text: str | None) -> int | None:
 
 
 def run_command(command: list[str]) -> str | None:
-    """Return what a command prints within two seconds, ``None`` where it cannot be run."""
+    """Return what a command prints within two seconds, ``None`` where it cannot be run; odd bytes become U+FFFD."""
     import subprocess
 
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2, env=environment, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - the commands are ours
+            command, capture_output=True, timeout=2, env=environment, check=False, encoding="utf-8", errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout

@@ -11,10 +11,10 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from ..devices.request import SPELLINGS
 from ..models.config import STRATEGIES
-from .magics import DEVICE_FLAGS, NER_FLAGS, PANEL_FLAGS, RELEASE_FLAGS, SIMULATIONS
+from .magics import DEVICE_FLAGS, DOCTOR_FLAGS, NER_FLAGS, PANEL_FLAGS, RELEASE_FLAGS, SIMULATIONS
 
 LINE = re.compile(
-    r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_device|openmed_ner|openmed_panel|openmed_release)\s(?P<before>.*?)(?P<word>\S*)$"
+    r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_(?:device|doctor|ner|panel|release))\s(?P<before>.*?)(?P<word>\S*)$"
 )
 
 DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
@@ -36,6 +36,7 @@ def variable_names() -> tuple[str, ...]:
 
 VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
     "--model": model_names,
+    "--ops": lambda: (*model_names(), *variable_names()),
     "--strategy": lambda: STRATEGIES,
     "--device": lambda: DEVICES,
     "--out": tuple,
@@ -46,6 +47,7 @@ VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
 
 OFFERS: dict[str, Callable[[list[str]], tuple[str, ...]]] = {
     "openmed_device": lambda words: (*DEVICE_FLAGS, *(() if words else DEVICES)),
+    "openmed_doctor": lambda words: (*DOCTOR_FLAGS, *(() if words else (*model_names(), *variable_names()))),
     "openmed_ner": lambda _words: NER_FLAGS,
     "openmed_panel": lambda _words: PANEL_FLAGS,
     "openmed_release": lambda _words: (*RELEASE_FLAGS, *variable_names()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,9 @@ def reset() -> DeviceChoice:
 
 
 @contextlib.contextmanager
-def simulated_mps(memory: str | int = DEFAULT_MEMORY, fallback: bool | None = None) -> Iterator[SimulatedMps]:
+def simulated_mps(
+    memory: str | int = DEFAULT_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
+) -> Iterator[SimulatedMps]:
     """Let this session run on a simulated Mac: torch, transformers and Accelerate find an MPS device that is not there.
 
     It computes on the CPU, and raises what MPS raises: for float64, for tensors of two devices, for operators that MPS
@@ -78,12 +80,15 @@ def simulated_mps(memory: str | int = DEFAULT_MEMORY, fallback: bool | None = No
         memory: The RAM of the Mac, such as ``"8 GiB"``, or a number of bytes; two thirds of it are what Metal recommends.
         fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment,
             where openmed_nb switches it on unless the person said otherwise.
+        defects: The issues of silent errors of real MPS devices that this one shall have too, such as
+            ``"pytorch#177116"``, for teaching and for testing that :func:`openmed_nb.doctor` finds them.
 
     Yields:
         The device: its memory, ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
 
     Raises:
-        ConfigurationError: For a memory that is none; nothing is changed then.
+        ConfigurationError: For a memory that is none, and for an issue of which no error can be simulated (the message
+            lists those that can); nothing is changed then.
         DeviceUnavailable: Where a simulation is on already.
 
     It counts in the thread that enters it: tensors of other threads stay plain CPU tensors. When it ends, all tensors are.
@@ -101,7 +106,7 @@ float32 instead.
         >>> device().simulated
         False
     """
-    device = SESSION.simulate(memory, fallback)
+    device = SESSION.simulate(memory, fallback, defects=defects)
     try:
         yield device
     finally:

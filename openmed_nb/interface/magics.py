@@ -9,6 +9,8 @@
 ``%openmed_device --simulate mps``  run on a simulated Mac until ``--simulate off``; ``--memory "8 GiB"`` is its RAM
 ``%%openmed_ner``              find entities in the text of the cell
 ``%openmed_panel``             all of it to look at and to click
+``%openmed_doctor``            look at the computer, torch, the environment and the models, and say what is wrong
+``%openmed_doctor --ops MODEL``  forecast which operators of a model would leave MPS for the CPU
 ``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
 
 Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
@@ -34,6 +36,7 @@ from .display import Json
 DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--simulate", "--memory", "--help")
 SIMULATIONS = ("mps", "off")
 RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
+DOCTOR_FLAGS = ("--ops", "--json", "--help")
 PANEL_FLAGS = ("--model", "--close", "--help")
 NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
 
@@ -131,6 +134,28 @@ class OpenMedMagics(Magics):
             close_panels()
             return None
         return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
+
+    @magic_arguments()
+    @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
+    @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_doctor(self, line: str) -> Any:
+        """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
+        if (arguments := asked(self.openmed_doctor, line)) is None:
+            return None
+        if arguments.ops is not None and arguments.model is not None:
+            raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
+        forecasting = arguments.ops is not None
+        verb, name = (SESSION.forecast, arguments.ops) if forecasting else (SESSION.doctor, arguments.model)
+        answer = verb(self._named(name))
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    def _named(self, name: str | None) -> Any:
+        """Return the variable of that name, or the name itself, which is then one of a model."""
+        return self.shell.user_ns.get(name, name)
 
     def _may_assign(self, name: str) -> bool:
         """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""

@@ -31,7 +31,8 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 """What the settings may be; a text where a flag is meant, such as "no", would count as yes."""
 
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
+"""``auto`` is a reduced type that was validated for the model on the device and is faster, or else float32."""
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -46,7 +47,8 @@ class OpenMedConfig:
     Args:
         backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
         device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session.
-        dtype: ``"float32"`` (also the default), ``"float16"`` or ``"bfloat16"``.
+        dtype: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU; ``"auto"`` takes one
+            of these three where :func:`openmed_nb.validate_precision` has accepted it here and it is faster.
         revision: The branch, tag or commit of hub models.
         cache_dir: Where hub models are stored; ``None`` is huggingface_hub's own place.
         hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.
@@ -94,7 +96,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
 
 
 def check_dtype(dtype: object) -> str:
-    """Return a floating-point type that models can be loaded in.
+    """Return a type that models can be loaded in, or ``"auto"``.
 
     Raises:
         ConfigurationError: For any other; float64 does not exist on MPS.

@@ -104,7 +104,7 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         ModelRefused: Where the only weights are pickles, which can run any code, and these were not allowed.
         ModelUnusable: Where there are no weights.
     """
-    disguised = any(not shard.endswith(".safetensors") for shard in _shards(folder / SAFETENSORS[1]))
+    disguised = any(not shard.endswith(".safetensors") for shard in shards(folder / SAFETENSORS[1]))
     if _has(folder, SAFETENSORS) and not disguised:
         return True
     if allow_pickle and (disguised or _has(folder, PICKLES)):
@@ -164,7 +164,7 @@ def _transformers_knows(config: dict[str, Any]) -> bool:
     return str(config.get("model_type")) in CONFIG_MAPPING_NAMES
 
 
-def _shards(index: Path) -> set[str]:
+def shards(index: Path) -> set[str]:
     """Return the files that an index points to; none where it is damaged, which loading the weights reports."""
     try:
         return {str(shard) for shard in json.loads(index.read_text("utf-8"))["weight_map"].values()}

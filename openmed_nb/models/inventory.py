@@ -10,6 +10,7 @@ from ..devices.request import canonical
 from ..devices.simulation import shown_device
 from ..interface.display import Report, Shown, Table
 from ..quantities import in_bytes
+from .quantization import INT8, dtype_of, packed_bytes
 
 if TYPE_CHECKING:
     from .loading import LoadedModel
@@ -67,10 +68,7 @@ class Inventory(Shown, Sequence[ModelInMemory]):
 
     def table(self) -> Table:
         """Return a row for each model."""
-        rows = tuple(
-            (one.name, one.device, one.dtype, in_bytes(one.size), "yes" if one.follows else "no: asked for there")
-            for one in self.models
-        )
+        rows = tuple((one.name, one.device, one.dtype, in_bytes(one.size), moves_along(one)) for one in self.models)
         return Table("", ("model", "device", "type", "size", "moves along"), rows)
 
     def report(self) -> Report:
@@ -83,6 +81,12 @@ def model_in_memory(loaded: LoadedModel, follows: bool) -> ModelInMemory:
     """Return what there is to say of a loaded model; its tensors are asked for their sizes, and nothing is computed."""
     model = loaded.model
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
-    size = sum(one.numel() * one.element_size() for one in tensors)
-    dtype = str(model.dtype).removeprefix("torch.")
-    return ModelInMemory(loaded.name, shown_device(canonical(str(model.device))), dtype, size, follows)
+    size = sum(one.numel() * one.element_size() for one in tensors) + packed_bytes(model)
+    return ModelInMemory(loaded.name, shown_device(canonical(str(model.device))), dtype_of(model), size, follows)
+
+
+def moves_along(one: ModelInMemory) -> str:
+    """Return whether a model moves when the session's device changes, in a few words."""
+    if one.follows:
+        return "yes"
+    return "no: int8 stays on the CPU" if one.dtype == INT8 else "no: asked for there"

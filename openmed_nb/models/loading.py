@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,14 @@ from .config import OpenMedConfig
 from .folder import check_labels, check_remote_code, check_weights, is_allowed, read_config
 from .hub import fetch_model
 from .importing import collector_at_rest, import_transformers, quiet_transformers
+from .quantization import INT8, check_int8, is_quantized, quantize
 from .registry import ModelReference, find_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+READ_AS = {INT8: "float32", "auto": "float32"}
+"""In which type weights are read that become another one; what ``auto`` stands for is decided above this floor."""
 
 LONGEST_REAL_LIMIT = 1_000_000
 """Tokenizers that know no limit say a number far above this one (transformers' ``VERY_LARGE_INTEGER``)."""
@@ -38,6 +42,7 @@ class LoadSpec:
         settings: The settings that change what is loaded, or whether it may be.
         files: Name, size and time of each file of a folder, which can change under our hands; empty for the hub.
         config: All settings.
+        folder: Where its files are, where that is known already.
     """
 
     reference: ModelReference
@@ -45,6 +50,7 @@ class LoadSpec:
     settings: tuple[Any, ...]
     files: tuple[tuple[str, int, int], ...]
     config: OpenMedConfig = field(compare=False)
+    folder: Path | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, name: str | None, config: OpenMedConfig, remote_code: bool = False) -> LoadSpec:
@@ -52,6 +58,15 @@ class LoadSpec:
         settings = (config.dtype, config.revision, config.cache_dir, config.allow_pickle, config.remote_code_allowed)
         reference = find_model(name, config.default_org)
         return cls(reference, remote_code, settings, () if reference.on_hub else files_in(reference.location), config)
+
+    @property
+    def dtype(self) -> str:
+        """The type that its weights shall have."""
+        return self.config.dtype
+
+    def in_dtype(self, dtype: str) -> LoadSpec:
+        """Return the specification of the same model in another type."""
+        return replace(self, settings=(dtype, *self.settings[1:]), config=replace(self.config, dtype=dtype))
 
 
 def files_in(folder: str) -> tuple[tuple[str, int, int], ...]:
@@ -70,6 +85,7 @@ class LoadedModel:
         model: The model, in evaluation mode, on its device.
         tokenizer: A fast tokenizer, whose ``model_max_length`` the model can really take.
         config: The model's settings.
+        folder: Where its files are.
         pipelines: The pipelines over it, by their options; they go when it goes.
     """
 
@@ -77,6 +93,7 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: PreTrainedConfig
+    folder: Path
     pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,22 +113,26 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
         ModelRefused: Where it would run code that was not allowed by name.
         ModelUnusable: Where its files are damaged, for another task, or without token offsets.
         DeviceUnavailable: Where it does not fit on the device.
+        ConfigurationError: For int8 on another device than the CPU, and where torch cannot make it.
     """
     name = spec.reference.name
+    check_int8(spec.dtype, device)
     folder = model_folder(spec)
     settings = read_config(folder, name)
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
     remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
     import_transformers()
     with collector_at_rest(), quiet_transformers():
-        config = load_config(folder, name, spec.config.dtype, remote)
+        config = load_config(folder, name, READ_AS.get(spec.dtype, spec.dtype), remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
         check_labels(config, name)
         model = load_weights(folder, name, config, safetensors, remote)
     check_vocabulary(tokenizer, model, name)
+    if spec.dtype == INT8:
+        model = quantize(model)
     tokenizer.model_max_length = usable_length(tokenizer, model.config)
     move(model, device, name)
-    return LoadedModel(name, model, tokenizer, model.config)
+    return LoadedModel(name, model, tokenizer, model.config, folder)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name: str) -> None:
@@ -129,6 +150,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel,
 
 def model_folder(spec: LoadSpec) -> Path:
     """Return the folder with the model's files, downloading them where they are on the hub."""
+    if spec.folder is not None:
+        return spec.folder
     if not spec.reference.on_hub:
         return Path(spec.reference.location)
     code = is_allowed(spec.reference, spec.config.remote_code_allowed)
@@ -229,9 +252,12 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
 
     Raises:
         DeviceUnavailable: Where it does not fit; the model is then whole on its former device.
+        ConfigurationError: For a model in int8, which stays on the CPU.
     """
     import torch
 
+    if is_quantized(model):
+        check_int8(INT8, device)
     former = model.device
     if kind_of(device) == "mps":
         _without_float64(model)

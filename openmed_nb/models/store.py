@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..activity import Activity
 from ..devices.allocators import empty_cache
@@ -26,7 +27,10 @@ class ModelKey:
     device: str | None
 
 
-def nobody(_activity: Activity) -> None:
+Arriving = Callable[[ModelKey, str], None]
+
+
+def nobody(*_news: object) -> None:
     """Tell nobody."""
 
 
@@ -35,10 +39,16 @@ class ModelStore:
 
     Args:
         tell: Is told of each model that is being loaded or moved.
+        arriving: Is told of each model that comes to a device, before it is loaded or when it was moved there; where it
+            raises, the model does not come.
     """
 
-    def __init__(self, tell: Callable[[Activity], None] = nobody) -> None:
-        self._tell = tell
+    def __init__(
+        self,
+        tell: Callable[[Activity], None] = nobody,
+        arriving: Arriving = nobody,
+    ) -> None:
+        self._tell, self._arriving = tell, arriving
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def model(self, spec: LoadSpec, device: str, follows: bool) -> LoadedModel:
@@ -58,6 +68,7 @@ class ModelStore:
             self.follow(device)
         if key not in self._models:
             self._tell(Activity("Loading", spec.reference.name))
+            self._arriving(key, device)
             loaded = load(spec, device)
             self._forget(
                 old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec
@@ -65,18 +76,22 @@ class ModelStore:
             self._models[key] = loaded
         return self._models[key]
 
-    def follow(self, device: str) -> tuple[str, ...]:
+    def follow(self, device: str, quietly: bool = False) -> tuple[str, ...]:
         """Move every model that follows the session to a device; return the names of those that moved.
+
+        Args:
+            device: The device, already confirmed.
+            quietly: Whether nobody is told that they arrive, who could object.
 
         Raises:
             DeviceUnavailable: Where one does not fit; all are then where they were before.
         """
         with TENSOR_LOCK:
-            return self._follow(device)
+            return self._follow(device, nobody if quietly else self._arriving)
 
-    def _follow(self, device: str) -> tuple[str, ...]:
-        followers = [loaded for key, loaded in self._models.items() if key.device is None]
-        movers = [loaded for loaded in followers if not same_device(str(loaded.model.device), device)]
+    def _follow(self, device: str, arriving: Arriving) -> tuple[str, ...]:
+        moving = {key: one for key, one in self._followers() if not same_device(str(one.model.device), device)}
+        movers = list(moving.values())
         done: list[tuple[LoadedModel, str]] = []
         try:
             for number, loaded in enumerate(movers):
@@ -84,6 +99,8 @@ class ModelStore:
                 self._tell(Activity(f"Moving to {device}", loaded.name, number, len(movers)))
                 move(loaded.model, device, loaded.name)
                 done.append((loaded, former))
+            for key in moving:
+                arriving(key, device)
         except BaseException:  # An interrupted move too.
             for loaded, former in done:
                 move(loaded.model, former, loaded.name)
@@ -106,6 +123,23 @@ class ModelStore:
     def inventory(self) -> Inventory:
         """Return what is loaded, in the order of loading."""
         return Inventory(tuple(model_in_memory(one, key.device is None) for key, one in self._models.items()))
+
+    def named(self, name: str | None = None) -> tuple[LoadedModel, ...]:
+        """Return the loaded models of a name, or all, in the order of loading."""
+        return tuple(one for key, one in self._models.items() if name is None or name in key.spec.reference.names)
+
+    def announce(self) -> None:
+        """Tell of each model that follows the session where it is, as if it had just arrived."""
+        for key, loaded in self._followers():
+            self._arriving(key, str(loaded.model.device))
+
+    def _followers(self) -> list[tuple[ModelKey, LoadedModel]]:
+        return [(key, loaded) for key, loaded in self._models.items() if key.device is None]
+
+    def folder(self, spec: LoadSpec) -> Path | None:
+        """Return where the files of a model are that is loaded already, in whatever type; ``None`` where none is."""
+        same = (one for key, one in self._models.items() if key.spec.in_dtype(spec.dtype) == spec)
+        return next((one.folder for one in same), None)
 
     def forget_device(self, device: str) -> None:
         """Forget the models that were loaded for a device by name; variables that hold them keep them."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LSTM_REPAIRED = (2, 14)
 """The first release of torch in which MPS computes the gradients of an LSTM with dropout rightly (pytorch#190056)."""
 
+LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
+
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 """The names that configurations of transformers have for dropout in attention."""
 
@@ -126,4 +128,4 @@ def lstm_advice(name: str) -> str:
         'The gradients of an LSTM with dropout (encoder) will be wrong'
     """
     what = f"The gradients of an LSTM with dropout ({name}) will be wrong: MPS forgets it on the way back (pytorch#190056)."
-    return f"{what} Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
+    return f"{what} {LSTM_REMEDY}"

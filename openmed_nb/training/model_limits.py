@@ -155,11 +155,17 @@ def label_count(model: Any) -> int | None:
     if not any(kind.__name__.endswith("Classification") for kind in type(model).__mro__):
         return None
     count = getattr(getattr(model, "config", None), "num_labels", None)
-    return count if count and count > 1 and count == _width(model) else None  # One label is a regression.
+    return count if count and count > 1 and count == head_width(model) else None  # One label is a regression.
 
 
-def _width(model: torch.nn.Module) -> int | None:
-    """Return how many numbers the last linear layer gives."""
+def head_width(model: torch.nn.Module) -> int | None:
+    """Return how many numbers the last linear layer gives, ``None`` where there is none.
+
+    Example:
+        >>> import torch
+        >>> head_width(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()))
+        3
+    """
     import torch
 
     widths = [layer.out_features for layer in model.modules() if isinstance(layer, torch.nn.Linear)]

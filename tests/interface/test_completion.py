@@ -3,6 +3,7 @@
 import pytest
 
 from openmed_nb.interface.magics import DEVICE_FLAGS as OFFERED_DEVICE_FLAGS
+from openmed_nb.interface.magics import DOCTOR_FLAGS as OFFERED_DOCTOR_FLAGS
 from openmed_nb.interface.magics import NER_FLAGS as OFFERED_NER_FLAGS
 from openmed_nb.interface.magics import PANEL_FLAGS as OFFERED_PANEL_FLAGS
 from openmed_nb.interface.magics import RELEASE_FLAGS as OFFERED_RELEASE_FLAGS
@@ -52,6 +53,10 @@ LINES = [
     ("%openmed_panel --model disease_detection_t", ["disease_detection_tiny"]),
     ("%openmed_panel --model bundled --", ["--close", "--help"]),
     ("panel = %openmed_panel --m", ["--model"]),
+    ("%openmed_doctor -", ["--help", "--json", "--ops"]),
+    ("%openmed_doctor bundled_", ["bundled_small"]),
+    ("%openmed_doctor --ops bundled_", ["bundled_small"]),
+    ("report = %openmed_doctor --o", ["--ops"]),
     ("panel = %openmed_panel --model bundled_", ["bundled_small"]),
 ]
 
@@ -66,6 +71,7 @@ def test_values_and_flags_and_nothing_else(kernel, code, expected):
     ("magic", "offered"),
     [
         (OpenMedMagics.openmed_device, OFFERED_DEVICE_FLAGS),
+        (OpenMedMagics.openmed_doctor, OFFERED_DOCTOR_FLAGS),
         (OpenMedMagics.openmed_ner, OFFERED_NER_FLAGS),
         (OpenMedMagics.openmed_panel, OFFERED_PANEL_FLAGS),
         (OpenMedMagics.openmed_release, OFFERED_RELEASE_FLAGS),
@@ -88,7 +94,7 @@ def test_models_are_the_bundled_ones_and_the_aliases(kernel):
 
 def test_the_names_of_the_magics_complete(kernel):
     """Tab completes the names of the magics themselves."""
-    assert kernel.complete("%openmed_d") == ["%openmed_device"]
+    assert kernel.complete("%openmed_d") == ["%openmed_device", "%openmed_doctor"]
     assert kernel.complete("%openmed_p") == ["%openmed_panel"]
     assert "%%openmed_ner" in kernel.complete("%%openmed_n")
 

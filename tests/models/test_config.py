@@ -36,10 +36,10 @@ def test_every_spelling_of_a_type_is_the_same_setting(dtype):
     assert OpenMedConfig(dtype=dtype) == OpenMedConfig(dtype="bfloat16")
 
 
-@pytest.mark.parametrize("dtype", ["float64", torch.float64, "int8", "auto", "", None, 5, float])
+@pytest.mark.parametrize("dtype", ["float64", torch.float64, "int4", torch.int32, "", None, 5, float])
 def test_type_that_models_are_not_loaded_in(dtype):
     """Any other type is refused with the list of those that work."""
-    with pytest.raises(ConfigurationError, match="float32, float16, bfloat16"):
+    with pytest.raises(ConfigurationError, match="float32, float16, bfloat16, int8, auto"):
         OpenMedConfig(dtype=dtype)
 
 

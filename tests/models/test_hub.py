@@ -64,6 +64,19 @@ def test_cold_download(hub, load):
     assert hub.downloads("model.safetensors") == 1
 
 
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])
+def test_other_type_asks_the_hub_no_more_often(hub, load, dtype, tmp_path):
+    """Looking for the certificate of a type needs the files of the model; they are fetched once, and then loaded."""
+    load(cache_dir=str(tmp_path / "plain"))
+    plain = {*hub.requests}
+    hub.requests.clear()
+
+    assert load(dtype=dtype) == FOUND
+    assert len([one for one in hub.requests if "/revision/" in one]) == 1
+    assert hub.downloads("model.safetensors") == 1
+    assert {*hub.requests} <= plain
+
+
 def test_second_load_downloads_nothing(hub, load):
     """A model in the cache is not downloaded again; the hub is asked once whether there is a newer one."""
     load()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 
 from .. import backend
 from ..backend import TorchFacts
@@ -64,7 +64,10 @@ def simulated_mac(memory_bytes: int) -> Machine:
 
 @contextlib.contextmanager
 def simulated_computer(
-    memory: str | int, fallback: bool | None, environ: MutableMapping[str, str]
+    memory: str | int,
+    fallback: bool | None,
+    environ: MutableMapping[str, str],
+    defects: str | Iterable[str] = (),
 ) -> Iterator[tuple[Computer, SimulatedMps]]:
     """Begin a simulated Mac with its device, and end it.
 
@@ -75,6 +78,7 @@ def simulated_computer(
         memory: The RAM of the Mac.
         fallback: What ``PYTORCH_ENABLE_MPS_FALLBACK`` says meanwhile; ``None`` leaves it as it is.
         environ: The environment variables, read and written.
+        defects: The issues of silent errors that the device shall have.
 
     Raises:
         ConfigurationError, DeviceUnavailable: As for :func:`.device.simulated_device`; nothing is changed then.
@@ -86,7 +90,7 @@ def simulated_computer(
             environ[FALLBACK] = str(int(fallback))
         try:
             computer.prepare("mps")
-            with simulated_device(installed, None, environ) as torch.device:
+            with simulated_device(installed, None, environ, defects) as torch.device:
                 yield computer, torch.device
         finally:
             computer.changes.unpublish()

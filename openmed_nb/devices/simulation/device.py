@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ...interface.display import Report, Shown, Table
 from ..environment import FALLBACK
 from . import _ACTIVE, DEFAULT_MEMORY, NOTE
 from .allocator import MacMemory, SimulatedAllocator
+from .defects import Defect, by_operator, checked_defects
 from .messages import size
 from .operators import Fallbacks, reads_as_on
 
@@ -43,6 +44,7 @@ class SimulatedMps(Shown):
 
     Attributes:
         allocator: Its memory: ``allocated``, ``driver``, ``peak``, ``emptied``, ``memory.recommended`` ... in bytes.
+        defects: The silent errors that it was given.
     """
 
     allocator: SimulatedAllocator
@@ -50,6 +52,7 @@ class SimulatedMps(Shown):
     _storages: Storages
     _copies: list[Copy] = field(default_factory=list)
     _called: Counter[str] = field(default_factory=Counter)
+    defects: tuple[Defect, ...] = ()
 
     @property
     def copies(self) -> list[Copy]:
@@ -79,7 +82,8 @@ class SimulatedMps(Shown):
         """Return the state of the device as a mapping, ready for JSON; memory in bytes."""
         memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver", "peak", "allowed")}
         installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
-        return {"simulated": True, **installed, **memory, "fallbacks": dict(self.fallbacks), "emptied": self.emptied}
+        seen = {"fallbacks": dict(self.fallbacks), "emptied": self.emptied}
+        return {"simulated": True, **installed, **memory, **seen, "defects": [one.issue for one in self.defects]}
 
     def report(self) -> Report:
         """Return what there is to show: the memory, and the operators that fell back."""
@@ -87,7 +91,12 @@ class SimulatedMps(Shown):
         names = ("installed", "recommended", "allowed", "allocated", "driver", "peak")
         rows = tuple((name, "no limit" if figures[name] is None else size(figures[name])) for name in names)
         counts = tuple((name, str(count)) for name, count in self.fallbacks.most_common())
-        tables = (Table("Memory", ("what", "size"), rows), Table("Fell back to the CPU", ("operator", "times"), counts))
+        errors = tuple((defect.issue, defect.what) for defect in self.defects)
+        tables = (
+            Table("Memory", ("what", "size"), rows),
+            Table("Fell back to the CPU", ("operator", "times"), counts),
+            Table("Silent errors that it was given", ("issue", "what goes wrong"), errors),
+        )
         return Report("MPS device (SIMULATED)", (NOTE,), tables)
 
 
@@ -96,6 +105,7 @@ def simulated_device(
     memory: str | int = DEFAULT_MEMORY,
     fallback: bool | None = None,
     environ: MutableMapping[str, str] | None = None,
+    defects: str | Iterable[str] = (),
 ) -> Iterator[SimulatedMps]:
     """Let torch have a simulated MPS device in this thread.
 
@@ -107,12 +117,13 @@ def simulated_device(
         fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` reads
             ``PYTORCH_ENABLE_MPS_FALLBACK`` now, as torch does when it is imported.
         environ: The environment variables; the watermarks are read from them at the first touch of the memory.
+        defects: The issues of silent errors that the device shall have, such as ``"pytorch#177116"``.
 
     Yields:
         The device, with its memory and what was seen.
 
     Raises:
-        ConfigurationError: For a memory that is none.
+        ConfigurationError: For a memory that is none, and for an issue that no simulated device can have.
         DeviceUnavailable: Where a simulated device is on already.
 
     Example:
@@ -125,7 +136,7 @@ def simulated_device(
         device(type='cpu')
     """
     environ = os.environ if environ is None else environ
-    installed = parse_memory(memory)
+    installed, planted = parse_memory(memory), checked_defects(defects)
     if _ACTIVE:
         raise DeviceUnavailable("A simulated MPS device is on already, and there can be only one.", END_IT)
     from .modes import Functions, Operators
@@ -135,9 +146,9 @@ def simulated_device(
 
     allocator = SimulatedAllocator(MacMemory(installed), environ)
     fallbacks = Fallbacks(reads_as_on(environ.get(FALLBACK)) if fallback is None else fallback)
-    device = Device(allocator, fallbacks, Storages(allocator))
+    device = Device(allocator, fallbacks, Storages(allocator), wrong=by_operator(planted))
     functions = Functions(device)
-    shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called)
+    shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)
     _ACTIVE.append(shown)
     try:
         with (

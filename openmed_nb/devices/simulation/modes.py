@@ -77,7 +77,7 @@ class Operators(TorchDispatchMode):
         if size:
             self._device.allocator.check(size)
         with host_out_of_memory_as_ours(self._device.allocator):
-            made = operator(*args, **kwargs)
+            made = self._device.compute(operator, args, kwargs)
         self._device.take(made, elsewhere)
         return made
 

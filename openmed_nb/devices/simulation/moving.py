@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .allocator import SimulatedAllocator
+from .defects import Call
 from .operators import Fallbacks
 from .storages import Storages, check_type, name_of, storage_of, tensors
 
@@ -37,6 +38,7 @@ class Device:
         storages: What is on the device.
         copies: The copies between devices.
         called: How often each function was called with a tensor of the device.
+        wrong: What computes instead of each operator that goes wrong on this device.
         paused: Whether operators are those of the CPU.
     """
 
@@ -45,6 +47,7 @@ class Device:
     storages: Storages
     copies: list[Copy] = field(default_factory=list)
     called: Counter[str] = field(default_factory=Counter)
+    wrong: Mapping[str, Callable[[Call], Any]] = field(default_factory=dict)
     paused: bool = False
 
     @contextlib.contextmanager
@@ -55,6 +58,14 @@ class Device:
             yield
         finally:
             self.paused = before
+
+    def compute(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what an operator makes on this device."""
+        wrong = self.wrong.get(operator.name()) if self.wrong else None
+        if wrong is None:
+            return operator(*args, **kwargs)
+        dirty = self.allocator.driver > self.allocator.allocated
+        return wrong(Call(operator, args, kwargs, dirty, self.storages.holds))
 
     def take(self, made: Any, elsewhere: Collection[int]) -> None:
         """Put the tensors that were made on the device, but for those whose storages stand elsewhere."""

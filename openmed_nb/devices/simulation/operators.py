@@ -83,7 +83,7 @@ class Fallbacks:
             return
         self.counts[name] += 1
         if warn_always or not self._warned:
-            self._warned = True
+            self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
             warnings.warn(falls_back(name), UserWarning, stacklevel=_depth_of_caller())
 
 

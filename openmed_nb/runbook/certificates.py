@@ -1,0 +1,239 @@
+"""Certificates: that a model kept its answers in a reduced type, what that was measured on, and until when it counts.
+
+A certificate is of one :class:`Identity`. With another file of the model, another torch or another device it has expired,
+and it tells why. It holds counts and fingerprints of the texts, and no word of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any, TypeVar
+
+from ..devices.backend import import_torch
+from ..devices.computer import Computer
+from ..devices.names import own_name
+from ..devices.request import kind_of
+from ..devices.simulation import MARK, NOTE
+from ..interface.display import Report, Shown, Table
+from ..models.content import content_of
+from ..models.loading import LoadSpec, model_folder
+from ..quantities import counted
+
+FORMAT = "openmed_nb certificate, 1"
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a certificate is of: it counts for exactly this.
+
+    Attributes:
+        model: What the person calls the model; two names for the same files are the same.
+        weights: A fingerprint of its weights, of every byte.
+        settings: A fingerprint of its config.json.
+        tokenizer: A fingerprint of its tokenizer.
+        dtype: ``"float16"``, ``"bfloat16"`` or ``"int8"``.
+        device: ``"mps"``, ``"cuda"`` or ``"cpu"``.
+        device_name: What the device calls itself.
+        torch: The version of torch.
+        transformers: The version of transformers.
+        simulated: Whether the device is simulated.
+    """
+
+    model: str
+    weights: str
+    settings: str
+    tokenizer: str
+    dtype: str
+    device: str
+    device_name: str
+    torch: str
+    transformers: str
+    simulated: bool
+
+    @property
+    def key(self) -> str:
+        """A short text that all identities share which are the same but for the model's name."""
+        return hashlib.blake2b(json.dumps(astuple(self)[1:]).encode(), digest_size=12).hexdigest()
+
+    @property
+    def shown_device(self) -> str:
+        """The kind of device, marked where it is simulated."""
+        return f"{self.device}{MARK}" if self.simulated else self.device
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured.
+
+    Attributes:
+        texts: How many texts.
+        texts_fingerprint: Tells them from others.
+        tokens: How many tokens they have.
+        entities: How many entities the reference found, on the CPU in float32.
+        exact: How many of them were found at the same place with the same label.
+        moved: How many with other borders.
+        relabelled: How many with another label.
+        missing: How many not at all.
+        extra: How many entities were found that the reference has not.
+        recall_reference: The reference's recall of gold entities; ``None`` where no gold was given.
+        recall: The recall in the reduced type.
+        speed_up: How many times faster than float32 on the same device, measured in turn.
+    """
+
+    texts: int
+    texts_fingerprint: str
+    tokens: int
+    entities: int
+    exact: int
+    moved: int
+    relabelled: int
+    missing: int
+    extra: int
+    recall_reference: float | None
+    recall: float | None
+    speed_up: float
+
+
+@dataclass(frozen=True, repr=False)
+class Certificate(Shown):
+    """That a model kept its answers.
+
+    Attributes:
+        identity: What it is of.
+        evidence: What was measured.
+        date: The day, as ``2026-03-01``.
+        gate: What was asked for, by the names of :class:`.precision_gate.Gate`.
+    """
+
+    identity: Identity
+    evidence: Evidence
+    date: str
+    gate: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as plain mappings, strings and numbers, ready for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def of(cls, stored: Any) -> Certificate:
+        """Return the certificate that a mapping holds.
+
+        Raises:
+            ValueError: For anything else, with what is wrong.
+        """
+        if not isinstance(stored, Mapping) or stored.get("format") != FORMAT:
+            raise ValueError(f"it does not say {FORMAT!r}")
+        if not isinstance(stored.get("date"), str) or not isinstance(stored.get("gate"), Mapping):
+            raise ValueError("it has no date or no gate")  # noqa: TRY004 - one error for whatever is wrong in a file
+        identity = value_of(Identity, stored.get("identity"))
+        return cls(identity, value_of(Evidence, stored.get("evidence")), stored["date"], stored["gate"])
+
+    @property
+    def summary(self) -> str:
+        """What it says, in one sentence."""
+        evidence = self.evidence
+        kept = f"kept {evidence.exact:,} of {counted(evidence.entities, 'entity', 'entities')}"
+        return f"On {counted(evidence.texts, 'text')} it {kept}."
+
+    def report(self) -> Report:
+        """Return what it is of and what it says; what it was measured with stands among the figures."""
+        identity = self.identity
+        facts = {**asdict(identity), **asdict(self.evidence), "date": self.date, **self.gate}
+        rows = tuple((name, str(value)) for name, value in facts.items() if value is not None)
+        title = f"Certificate: {identity.model} in {identity.dtype} on {identity.shown_device}"
+        simulated = (NOTE,) if identity.simulated else ()
+        return Report(title, (self.summary, *simulated), figures=(Table("Measured", ("what", "value"), rows),))
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+}
+"""What a field may hold, by how its type is written."""
+
+
+def value_of(kind: type[Value], stored: Any) -> Value:
+    """Return a value made of a mapping that has exactly its fields, each of its type.
+
+    Raises:
+        ValueError: Where the mapping has others.
+    """
+    wanted = {field.name: KINDS[str(field.type)] for field in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(stored, Mapping) or set(stored) != set(wanted):
+        raise ValueError(f"its {kind.__name__.lower()} has other fields")
+    wrong = [name for name, kinds in wanted.items() if type(stored[name]) not in kinds]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} cannot be {type(stored[wrong[0]]).__name__}")
+    return kind(**stored)
+
+
+CHANGES = (
+    ("weights", "the weights changed"),
+    ("settings", "its config.json changed"),
+    ("tokenizer", "the tokenizer changed"),
+    ("torch", "torch was {before.torch} and is {now.torch}"),
+    ("transformers", "transformers was {before.transformers} and is {now.transformers}"),
+    ("device", "it was measured on {before.shown_device}, and this is {now.shown_device}"),
+    ("simulated", "it was measured on {before.shown_device}, and this is {now.shown_device}"),
+    ("device_name", "it was measured on {before.device_name}, this is {now.device_name}"),
+)
+"""What makes a certificate expire, and how that is said; of the device one difference is said."""
+
+OF_THE_DEVICE = ("device", "simulated", "device_name")
+
+
+def changes(before: Identity, now: Identity) -> list[str]:
+    """Return the names of what differs between two identities, in the order of ``CHANGES``."""
+    return [name for name, _ in CHANGES if getattr(before, name) != getattr(now, name)]
+
+
+def expired_because(certificate: Certificate, identity: Identity) -> str:
+    """Return why a certificate does not count for an identity, in words; empty where it does.
+
+    Example:
+        >>> before = Identity("bundled", "w", "s", "t", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", False)
+        >>> after = Identity("bundled", "x", "s", "t", "bfloat16", "mps", "Apple M4", "2.14.0", "5.17.0", False)
+        >>> evidence = Evidence(20, "f", 900, 60, 60, 0, 0, 0, 0, None, None, 1.4)
+        >>> expired_because(Certificate(before, evidence, "2026-03-01", {}), after)
+        'the weights changed, torch was 2.13.0 and is 2.14.0, and it was measured on Apple M2 Pro, this is Apple M4'
+    """
+    before = certificate.identity
+    differing = changes(before, identity)
+    device = [name for name in differing if name in OF_THE_DEVICE]
+    said = [words.format(before=before, now=identity) for name, words in CHANGES if name in differing]
+    said = said[: len(differing) - len(device) + bool(device)]
+    return ", ".join(said[:-1]) + (", and " if len(said) > 1 else "") + said[-1] if said else ""
+
+
+def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> Identity:
+    """Return the identity of a model in a type on a device of a computer; its files are read once in a process.
+
+    Args:
+        spec: The model; its files are fetched where they are not here.
+        dtype: The type.
+        device: The device.
+        computer: What knows the names of devices, and torch.
+    """
+    import_torch()  # Its files may say another version than it says itself: wheels for CUDA leave their build out.
+    content = content_of(model_folder(spec))
+    return Identity(
+        model=spec.reference.name,
+        weights=content.weights,
+        settings=content.settings,
+        tokenizer=content.tokenizer,
+        dtype=dtype,
+        device=kind_of(device),
+        device_name=own_name(device, computer.machine, computer.torch),
+        torch=str(computer.torch.version),
+        transformers=importlib.metadata.version("transformers"),
+        simulated=computer.machine.simulated and kind_of(device) == "mps",
+    )

@@ -1,0 +1,1 @@
+"""Is the device right: what is looked at, the facts, and the report."""

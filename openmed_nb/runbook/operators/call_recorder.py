@@ -1,0 +1,199 @@
+"""Sees every operator that is called on the CPU, and notes it as it is on MPS.
+
+This file imports torch, because a subclass needs its base; it is itself imported where a model is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .calls import FORWARD, Call
+from .places import Places
+from .refusals import FLOAT64, OF_FUNCTIONS, OF_OPERATORS, Refusal, of_call, of_shapes
+from .table import ALWAYS_ON_CPU, BELOW_AUTOGRAD, COMPOSITE, OperatorTable, composite_key
+
+IMPLICIT = "CompositeImplicitAutograd"
+
+WIDE = frozenset({torch.float64, torch.complex128})
+"""The types that MPS does not have."""
+
+
+@dataclass
+class CallRecord:
+    """What was seen so far.
+
+    Attributes:
+        table: What MPS has.
+        phase: What the model is doing.
+        places: Where in the model we are.
+        calls: How often each operator was called.
+        refusals: How often each call was one that MPS refuses, and why.
+        wide: The tensors of types that MPS does not have, which were told of already.
+    """
+
+    table: OperatorTable
+    phase: str = FORWARD
+    places: Places = field(default_factory=Places)
+    calls: Counter[Call] = field(default_factory=Counter)
+    refusals: Counter[tuple[Refusal, Call]] = field(default_factory=Counter)
+    wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+
+    def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[Refusal]) -> None:
+        """Count an operator, with what it was given and what it made."""
+        call = Call(operator, self.phase, self.places.here)
+        self.calls[call] += 1
+        self.refuse(call, [*why, *of_shapes([*given, *made])])
+
+    def refuse(self, call: Call, why: Iterable[Refusal]) -> None:
+        """Count why MPS refuses a call."""
+        for refusal in why:
+            self.refusals[refusal, call] += 1
+
+    def note_types(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Tell of a type that MPS does not have where it begins, not of all that is computed with it.
+
+        A number of Python comes to the operators as a float64 tensor without dimensions, and such a tensor may be on the
+        CPU beside those of MPS; torch makes some for itself.
+        """
+        wide = [tensor for tensor in made if tensor.dtype in WIDE]
+        known = any(tensor in self.wide for tensor in given)
+        numbers = not any(tensor.dim() for tensor in given) and not any(tensor.dim() for tensor in wide)
+        self.wide.update((tensor, True) for tensor in wide)
+        if wide and not known and not numbers:
+            self.refuse(Call(operator, self.phase, self.places.here), [FLOAT64])
+
+
+class Operators(TorchDispatchMode):
+    """Sees every operator, and takes apart those that are made of others on MPS, whatever they are on the CPU."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, record: CallRecord) -> None:
+        super().__init__()
+        self._record = record
+        self._inside: list[str] = []
+        self._verdict = functools.cache(record.table.verdict)
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, or the parts that it is made of on MPS."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would call the operator, not the kernel
+            return self._called(operator, with_tensors_for_numbers(operator, args), kwargs or {})
+
+    def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        name = self._name(operator.name())
+        why = of_call(OF_OPERATORS, name, args, kwargs)
+        given = tensors_in([args, kwargs])
+        key = self._key_of_parts(name)
+        if key == IMPLICIT:
+            with self:  # It is not noted: above, autograd takes these apart, and nobody sees them.
+                return kernel_of(operator, key)(*args, **kwargs)
+        made = self._made_of_parts(name, kernel_of(operator, key), args, kwargs) if key else operator(*args, **kwargs)
+        self._record.note(name, given, tensors_in(made), why)
+        if not self._inside:
+            self._record.note_types(name, given, tensors_in(made))
+        return made
+
+    def _made_of_parts(self, name: str, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._inside.append(name)
+        try:
+            with self:
+                return kernel(*args, **kwargs)
+        finally:
+            self._inside.pop()
+
+    def _name(self, operator: str) -> str:
+        """Return what an operator is on MPS, where autograd has already taken apart the one that MPS has."""
+        above = BELOW_AUTOGRAD.get(operator, operator)
+        forced = self._verdict(above) == ALWAYS_ON_CPU
+        return above if forced and not torch.is_inference_mode_enabled() else operator
+
+    def _key_of_parts(self, name: str) -> str:
+        """Return the key of the kernel that is made of other operators, where MPS takes that; empty where it has its own.
+
+        Such a kernel may call its operator again, which then is the CPU's.
+        """
+        return composite_key(name) if self._verdict(name) == COMPOSITE and name not in self._inside else ""
+
+
+class Functions(TorchFunctionMode):
+    """Sees the functions of torch that Python calls, of which some are taken apart before an operator is called."""
+
+    def __init__(self, record: CallRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function, and tell where MPS refuses it."""
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        why = of_call(OF_FUNCTIONS, name, args, kwargs)
+        self._record.refuse(Call(name, self._record.phase, self._record.places.here), why)
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def watching(record: CallRecord, model: torch.nn.Module | None = None) -> Iterator[None]:
+    """Note every operator of this thread, as it is on MPS.
+
+    Args:
+        record: Where it is noted.
+        model: The model whose modules are named.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(slow_transformer_path())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # What is compiled calls no operators.
+        stack.enter_context(torch.device("cpu"))  # What a model makes without saying where.
+        stack.enter_context(record.places.watched(model))
+        stack.enter_context(Operators(record))
+        stack.enter_context(Functions(record))
+        yield
+
+
+@contextmanager
+def slow_transformer_path() -> Iterator[None]:
+    """Let torch's Transformer layers call their parts, as they do on MPS, which their fast path does not know."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
+    """Return the kernel of an operator for a dispatch key, as ``OpOverload.decompose`` finds it."""
+    dispatch_key = getattr(torch._C.DispatchKey, key)  # noqa: SLF001 - torch has no other name for it
+    kernel: Callable[..., Any] | None = operator.py_kernels.get(dispatch_key)
+    return kernel or functools.partial(operator._op_dk, dispatch_key)  # noqa: SLF001
+
+
+def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with tensors in the place of numbers that an operator does not take.
+
+    torch hands a number on inside of its operators as a tensor, and shows it to us as a number again.
+    """
+    schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
+    name = operator.name().partition("::")[2].partition(".")[0]
+    if schema is None or torch._C._should_allow_numbers_as_tensors(name):  # noqa: SLF001 - as FakeTensor does
+        return args
+    kinds = [argument.type.kind() for argument in schema.arguments]
+    pairs = zip(args, kinds, strict=False)
+    return tuple(
+        torch.tensor(value) if kind == "TensorType" and isinstance(value, (int, float, complex)) else value
+        for value, kind in pairs
+    )
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in what an operator was given, or returned."""
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]  # noqa: SLF001

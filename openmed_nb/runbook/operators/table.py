@@ -1,0 +1,239 @@
+"""Which operators MPS has, in the installed torch, and what becomes of the others.
+
+torch's own list says it: ``native_functions.yaml``, from which its operators are generated, and which comes with every
+build. An operator is native where its own ``dispatch`` names MPS, or that of the operator it delegates to. For torch
+2.13 this gives the very registrations of its macOS binary (``scripts/read_mps_registrations.py`` reads them), all 890.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...devices.backend import import_torch, release_of
+from ...devices.simulation import active
+from ...errors import TorchUnusable
+
+NATIVE = "native"
+COMPOSITE = "composite"
+FALLS_BACK = "falls back to the CPU"
+ALWAYS_ON_CPU = "always on the CPU"
+NOT_KNOWN = "not known"
+
+COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+"""The kernels of torch that are made of other operators, in the order in which a device without its own takes them."""
+
+FORCED: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
+    ((2, 8), frozenset({"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"})),
+    (
+        (2, 6),
+        frozenset(
+            {
+                *("aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"),
+                *("aten::col2im", "aten::upsample_nearest3d.vec"),
+            }
+        ),
+    ),
+)
+"""What MPS computes on the CPU even where falling back is off, since which torch (the end of ``MPSFallback.mm``)."""
+
+BELOW_AUTOGRAD: Mapping[str, str] = {"aten::_linalg_svd": "aten::linalg_svd"}
+"""What autograd makes of an operator that is forced, so that only this is seen in a training step."""
+
+DEVICE_SWITCHES: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("aten::convolution", "aten::_convolution"),
+        ("aten::_mps_convolution", "Convolution.cpp chooses the kernel by the device"),
+    ),
+    "aten::convolution_backward": (
+        "aten::mps_convolution_backward",
+        "Convolution.cpp chooses the kernel by the device",
+    ),
+    "aten::mkldnn_rnn_layer": ("aten::_lstm_mps", "RNN.cpp takes oneDNN on the CPU and its own kernel on MPS"),
+    "aten::mkldnn_rnn_layer_backward": ("aten::lstm_mps_backward", "the gradient of the same"),
+    "aten::_fused_sdp_choice": ("", "attention.cpp asks it on the CPU and on CUDA only"),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (
+        "aten::_scaled_dot_product_attention_math_for_mps",
+        "attention.cpp chooses the kernel by the device",
+    ),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "",
+        "with gradients, attention on MPS is made of matrix products and a softmax",
+    ),
+}
+"""What is called on the CPU where another operator is on MPS, with that one, and where torch chooses."""
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """What MPS has.
+
+    Attributes:
+        torch: The version of torch.
+        source: Where this was read.
+        native: The operators with a kernel for MPS, such as ``"aten::acos.out"``.
+        delegates: What operators delegate to, such as ``"aten::acos"`` to ``"aten::acos.out"``.
+        forced: The operators that MPS sends to the CPU even where falling back is off.
+    """
+
+    torch: str
+    source: str
+    native: frozenset[str]
+    delegates: Mapping[str, str]
+    forced: frozenset[str]
+
+    def verdict(self, operator: str) -> str:
+        """Return what becomes of an operator that is called with a tensor of MPS.
+
+        Args:
+            operator: Its name with its overload, such as ``"aten::mode"``.
+
+        Returns:
+            ``"native"``; ``"composite"``: made of other operators, which count; ``"falls back to the CPU"``: where that
+            is switched on, and an error otherwise; ``"always on the CPU"``; or ``"not known"``: an operator of somebody
+            else's, of which this torch says nothing.
+        """
+        if operator in DEVICE_SWITCHES:
+            return NATIVE
+        if operator in self.forced:
+            return ALWAYS_ON_CPU
+        delegate = self.delegates.get(operator, operator)
+        if any(name in self.native or has_kernel(name, "MPS") for name in (operator, delegate)):
+            return NATIVE
+        if composite_key(delegate):
+            return COMPOSITE
+        return FALLS_BACK if operator.startswith("aten::") else NOT_KNOWN
+
+    def named_by_mps(self, operator: str) -> str:
+        """Return the name of an operator in the messages of MPS, which is that of the one it delegates to."""
+        return operator if operator in self.forced else self.delegates.get(operator, operator)
+
+
+def operator_table() -> OperatorTable:
+    """Return what MPS has in the installed torch; read once.
+
+    Where this torch was built with MPS, its own registrations count, and the file only tells the names.
+
+    Raises:
+        TorchUnusable: Where torch came without the file.
+
+    Example:
+        >>> table = operator_table()
+        >>> table.verdict("aten::addmm"), table.verdict("aten::mode"), table.named_by_mps("aten::_linalg_eigh")
+        ('native', 'falls back to the CPU', 'aten::_linalg_eigh.eigenvalues')
+    """
+    torch = import_torch()
+    return _table(torch.__version__, torch.backends.mps.is_built() and not active())
+
+
+@functools.cache
+def _table(version: str, built: bool) -> OperatorTable:
+    functions = read_functions(functions_file(version))
+    native = native_by_registration(functions, "MPS") if built else native_by_rule(functions, "MPS")
+    source = "the registrations of this torch" if built else "native_functions.yaml of this torch"
+    return OperatorTable(version, source, native, delegates_of(functions), forced_in(version))
+
+
+def functions_file(version: str) -> Path:
+    """Return where torch's list of operators is.
+
+    Raises:
+        TorchUnusable: Where it is not there.
+    """
+    spec = importlib.util.find_spec("torchgen")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        file = Path(folder) / "packaged" / "ATen" / "native" / "native_functions.yaml"
+        if file.is_file():
+            return file
+    what = f"torch {version} came without torchgen/packaged/ATen/native/native_functions.yaml, its list of operators."
+    raise TorchUnusable(what, "Reinstall it: python -m pip install --force-reinstall torch.")
+
+
+def read_functions(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the entries of torch's list of operators by their names, such as ``"aten::acos.out"``."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # The one in C is sixty times as fast.
+    entries = yaml.load(file.read_text("utf-8"), Loader=loader)  # noqa: S506 - both loaders are safe ones
+    return {f"aten::{entry['func'].partition('(')[0]}": entry for entry in entries}
+
+
+def delegates_of(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return what operators delegate to.
+
+    Example:
+        >>> delegates_of({"aten::acos": {"structured_delegate": "acos.out"}, "aten::acos.out": {}})
+        {'aten::acos': 'aten::acos.out'}
+    """
+    named = {name: entry.get("structured_delegate") for name, entry in functions.items()}
+    return {name: f"aten::{delegate}" for name, delegate in named.items() if delegate}
+
+
+def native_by_rule(functions: Mapping[str, Mapping[str, Any]], key: str) -> frozenset[str]:
+    """Return the operators that have a kernel for a device, as torch's list says it.
+
+    Args:
+        functions: The list.
+        key: The device's dispatch key, such as ``"MPS"``.
+
+    Example:
+        >>> one = {"aten::acos": {"structured_delegate": "acos.out"}}
+        >>> other = {"aten::acos.out": {"dispatch": {"CPU, MPS": "acos_out"}}}
+        >>> sorted(native_by_rule({**one, **other}, "MPS"))
+        ['aten::acos', 'aten::acos.out']
+    """
+    own = {name for name, entry in functions.items() if key in dispatch_keys(entry)}
+    return frozenset(own | {name for name, delegate in delegates_of(functions).items() if delegate in own})
+
+
+def native_by_registration(names: Iterable[str], key: str) -> frozenset[str]:
+    """Return those of some operators that have a kernel for a device, as the loaded torch says it."""
+    return frozenset(name for name in names if has_kernel(name, key))
+
+
+def dispatch_keys(entry: Mapping[str, Any]) -> set[str]:
+    """Return the dispatch keys of an entry, of which several may share a kernel.
+
+    Example:
+        >>> sorted(dispatch_keys({"dispatch": {"CPU, MPS": "acos_out", "CUDA": "acos_cuda"}}))
+        ['CPU', 'CUDA', 'MPS']
+    """
+    return {key.strip() for keys in entry.get("dispatch", {}) for key in keys.split(",")}
+
+
+def composite_key(operator: str) -> str:
+    """Return the dispatch key of an operator's kernel that is made of other operators; empty where it has none.
+
+    Example:
+        >>> composite_key("aten::t"), composite_key("aten::matmul"), composite_key("aten::mode")
+        ('CompositeExplicitAutograd', 'CompositeImplicitAutograd', '')
+    """
+    return next((key for key in COMPOSITE_KEYS if has_kernel(operator, key)), "")
+
+
+def has_kernel(operator: str, key: str) -> bool:
+    """Tell whether the loaded torch has a kernel of an operator for a dispatch key; it has none of what it does not know.
+
+    Example:
+        >>> has_kernel("aten::mode", "CPU"), has_kernel("aten::no_such_operator", "CPU")
+        (True, False)
+    """
+    library = import_torch()._C  # noqa: SLF001 - torch has no other name for it
+    if not library._dispatch_has_kernel(operator):  # noqa: SLF001
+        return False
+    return bool(library._dispatch_has_kernel_for_dispatch_key(operator, key))  # noqa: SLF001
+
+
+def forced_in(version: str) -> frozenset[str]:
+    """Return what MPS always computes on the CPU, in a version of torch.
+
+    Example:
+        >>> "aten::col2im" in forced_in("2.7.1"), "aten::col2im" in forced_in("2.13.0+cpu")
+        (True, False)
+    """
+    release = release_of(version)[:2]
+    return next((names for since, names in FORCED if release >= since), FORCED[-1][1])

@@ -1,0 +1,217 @@
+"""The precision gate: whether a model may be used in a reduced type, by what became of its entities on texts of the person."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from ..devices.request import kind_of
+from ..errors import ConfigurationError
+from ..interface.display import Report, Shown
+from ..models.loading import LoadSpec, load
+from ..quantities import counted
+from .certificate_store import CertificateStore
+from .certificates import Certificate, Evidence, Identity
+from .dtype_choice import REDUCED
+from .measurement import parity_of
+from .pairs import Pair, pair_of_files, with_model
+from .parity import RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, ParityReport, recall_loss
+from .speed import speed_up
+
+if TYPE_CHECKING:
+    from ..annotation.stream import Annotator
+
+FLOAT32_INSTEAD = "Use float32, or try another type."
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What is asked of a reduced type.
+
+    Attributes:
+        span_agreement: The share of the entities that either way found which must be the same.
+        recall_loss: How much of the reference's recall may be lost, where gold entities are given.
+        minimum_entities: With fewer in the reference, nothing can be told.
+    """
+
+    span_agreement: float = SPAN_AGREEMENT
+    recall_loss: float = RECALL_LOSS
+    minimum_entities: int = 50
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a type is refused, and one thing to do."""
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, repr=False)
+class PrecisionVerdict(Shown):
+    """Whether a model may be used in a reduced type on a device.
+
+    Attributes:
+        parity: What was measured.
+        gate: What was asked for.
+        refusals: Why it may not; empty where it may.
+        certificate: The certificate, where it may.
+    """
+
+    parity: ParityReport
+    gate: Gate
+    refusals: tuple[Refusal, ...] = ()
+    certificate: Certificate | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the model may be used so."""
+        return not self.refusals
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
+        return {
+            "accepted": self.accepted,
+            "refusals": [asdict(one) for one in self.refusals],
+            "gate": asdict(self.gate),
+            "certificate": self.certificate and self.certificate.to_dict(),
+            "parity": self.parity.to_dict(),
+        }
+
+    def report(self) -> Report:
+        """Return the verdict with its reasons, and what was measured."""
+        parity, measured = self.parity, self.parity.report()
+        verdict = "Accepted" if self.accepted else "Refused"
+        title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
+        asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, at least {self.gate.minimum_entities}."
+        reasons = [f"{one.reason} {one.remedy}" for one in self.refusals]
+        if self.certificate:
+            reasons = [self.certificate.summary, "dtype='auto' takes it from now on where it is faster than float32."]
+        figures = self.certificate.report().figures if self.certificate else ()
+        return Report(
+            title,
+            (*reasons, asked, *measured.sentences),
+            measured.tables,
+            figures=(*figures, *measured.figures),
+        )
+
+
+def refusals(report: ParityReport, gate: Gate) -> Iterator[Refusal]:
+    """Yield why a type is refused."""
+    spans = report.spans
+    if report.not_numbers:
+        what = f"{counted(report.not_numbers, 'token')} became NaN or infinity."
+        yield Refusal(what, "Use bfloat16, which has the range of float32, or float32.")
+    if spans.agreement < gate.span_agreement:
+        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
+        yield Refusal(what, FLOAT32_INSTEAD)
+    if report.gold and recall_loss(*report.gold) > gate.recall_loss + ROUNDING:
+        reference, candidate = report.gold
+        what = f"It finds {candidate.right:,} of {candidate.gold:,} gold entities, float32 {reference.right:,}."
+        yield Refusal(what, FLOAT32_INSTEAD)
+    if spans.reference < gate.minimum_entities:
+        what = f"{counted(spans.reference, 'entity is', 'entities are')} too few to tell; {gate.minimum_entities} are needed."
+        yield Refusal(what, "Repeat it with more texts.")
+
+
+def judge(report: ParityReport, gate: Gate, identity: Identity, gain: float = 1.0, date: str = "") -> PrecisionVerdict:
+    """Return whether a model may be used in a reduced type.
+
+    Args:
+        report: What was measured.
+        gate: What is asked for.
+        identity: The model, its type, the device and the versions that a certificate is made of.
+        gain: How many times faster it is than float32.
+        date: The day, as ``2026-03-01``.
+    """
+    found = tuple(refusals(report, gate))
+    certificate = None if found else Certificate(identity, evidence_of(report, gain), date, asdict(gate))
+    return PrecisionVerdict(report, gate, found, certificate)
+
+
+def evidence_of(report: ParityReport, gain: float) -> Evidence:
+    """Return what a certificate keeps of a comparison: counts, and no place of an entity."""
+    spans = report.spans
+    recalls = [one.recall for one in report.gold] if report.gold else [None, None]
+    return Evidence(
+        texts=report.texts,
+        texts_fingerprint=report.texts_fingerprint,
+        tokens=report.tokens,
+        entities=spans.reference,
+        exact=spans.exact,
+        moved=spans.moved,
+        relabelled=spans.relabelled,
+        missing=spans.missing,
+        extra=spans.extra,
+        recall_reference=recalls[0],
+        recall=recalls[1],
+        speed_up=round(gain, 3),
+    )
+
+
+def check_reduced(dtype: object) -> str:
+    """Return a type that needs a certificate.
+
+    Raises:
+        ConfigurationError: For any other.
+
+    Example:
+        >>> check_reduced("int8")
+        'int8'
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in REDUCED:
+        raise ConfigurationError(f"{name!r} is no reduced type.", f"Use one of {', '.join(REDUCED)}.")
+    return name
+
+
+def check_named(model: Any) -> None:
+    """Check that a model is named, so that a certificate can be of its files.
+
+    Raises:
+        ConfigurationError: For a pipeline or anything else; its weights need not be those of any file.
+    """
+    if model is not None and not isinstance(model, (str, os.PathLike)):
+        what = f"A certificate is of the files of a model, and {type(model).__name__} is none."
+        raise ConfigurationError(what, "Pass the name or the folder of the model; None is the bundled one.")
+
+
+def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where it is kept
+    spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity, store: CertificateStore
+) -> PrecisionVerdict:
+    """Measure a model in a reduced type, judge it, and store its certificate, or remove an older one.
+
+    Args:
+        spec: The model in the reduced type.
+        device: The device.
+        texts: The texts.
+        gold: Their gold entities, ``None`` where there are none.
+        identity: What a certificate would be of.
+        store: Where it is stored.
+    """
+    pair, gate = pair_of_files(spec, device), Gate()
+    report = parity_of(pair, texts, gold)
+    verdict = judge(report, gate, identity)
+    if verdict.accepted:
+        gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
+        verdict = judge(report, gate, identity, gain, today())
+    if verdict.certificate:
+        store.store(verdict.certificate)
+    else:
+        store.remove(identity)
+    return verdict
+
+
+def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:
+    """Return the model in float32 on the device of the candidate, which on a CPU is the reference itself."""
+    if kind_of(device) == "cpu":
+        return pair.reference
+    return with_model(pair.candidate, load(spec.in_dtype("float32"), device).model)
+
+
+def today() -> str:
+    """Return the day in UTC, as ``2026-03-01``."""
+    return datetime.now(timezone.utc).date().isoformat()

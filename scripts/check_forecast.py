@@ -1,0 +1,208 @@
+"""Check the forecast: models that stay on MPS, the macOS binary of torch 2.13, and torch's own list of what fails on MPS.
+
+    python scripts/check_forecast.py             # about a minute on a CPU
+
+1. Eleven tiny models with random weights: a pass without gradients and an AdamW step must have no fallback, and every
+   operator must be judged as ``tests/recorded/mps_operators_torch_2_13.txt`` says, the registrations of the real binary.
+2. Precision and recall against the expected failures in ``torch.testing._internal.common_mps``, over all operators that torch
+   has tests for (its OpInfos). They need expecttest: python -m pip install expecttest.
+
+How the second is counted. Each OpInfo is called with the samples that torch draws for MPS, at most 100, in the first of
+float32, int64, complex64, bool and float16 that it has. It is foretold to fail where an operator of any sample falls back,
+or is refused. What is always computed on the CPU does not fail, and does not count. It is expected to fail where
+UNIMPLEMENTED_XFAILLIST or ON_MPS_XFAILLIST of ``mps_ops_modifier`` name it for that type. Left out are the OpInfos of
+UNDEFINED_XFAILLIST, whose results differ for other reasons, those that have none of the types, and samples that say
+device="cpu".
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import runpy
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.runbook.operators.call_recorder import CallRecord, watching
+from openmed_nb.runbook.operators.forecast import Forecast, forecast
+from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, FALLS_BACK, NATIVE, OperatorTable, operator_table
+
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "tests" / "runbook" / "operators" / "forecast_models.py"
+RECORDED = ROOT / "tests" / "recorded" / "mps_operators_torch_2_13.txt"
+TYPES = (torch.float32, torch.int64, torch.complex64, torch.bool, torch.float16)
+SAMPLES = 100
+PRECISION, RECALL = 0.95, 0.85
+TRAINING = ("forward", "backward", "optimizer")
+
+Lists = Mapping[str, Mapping[str, list[torch.dtype] | None]]
+
+
+def main() -> int:
+    """Print both checks; the status is 1 where one fails."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models-only", action="store_true", help="leave torch's list out")
+    only = parser.parse_args().models_only
+    start = time.perf_counter()
+    print(f"torch {torch.__version__}, {operator_table().source}")
+    good = check_models(operator_table())
+    good = (only or check_list(operator_table())) and good
+    print(f"{'All is well' if good else 'FAILED'}, after {time.perf_counter() - start:.0f} seconds.")
+    return 0 if good else 1
+
+
+def check_models(table: OperatorTable) -> bool:
+    """Print what each model calls, and tell whether all of it stays on MPS and agrees with the binary."""
+    recorded = recorded_operators() if torch.__version__.startswith("2.13.") else None
+    if recorded is None:
+        print("The registrations are those of torch 2.13, so they are not compared with this torch.")
+    print(f"\n{'model':<14}{'pass':>12}{'AdamW step':>14}  calls/different operators")
+    good = True
+    for name, make in models().items():
+        model, example = make()
+        told = forecast(model, example)
+        wrong = disagreements(told, table, recorded) if recorded else []
+        good &= not (told.troubles or wrong)
+        print(f"{name:<14}{counts(told, ('inference',)):>12}{counts(told, TRAINING):>14}  {told.verdict}", *wrong)
+    return good
+
+
+def counts(told: Forecast, phases: tuple[str, ...]) -> str:
+    """Return how many calls of how many operators there were in some phases."""
+    rows = [row for row in told.rows if row.phase in phases]
+    return f"{sum(row.count for row in rows)}/{len({row.operator for row in rows})}"
+
+
+def models() -> Mapping[str, Any]:
+    """Return the models of the tests, by their names."""
+    return runpy.run_path(str(MODELS))["MODELS"]
+
+
+def recorded_operators() -> frozenset[str]:
+    """Return what the real binary registers, without what goes to the CPU."""
+    lines = RECORDED.read_text("utf-8").splitlines()
+    return frozenset(line for line in lines if line.startswith("aten::") and "by hand" not in line)
+
+
+def disagreements(told: Forecast, table: OperatorTable, recorded: frozenset[str]) -> list[str]:
+    """Return the operators that the binary says something else about than the forecast."""
+    wrong = []
+    for row in told.rows:
+        on_mps = DEVICE_SWITCHES.get(row.operator, (row.operator, ""))[0] or "aten::add.out"
+        registered = bool({on_mps, table.delegates.get(on_mps, on_mps)} & recorded)
+        if registered != (row.verdict == NATIVE):
+            wrong.append(row.operator)
+    return sorted(set(wrong))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was foretold of an OpInfo, and what torch expects."""
+
+    name: str
+    dtype: torch.dtype
+    reasons: tuple[str, ...]
+    expected: bool
+
+
+def check_list(table: OperatorTable) -> bool:
+    """Print precision and recall against torch's list, with every difference."""
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    except ModuleNotFoundError as error:
+        print(f"\ntorch.testing needs {error.name}: python -m pip install {error.name}")
+        return False
+    warnings.simplefilter("ignore")
+    outcomes = list(judged(op_db, expected_failures(), table))
+    foretold = [outcome for outcome in outcomes if outcome.reasons]
+    expected = [outcome for outcome in outcomes if outcome.expected]
+    both = [outcome for outcome in foretold if outcome.expected]
+    precision, recall = len(both) / len(foretold), len(both) / len(expected)
+    print(f"\n{__doc__[__doc__.index('How the second') :]}")
+    print(f"{len(outcomes)} OpInfos: {len(expected)} expected to fail, {len(foretold)} foretold, {len(both)} both.")
+    print(f"precision {precision:.3f} (at least {PRECISION}), recall {recall:.3f} (at least {RECALL})")
+    for outcome in foretold:
+        if not outcome.expected:
+            print(f"  foretold only: {outcome.name} ({outcome.dtype}): {', '.join(outcome.reasons)}")
+    for outcome in expected:
+        if not outcome.reasons:
+            print(f"  expected only: {outcome.name} ({outcome.dtype})")
+    return precision >= PRECISION and recall >= RECALL
+
+
+def expected_failures() -> Lists:
+    """Return torch's lists; they stand in a function that torch defines on a Mac only, so its text is read."""
+    file = Path(torch.__file__).parent / "testing" / "_internal" / "common_mps.py"
+    tree = ast.parse(file.read_text("utf-8"))
+    function = next(node for node in ast.walk(tree) if getattr(node, "name", "") == "mps_ops_modifier")
+    assigned = [node for node in ast.walk(function) if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    pairs = [(node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value) for node in assigned]
+    return {
+        name.id: eval(compile(ast.Expression(value), str(file), "eval"), {"torch": torch})  # noqa: S307 - torch's own file
+        for name, value in pairs
+        if isinstance(name, ast.Name) and isinstance(value, ast.Dict)
+    }
+
+
+def judged(infos: list[Any], lists: Lists, table: OperatorTable) -> Iterator[Outcome]:
+    """Yield what is foretold of each OpInfo, and what torch expects."""
+    failing = (lists["UNIMPLEMENTED_XFAILLIST"], lists["ON_MPS_XFAILLIST"])
+    for info in infos:
+        name, types = info.name + info.variant_test_name, info.supported_dtypes("cpu")
+        dtype = next((one for one in TYPES if one in types), None)
+        if dtype is None or named(name, dtype, lists["UNDEFINED_XFAILLIST"]):
+            continue
+        yield Outcome(name, dtype, reasons(info, dtype, table), any(named(name, dtype, one) for one in failing))
+
+
+def named(name: str, dtype: torch.dtype, failures: Mapping[str, list[torch.dtype] | None]) -> bool:
+    """Tell whether a list names an OpInfo for a type; ``None`` in it stands for all types."""
+    return name in failures and (failures[name] is None or dtype in (failures[name] or ()))
+
+
+def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, ...]:
+    """Return why an OpInfo would fail on MPS; samples that fail on the CPU too tell nothing."""
+    record = CallRecord(table)
+    for sample in samples(info, dtype):
+        try:
+            with torch.inference_mode(), watching(record):
+                info(sample.input, *sample.args, **sample.kwargs)
+        except Exception as error:  # noqa: BLE001, PERF203 - samples for one device can fail in any way on another
+            print(f"  {info.name}: {type(error).__name__}", file=sys.stderr)
+    falling = {call.operator for call in record.calls if table.verdict(call.operator) == FALLS_BACK}
+    return tuple(sorted(falling | {f"{refusal.name} in {call.operator}" for refusal, call in record.refusals}))
+
+
+def samples(info: Any, dtype: torch.dtype) -> list[Any]:
+    """Return the samples that torch draws for MPS, on the CPU: where the simulation ends, its tensors are there."""
+    torch.manual_seed(0)
+    drawn = []
+    with simulated_device("1024 GiB", fallback=True):
+        for sample in info.sample_inputs("mps:0", dtype):
+            drawn += [] if str(sample.kwargs.get("device")) == "cpu" else [sample]
+            if len(drawn) == SAMPLES:
+                break
+    for sample in drawn:
+        sample.input, sample.args, sample.kwargs = on_cpu((sample.input, tuple(sample.args), sample.kwargs))
+    return drawn
+
+
+def on_cpu(value: Any) -> Any:
+    """Return arguments that name the CPU where they named MPS."""
+    if isinstance(value, (str, torch.device)) and str(value).startswith("mps"):
+        return "cpu"
+    if isinstance(value, Mapping):
+        return {name: on_cpu(one) for name, one in value.items()}
+    return type(value)(on_cpu(one) for one in value) if type(value) in {list, tuple} else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Fingerprints of the files that a model is loaded from: any byte of them counts, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from openmed_nb.models.content import content_of, digest_of, weight_files
+
+PARTS = ("weights", "settings", "tokenizer")
+
+
+def differing(one, other):
+    """Return the names of the parts that differ."""
+    return [name for name in PARTS if getattr(one, name) != getattr(other, name)]
+
+
+def test_copy_is_the_same(keyword_model, folder):
+    """A copy of the files under another path has the same content."""
+    assert content_of(folder) == content_of(keyword_model)
+
+
+def test_one_weight_counts(folder):
+    """One number in one weight, changed by the smallest step, changes the weights and nothing else."""
+    before = content_of(folder)
+    weights = load_file(folder / "model.safetensors")
+    bias = weights["classifier.bias"]
+    bias[0] = torch.nextafter(bias[0], torch.tensor(1e9))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    assert differing(content_of(folder), before) == ["weights"]
+
+
+@pytest.mark.parametrize(
+    ("file", "parts"),
+    [
+        ("config.json", ["settings"]),
+        ("modeling_mine.py", ["settings"]),
+        ("tokenizer.json", ["tokenizer"]),
+        ("tokenizer_config.json", ["tokenizer"]),
+        ("vocab.txt", ["tokenizer"]),
+        ("spiece.model", ["tokenizer"]),
+        ("README.md", []),
+        ("figures.json", []),
+        ("training_args.bin", []),
+        ("optimizer.pt", []),
+    ],
+)
+def test_what_else_counts(folder, file, parts):
+    """Settings, code and the files of a tokenizer count; what is not loaded does not."""
+    before = content_of(folder)
+    path = folder / file
+    path.write_text((path.read_text("utf-8") if path.is_file() else "") + " ", "utf-8")
+
+    assert differing(content_of(folder), before) == parts
+
+
+def test_weights_in_several_files(folder):
+    """An index and all files that it names are the weights; another file of weights beside is not loaded."""
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+
+    names = [path.name for path in weight_files(folder)]
+    assert names == ["model.safetensors.index.json", "model-00001-of-00001.safetensors"]
+    before = content_of(folder)
+    with (folder / names[1]).open("ab") as file:
+        file.write(b"\0")
+    assert differing(content_of(folder), before) == ["weights"]
+
+
+def test_missing_part_is_left_to_the_load(folder):
+    """A part that an index names and that is not there is no file to read; loading reports it."""
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    )
+
+    assert [path.name for path in weight_files(folder)] == ["model.safetensors.index.json"]
+    assert content_of(folder).weights
+
+
+def test_pickle_is_the_last_choice(folder):
+    """Where there is nothing else, a pickle file is the weights; an empty folder has none."""
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert [path.name for path in weight_files(folder)] == ["pytorch_model.bin"]
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert weight_files(folder) == []
+
+
+def test_unchanged_files_are_read_once(folder):
+    """A file is read again only where its size or its time of change differs."""
+    content_of(folder)
+    before = digest_of.cache_info().misses
+    content_of(folder)
+    assert digest_of.cache_info().misses == before
+    (folder / "config.json").touch()
+    content_of(folder)
+    assert digest_of.cache_info().misses == before + 1

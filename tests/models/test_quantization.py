@@ -1,0 +1,129 @@
+"""int8: linear layers in whole numbers, on the CPU and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+import types
+import warnings
+
+import pytest
+import torch
+
+from openmed_nb.annotation.building import build_pipeline
+from openmed_nb.annotation.fingerprints import fingerprint_of_model
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.inventory import model_in_memory
+from openmed_nb.models.loading import LoadSpec, load, move
+from openmed_nb.models.quantization import (
+    dtype_of,
+    is_quantized,
+    packed_layers,
+    quantize,
+    quantizer,
+    without_what_is_said,
+)
+from openmed_nb.models.store import ModelStore
+
+pytestmark = pytest.mark.real_computer
+
+NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
+
+
+@pytest.fixture
+def spec(keyword_model):
+    """The keyword model in int8."""
+    return LoadSpec.of(str(keyword_model), OpenMedConfig(dtype="int8"))
+
+
+@pytest.fixture
+def loaded(spec):
+    """The keyword model in int8 on the CPU."""
+    return load(spec, "cpu")
+
+
+def test_model_in_int8_answers(loaded, words_of):
+    """A model in int8 has no linear layer in float32 left, and finds what it is sure of."""
+    layers = [type(one) for one in loaded.model.modules()]
+
+    assert torch.nn.Linear not in layers
+    assert is_quantized(loaded.model)
+    assert len(packed_layers(loaded.model)) == 7
+    assert words_of(build_pipeline(loaded, "first", {}), NOTE) == WORDS
+
+
+def test_load_says_nothing(spec):
+    """Loading in int8 gives no warning, and leaves the filters of warnings as they were."""
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        load(spec, "cpu")
+
+    assert said == []
+    assert list(warnings.filters) == before
+
+
+@pytest.mark.parametrize(
+    ("category", "message"),
+    [
+        (DeprecationWarning, "torch.ao.quantization is something else"),
+        (UserWarning, "torch.ao.quantization is deprecated and will be removed in 2.10."),
+        (UserWarning, "int8 is slow"),
+    ],
+)
+def test_other_warnings_are_heard(category, message):
+    """Only what torch says of quantizing itself is silenced, by its very words."""
+    with pytest.warns(category, match=message), without_what_is_said():
+        warnings.warn(message, category, stacklevel=1)
+
+
+def test_inventory_tells_type_size_and_that_it_stays(loaded):
+    """A model in int8 is listed as such, with the size of its packed weights, and as one that stays."""
+    plain = load(LoadSpec.of(loaded.name, OpenMedConfig()), "cpu")
+    listed, full = model_in_memory(loaded, follows=False), model_in_memory(plain, follows=True)
+    linear = [one for one in plain.model.modules() if isinstance(one, torch.nn.Linear)]
+    packed = sum(one.weight.numel() + 4 * one.bias.numel() for one in linear)
+    unpacked = sum(4 * (one.weight.numel() + one.bias.numel()) for one in linear)
+
+    assert (listed.dtype, dtype_of(plain.model)) == ("int8", "float32")
+    assert listed.size == full.size - unpacked + packed
+    store = ModelStore()
+    store.model(LoadSpec.of(loaded.name, OpenMedConfig(dtype="int8")), "cpu", follows=False)
+    assert "no: int8 stays on the CPU" in str(store.inventory())
+
+
+def test_fingerprint_sees_packed_weights(tiny, loaded):
+    """A run in int8 is told from one in float32, and from one with another weight in a linear layer."""
+    plain = build_pipeline(load(LoadSpec.of(loaded.name, OpenMedConfig()), "cpu"), "first", {})
+    pipe = build_pipeline(loaded, "first", {})
+    other = tiny.keyword_bert()
+    with torch.no_grad():
+        other.classifier.weight *= 2
+    changed = copy.copy(pipe)
+    changed.model = quantize(other)
+
+    prints = [fingerprint_of_model(one) for one in (plain, pipe, changed)]
+    assert len({*prints}) == 3
+    assert fingerprint_of_model(pipe) == prints[1]
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
+def test_it_leaves_the_cpu_on_no_way(spec, loaded, words_of, device):
+    """int8 cannot be loaded for another device, moved there, or sent there by its pipeline; it goes on working."""
+    pipe = build_pipeline(loaded, "first", {})
+    with pytest.raises(ConfigurationError, match=f"int8 runs on the CPU alone, and the device is {device}"):
+        load(spec, device)
+    with pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
+        move(loaded.model, device, loaded.name)
+    with pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
+        pipe.device = device
+    assert words_of(pipe, NOTE) == WORDS
+
+
+@pytest.mark.parametrize("ao", [None, types.SimpleNamespace(), types.SimpleNamespace(quantization=object())])
+def test_torch_without_it(ao):
+    """A torch that quantizes no more is an error that names it, and another type."""
+    torch_of_tomorrow = types.SimpleNamespace(__version__="2.99.0", ao=ao)
+    with pytest.raises(ConfigurationError, match=r"torch 2\.99\.0 has no dynamic quantization.*dtype='bfloat16'"):
+        quantizer(torch_of_tomorrow)

@@ -1,0 +1,58 @@
+"""What the tests of the runbook share: models whose answers rounding moves or leaves, and sessions with a folder of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one core: for tiny models, waiting for a second one takes longer than the work."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def close_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module with a model whose answers hang on a thousandth of a logit."""
+    return helper(FOLDER / "close_models.py")
+
+
+@pytest.fixture(scope="session")
+def close_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that finds asthma in float32 and not in 16 bits; tests read it and do not change it."""
+    return tiny.save(tmp_path_factory.mktemp("close"), close_models.close_bert(tiny))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder for what is kept for a person."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def new_session(data: Path) -> Callable[..., Any]:
+    """A function that returns a session on the CPU which keeps certificates in ``data``; the arguments are Session's."""
+    from openmed_nb.session import Session
+
+    def new_session(**options: Any) -> Any:
+        return Session({"OPENMED_NB_DATA": str(data), "OPENMED_DEVICE": "cpu"}, **options)
+
+    return new_session
+
+
+@pytest.fixture
+def session(new_session: Callable[..., Any]) -> Any:
+    """A session on the CPU of this computer."""
+    return new_session()

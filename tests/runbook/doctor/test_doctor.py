@@ -1,0 +1,291 @@
+"""The doctor's judgement: tables of facts and what is to be found in them; nothing is asked and nothing computed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.choice import DeviceChoice, resolve
+from openmed_nb.devices.environment import FALLBACK, HIGH, LOW, Moment, plan
+from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.request import DeviceRequest
+from openmed_nb.errors import DeviceUnavailable, TorchUnusable
+from openmed_nb.runbook.doctor.facts import Computation, DoctorFacts
+from openmed_nb.runbook.doctor.probing import ProbeOutcome
+from openmed_nb.runbook.doctor.report import DoctorReport, diagnose
+from openmed_nb.runbook.doctor.silent_bugs import BUGS, bugs_of
+from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.runbook.signals.values import Signals
+
+MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
+MAC_TORCH = TorchFacts(
+    "2.13.0", loaded=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=(), probes=(("mps", ""),)
+)
+BOX = Machine("Linux", "x86_64", gpu_driver=True)
+BOX_TORCH = TorchFacts("2.13.0+cu130", True, "CUDA 13.0", False, False, ("NVIDIA A100",), (("cuda", ""),))
+PLAIN = Machine("Linux", "x86_64", gpu_driver=False)
+PLAIN_TORCH = TorchFacts("2.13.0+cpu", True, "", False, False, ())
+
+TYPES = ("float32", "float16", "bfloat16", "int64", "float64")
+NO_FLOAT64 = "Cannot convert a MPS Tensor to float64 dtype"
+READ_IN_TIME = Moment(torch_loaded=True, allocator_started=True, seen={FALLBACK: frozenset("1")})
+SEEN = {FALLBACK: frozenset({"1"}), HIGH: frozenset({"1.0"}), LOW: frozenset({"0.9"})}
+
+
+def on_mac(**changes):
+    """Return the facts of a healthy Mac, with changes."""
+    environ = changes.pop("environment", {})
+    moment = Moment(torch_loaded=True, allocator_started=True, seen=changes.pop("seen", SEEN))
+    facts = DoctorFacts(
+        python="3.12",
+        machine=MAC,
+        torch=MAC_TORCH,
+        choice=resolve(DeviceRequest("auto", "nobody"), MAC, MAC_TORCH),
+        environment=plan(environ, "mps", moment),
+        computation=Computation("mps", "mps:0"),
+        dtypes={**dict.fromkeys(TYPES, ""), "float64": NO_FLOAT64},
+        probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_of("mps")),
+        packages=(Finding("packages", OK, "9 packages fit together"),),
+        signals=Signals(memory_pressure="normal", power_source="adapter", power_mode="automatic", heat="nominal"),
+        models=(Finding("bundled", OK, "float32 on mps"),),
+    )
+    return replace(facts, **changes)
+
+
+def on_cpu(machine, torch, **changes):
+    """Return the facts of a computer on whose CPU everything works, with changes."""
+    facts = DoctorFacts(
+        python="3.12",
+        machine=machine,
+        torch=torch,
+        choice=DeviceChoice("cpu", "auto", "nobody", "mps and cuda cannot be used here.", certain=True),
+        environment=plan({}, "cpu"),
+        computation=Computation("cpu", "cpu"),
+        dtypes=dict.fromkeys(TYPES, ""),
+        packages=(Finding("packages", OK, "9 packages fit together"),),
+    )
+    return replace(facts, **changes)
+
+
+ROSETTA = Machine("Darwin", "x86_64", apple_silicon=True, translated=True, chip="Apple M2", macos=(15, 5))
+NO_MPS = replace(MAC_TORCH, mps_built=False, mps_available=False, probes=())
+NO_METAL = replace(MAC_TORCH, mps_available=False, probes=())
+BROKEN = replace(MAC_TORCH, probes=(("mps", "kernel not found"),))
+BAD_RATIO = replace(MAC_TORCH, probes=(("mps", "invalid low watermark ratio 1.4"),))
+NO_CHOICE = DeviceUnavailable("mps cannot be used here: no Mac.", "Use 'auto'.")
+NO_TORCH = TorchUnusable("torch cannot be imported: libc10.so is missing.", "Reinstall it.")
+TOO_LATE = {**SEEN, FALLBACK: frozenset({None})}
+MANY = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.12.0", "Install versions that fit.")
+
+PLANTED = [
+    ("Rosetta Python", on_cpu(ROSETTA, PLAIN_TORCH), {"Python": FAILED}),
+    ("old macOS", on_cpu(replace(MAC, macos=(13, 6)), MAC_TORCH), {"macOS": FAILED}),
+    ("torch is missing", on_cpu(PLAIN, TorchFacts(None), computation=None), {"torch": FAILED}),
+    ("torch is too old", on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
+    (
+        "torch cannot be imported",
+        on_cpu(PLAIN, TorchFacts(None), torch_error=NO_TORCH, computation=None, dtypes={}, choice=NO_TORCH),
+        {"torch": FAILED},
+    ),
+    ("torch without MPS", on_cpu(MAC, NO_MPS), {"MPS in torch": FAILED}),
+    ("no Metal device", on_cpu(MAC, NO_METAL), {"MPS": FAILED}),
+    ("available but unusable", on_cpu(MAC, BROKEN), {"MPS": FAILED}),
+    ("watermarks that torch refused", on_cpu(MAC, BAD_RATIO), {"MPS": FAILED}),
+    ("CPU build beside a GPU", on_cpu(BOX, PLAIN_TORCH), {"CUDA": WARNING}),
+    (
+        "hidden GPUs",
+        on_cpu(BOX, replace(BOX_TORCH, cuda_names=()), environ={"CUDA_VISIBLE_DEVICES": ""}),
+        {"CUDA": WARNING},
+    ),
+    ("driver too old", on_cpu(BOX, replace(BOX_TORCH, cuda_names=())), {"CUDA": FAILED}),
+    ("GPU that fails", on_cpu(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
+    (
+        "wish that cannot be had",
+        on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computation=None, dtypes={}),
+        {"device in force": FAILED},
+    ),
+    (
+        "computation fails",
+        on_mac(computation=Computation("mps", failure="it gave other numbers")),
+        {"computation": FAILED},
+    ),
+    ("result elsewhere", on_mac(computation=Computation("mps", "cpu")), {"computation": FAILED}),
+    ("fallback too late", on_mac(seen=TOO_LATE), {FALLBACK: WARNING}),
+    (
+        "odd fallback",
+        on_mac(environment={FALLBACK: "true"}, seen={**SEEN, FALLBACK: frozenset({"true"})}),
+        {FALLBACK: WARNING},
+    ),
+    ("watermark conflict", on_mac(environment={HIGH: "0.7", LOW: "1.2"}), {HIGH: FAILED, LOW: FAILED}),
+    ("no float32", on_mac(dtypes={"float32": "no kernel", "float64": NO_FLOAT64}), {"float32": FAILED}),
+    ("no bfloat16", on_mac(dtypes={"float32": "", "bfloat16": "needs macOS 14"}), {"bfloat16": WARNING}),
+    ("no float64 on CUDA", on_cpu(BOX, BOX_TORCH, dtypes={"float64": "no kernel"}), {"float64": WARNING}),
+    ("silent error", on_mac(probes=(ProbeOutcome(BUGS[0].issue, "", "gives other numbers"),)), {BUGS[0].name: FAILED}),
+    ("mismatched packages", on_mac(packages=(MANY,)), {MANY.name: FAILED}),
+    ("memory pressure", on_mac(signals=Signals(memory_pressure="critical")), {"memory pressure": WARNING}),
+    ("Low Power Mode", on_mac(signals=Signals(power_mode="low")), {"power mode": WARNING}),
+    ("bad model", on_mac(models=(Finding("m: NaN", FAILED, "1 weight", "Load it again."),)), {"m: NaN": FAILED}),
+]
+
+HEALTHY = [
+    ("Mac", on_mac()),
+    ("Mac whose version of macOS is not known", on_mac(machine=replace(MAC, macos=None))),
+    ("Mac on which nothing is set", on_mac(signals=Signals())),
+    ("computer without a GPU", on_cpu(PLAIN, PLAIN_TORCH)),
+    ("Mac on request on the CPU", on_cpu(MAC, MAC_TORCH)),
+    ("Mac with an Intel processor", on_cpu(Machine("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
+    (
+        "computer with a GPU",
+        on_cpu(
+            BOX,
+            BOX_TORCH,
+            choice=DeviceChoice("cuda:0", "auto", "nobody", "", certain=True),
+            computation=Computation("cuda", "cuda:0"),
+            probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_of("cuda")),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("facts", "expected"), [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
+def test_planted(facts, expected):
+    """What was planted is found, nothing else is, and there is something to do about it."""
+    report = diagnose(facts)
+
+    assert {one.name: one.status for one in report.bad} == expected
+    assert all(one.evidence and one.remedy.endswith(".") for one in report.bad)
+    assert report.exit_code == (FAILED in expected.values())
+
+
+@pytest.mark.parametrize("facts", [row[1] for row in HEALTHY], ids=[row[0] for row in HEALTHY])
+def test_healthy(facts):
+    """A computer on which all is well gives no warning, and what does not apply says why."""
+    report = diagnose(facts)
+
+    assert report.bad == ()
+    assert (report.status, report.exit_code) == (OK, 0)
+    assert all(one.evidence for one in report.findings)
+    assert "What to do" not in str(report)
+
+
+def test_order():
+    """The findings come in the order in which a person would look."""
+    names = [one.name for one in diagnose(on_mac()).findings]
+
+    assert names == [
+        *("Python", "macOS", "torch", "MPS in torch", "MPS", "CUDA", "device in force", "computation"),
+        *(FALLBACK, HIGH, LOW, "types of numbers", "known silent errors", "packages"),
+        *("memory pressure", "power", "power mode", "heat", "bundled"),
+    ]
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize(
+    ("facts", "name", "evidence"),
+    [
+        (on_mac(), "Python", "3.12, built for arm64"),
+        (on_mac(), "macOS", "15.5"),
+        (on_mac(), "torch", "2.13.0"),
+        (on_cpu(PLAIN, PLAIN_TORCH), "torch", "2.13.0+cpu, for the CPU only"),
+        (on_cpu(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
+        (on_cpu(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
+        (on_cpu(PLAIN, PLAIN_TORCH), "CUDA", "no NVIDIA driver is loaded"),
+        (on_mac(), "CUDA", "this computer runs macOS, which has no CUDA"),
+        (on_cpu(PLAIN, PLAIN_TORCH), "MPS", "this computer runs Linux, and MPS is the GPU backend of macOS"),
+        (on_cpu(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
+        (on_mac(), "computation", "right, and its result is on mps"),
+        (on_mac(), FALLBACK, "1, set by openmed_nb: in force"),
+        (
+            on_mac(environment={HIGH: "0.0"}, seen={**SEEN, HIGH: frozenset({"0.0"})}),
+            HIGH,
+            "0.0, set by you: in force; no limit",
+        ),
+        (on_cpu(PLAIN, PLAIN_TORCH), LOW, "not set: not for this device"),
+        (
+            on_mac(),
+            "types of numbers",
+            "mps computes with float32, float16, bfloat16, int64; float64 is refused, as MPS has none",
+        ),
+        (on_cpu(PLAIN, PLAIN_TORCH), "known silent errors", "the CPU is what devices are compared with"),
+        (on_cpu(PLAIN, TorchFacts(None), computation=None), "computation", "torch cannot be used"),
+        (on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computation=None), "types of numbers", "no device is in force"),
+        (on_cpu(PLAIN, PLAIN_TORCH), "models", "no model is loaded"),
+    ],
+)
+def test_evidence(facts, name, evidence):
+    """The evidence is a few words that are the same in every run."""
+    assert next(one.evidence for one in diagnose(facts).findings if one.name == name) == evidence
+
+
+REPORT = DoctorReport(
+    (
+        Finding("one", OK, "fine"),
+        Finding("two", WARNING, "odd.", "Look."),
+        Finding("three", FAILED, "broken", "Mend it."),
+        Finding("four", NOT_APPLICABLE, "no Mac"),
+        Finding("five", OK, "fine"),
+    )
+)
+
+
+def test_text():
+    """The text begins with the count and the worst, each with what to do, and then names everything in its order."""
+    assert str(REPORT) == (
+        "Doctor\n"
+        "  2 ok, 1 warning, 1 failed.\n"
+        "  three, failed: broken. Mend it.\n"
+        "  two, warning: odd. Look.\n"
+        "Everything that was looked at\n"
+        "  check  result          evidence\n"
+        "  one    ok              fine\n"
+        "  two    warning         see above\n"
+        "  three  failed          see above\n"
+        "  four   not applicable  no Mac\n"
+        "  five   ok              fine"
+    )
+
+
+def test_mapping():
+    """The mapping form is ready for JSON and has every finding whole."""
+    told = json.loads(json.dumps(REPORT.to_dict()))
+
+    assert (told["status"], told["exit_code"], told["simulated"]) == (FAILED, 1, False)
+    assert told["findings"][1] == {"name": "two", "status": WARNING, "evidence": "odd.", "remedy": "Look."}
+
+
+def test_html_is_escaped():
+    """What comes from a model's name or a package's metadata cannot become HTML."""
+    page = DoctorReport((Finding("<b>", FAILED, "<script>", "<i>."),))._repr_html_()
+
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_simulated_mac_says_so():
+    """The report on a simulated Mac says SIMULATED in its text, its HTML and its mapping."""
+    report = diagnose(on_mac(machine=replace(MAC, simulated=True)))
+
+    assert report.to_dict()["simulated"] is True
+    assert "SIMULATED" in str(report)
+    assert "SIMULATED" in report._repr_html_()
+
+
+def test_same_facts_same_text():
+    """The same facts give the same report, word for word."""
+    assert str(diagnose(on_mac())) == str(diagnose(on_mac()))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "headline"),
+    [
+        ((), "0 ok, 0 warnings, 0 failed."),
+        ((OK, OK, WARNING), "2 ok, 1 warning, 0 failed."),
+        ((WARNING, WARNING, FAILED, NOT_APPLICABLE), "0 ok, 2 warnings, 1 failed."),
+    ],
+)
+def test_headline(statuses, headline):
+    """The headline counts what was found of each kind."""
+    assert DoctorReport(tuple(Finding("x", status, "y") for status in statuses)).headline == headline

@@ -1,0 +1,270 @@
+"""Gathering the facts: on this computer, on computers that are not here, and on the simulated Mac."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
+from openmed_nb.devices.request import decide
+from openmed_nb.devices.simulation.defects import KNOWN
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, TorchUnusable, UnknownModel
+from openmed_nb.runbook.doctor.examination import Experiments, compute_on, examine, try_dtypes
+from openmed_nb.runbook.doctor.facts import Computation
+from openmed_nb.runbook.doctor.report import diagnose
+from openmed_nb.runbook.doctor.silent_bugs import BUGS
+from openmed_nb.runbook.findings import FAILED, OK, WARNING
+from openmed_nb.session import SESSION, Session
+
+pytestmark = pytest.mark.real_computer  # Each test is about a computer of its own.
+
+STAND_INS = Experiments(
+    compute=lambda device: Computation(device, device),
+    try_dtypes=lambda _device: {"float32": ""},
+    run_probes=lambda _device: (),
+    read_packages=lambda: ({"torch": "2.13.0"}, {}, {}),
+)
+"""What is computed on a device that is not here."""
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Leave the session as it was found: without models and wishes."""
+    yield
+    SESSION.end_simulation()
+    SESSION.unload()
+    SESSION.reset()
+    SESSION.stop()
+
+
+def examined(computer, experiments=STAND_INS):
+    """Return what the doctor finds on a computer that is not here."""
+    session = computer.session
+
+    def choose():
+        try:
+            return session.device()
+        except OpenMedError as error:
+            return error
+
+    return diagnose(examine(session.computer, choose, (), experiments))
+
+
+def bad(report):
+    """Return what is wrong by its name."""
+    return {one.name: one.status for one in report.bad}
+
+
+class TestComputersThatAreNotHere:
+    """A session with its own environment and a torch that tells what a real one would."""
+
+    def test_healthy_mac(self, computers):
+        """A Mac whose extension is loaded first gives no warning."""
+        mac = computers.mac()
+        mac.session.start()
+
+        assert bad(examined(mac)) == {}
+        assert mac.torch.probed == ["mps"]
+
+    def test_healthy_box(self, computers):
+        """A computer with NVIDIA GPUs gives no warning."""
+        assert bad(examined(computers.box())) == {}
+
+    def test_healthy_computer_without_a_gpu(self, computers):
+        """A computer without a GPU gives no warning, and torch is loaded for it."""
+        plain = computers.plain()
+
+        assert bad(examined(plain)) == {}
+        assert plain.torch.torch_is_loaded()
+
+    def test_rosetta(self, computers):
+        """A Python that runs under Rosetta is found."""
+        assert bad(examined(computers.rosetta())) == {"Python": FAILED}
+
+    def test_torch_without_mps(self, computers):
+        """A torch that was built without MPS is found."""
+        mac = computers.mac()
+        mac.torch.facts = computers.TorchFacts("2.13.0", True, "", False, False, ())
+
+        assert bad(examined(mac)) == {"MPS in torch": FAILED}
+
+    def test_available_but_unusable(self, computers):
+        """An MPS device that is available and cannot compute is found, with what it says."""
+        report = examined(computers.mac(failing="Metal compiler failed"))
+
+        assert bad(report) == {"MPS": FAILED}
+        assert "Metal compiler failed" in str(report)
+
+    def test_fallback_too_late(self, computers):
+        """A fallback that was set after torch was imported is found, with what to do."""
+        mac = computers.mac()
+        mac.torch.loaded_torch()
+        mac.session.start()
+        report = examined(mac)
+
+        assert bad(report)[FALLBACK] == WARNING
+        assert "too late" in str(report)
+        assert "Restart the kernel" in str(report)
+
+    def test_fallback_that_was_set_by_hand_too_late(self, computers):
+        """So is one that a person set after torch was imported with another value."""
+        mac = computers.mac(**{FALLBACK: "0"})
+        mac.session.device()
+        mac.environ[FALLBACK] = "1"
+
+        assert bad(examined(mac))[FALLBACK] == WARNING
+
+    @pytest.mark.parametrize("ratios", [{HIGH: "2.5"}, {HIGH: "0.7", LOW: "0.9"}, {LOW: "-1"}])
+    def test_watermark_conflict(self, computers, ratios):
+        """Watermark ratios that torch will refuse are found, whether or not MPS has failed by them yet."""
+        for failing in ("", "invalid high watermark ratio 2.5"):
+            report = examined(computers.mac(failing=failing, **ratios))
+            assert FAILED in {bad(report).get(name) for name in ratios}
+            assert "Unset" in str(report)
+
+    @pytest.mark.parametrize("wish", ["mpss", "cuda", "cuda:7"])
+    def test_bad_wish(self, computers, wish):
+        """A wish that names no device, or one that is not there, is found with its remedy."""
+        assert bad(examined(computers.mac(OPENMED_DEVICE=wish))) == {"device in force": FAILED}
+
+    def test_torch_that_does_not_import(self, computers):
+        """A torch that does not import is a finding, and nothing is computed."""
+
+        def fail():
+            raise TorchUnusable("torch cannot be imported: libc10.so is missing.", "Reinstall it.")
+
+        for computer in (computers.mac(), computers.plain(), computers.box()):
+            computer.torch.loading = fail
+            assert bad(examined(computer, replace(STAND_INS, compute=pytest.fail))) == {"torch": FAILED}
+
+    def test_mismatched_pair(self, computers):
+        """A torch that is too old for transformers is found."""
+        needed = {"transformers": ('torch>=2.6; extra == "torch"',)}
+        installed = {"torch": "2.5.1", "transformers": "5.23.0"}
+        read = replace(STAND_INS, read_packages=lambda: (installed, needed, {}))
+        report = examined(computers.plain(), read)
+
+        assert bad(report) == {"transformers and torch": FAILED}
+
+    def test_session_is_as_it_was(self, computers):
+        """An examination leaves the environment, the override and the device as a question for the device does."""
+        for make in (computers.mac, computers.plain, computers.rosetta):
+            asked, examined_too = make(), make()
+            for computer in (asked, examined_too):
+                computer.session.start()
+                computer.session.device()
+            examined(examined_too)
+            assert examined_too.state == asked.state
+
+
+class TestThisComputer:
+    """nb.doctor, without and with the simulated Mac."""
+
+    def test_this_computer(self):
+        """The doctor finds nothing wrong here, says so in words, and says the same again."""
+        report = nb.doctor()
+
+        assert report.status in (OK, WARNING)
+        assert str(nb.doctor()) == str(report)
+        assert report.headline in str(report)
+
+    def test_healthy_simulated_mac(self):
+        """On a simulated Mac without defects nothing is wrong, and everything says SIMULATED."""
+        with nb.simulated_mps():
+            report = nb.doctor()
+            assert bad(report) == {}
+            assert str(nb.doctor()) == str(report)
+        assert report.simulated
+        assert "SIMULATED" in str(report)
+
+    @pytest.mark.parametrize("issue", KNOWN)
+    def test_silent_error(self, issue):
+        """Each silent error that a simulated device can have is found, under its issue."""
+        bug = next(one for one in BUGS if one.issue == issue)
+        with nb.simulated_mps(defects=issue):
+            report = nb.doctor()
+
+        assert bad(report)[bug.name] == bug.status
+        assert issue in str(report)
+
+    def test_models_of_the_session(self):
+        """The models that are loaded are looked at, and what is wrong with one is found."""
+        pipe = nb.load_pipeline("bundled_small")
+        assert nb.doctor().findings[-1].name == "bundled_small"
+        pipe.model.config.id2label = dict(enumerate("OBIXY"))
+
+        assert bad(nb.doctor()) == {"bundled_small: labels": FAILED}
+        assert bad(nb.doctor(pipe)) == {f"{type(pipe.model).__name__}: labels": FAILED}
+
+    def test_model_that_is_to_be_loaded(self):
+        """A model is loaded by its name to be looked at, and one that is loaded is looked at as it is."""
+        assert nb.doctor("bundled_small").findings[-1].name == "bundled_small"
+        assert SESSION.inventory().names == ("bundled_small",)
+        assert nb.doctor("bundled_small").findings[-1].status == OK
+
+    def test_double_precision_on_mps(self):
+        """Weights of 64 bits are an error where the device is MPS."""
+        with nb.simulated_mps():
+            assert bad(nb.doctor(torch.nn.Linear(2, 2).double())) == {"Linear: float64": FAILED}
+
+    def test_model_that_cannot_be_loaded(self, keyword_model, tmp_path):
+        """A model whose files are damaged is a finding, and a name that is none is an error."""
+        folder = shutil.copytree(keyword_model, tmp_path / "damaged")
+        (folder / "model.safetensors").write_bytes(b"nothing")
+
+        assert bad(nb.doctor(folder)) == {str(folder): FAILED}
+        with pytest.raises(UnknownModel):
+            nb.doctor("disease_detection_tinny")
+        with pytest.raises(ConfigurationError):
+            nb.doctor(3)
+
+    def test_session_is_as_it_was(self):
+        """The doctor changes neither the device nor the override nor the models nor the random numbers."""
+        nb.use("cpu")
+        nb.load_pipeline("bundled_small")
+        before = (SESSION.device().to_dict(), SESSION.inventory(), dict(os.environ), torch.get_rng_state().tolist())
+        nb.doctor()
+
+        after = (SESSION.device().to_dict(), SESSION.inventory(), dict(os.environ), torch.get_rng_state().tolist())
+        assert after == before
+
+    def test_bad_wish_in_the_environment(self):
+        """A wish that cannot be had is a finding of a session, and no error."""
+        session = Session(environ={"OPENMED_DEVICE": "mps"})
+
+        assert bad(session.doctor()) == {"device in force": FAILED}
+        with pytest.raises(DeviceUnavailable):
+            session.device()
+
+
+class TestExperiments:
+    """What is computed on a device."""
+
+    def test_computation(self, second_device):
+        """A computation tells where its result lives, or why it failed."""
+        assert compute_on("cpu") == Computation("cpu", "cpu")
+        assert compute_on(second_device).place == second_device
+        assert compute_on("xla").failure
+
+    def test_types_of_numbers(self):
+        """Every type computes on the CPU; the simulated MPS refuses float64 with MPS's own words."""
+        assert set(try_dtypes("cpu").values()) == {""}
+        with nb.simulated_mps():
+            failures = {name: failure for name, failure in try_dtypes("mps").items() if failure}
+        assert list(failures) == ["float64"]
+        assert "doesn't support float64" in failures["float64"]
+
+
+def test_wish_counts_before_the_facts(computers):
+    """A computer that is asked for its CPU is examined on it, and MPS is not touched."""
+    mac = computers.mac(OPENMED_DEVICE="cpu")
+    report = examined(mac)
+
+    assert decide(mac.session._state.chain()).value == "cpu"
+    assert bad(report) == {}
+    assert mac.torch.probed == []

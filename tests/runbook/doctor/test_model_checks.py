@@ -1,0 +1,185 @@
+"""What is found about a model: torch modules, models of transformers, pipelines, and what is planted in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.doctor.model_checks import CHECKS, model_findings
+from openmed_nb.runbook.findings import FAILED, OK, WARNING
+
+
+@pytest.fixture
+def tagger(tiny, home):
+    """A tiny model for tokens, on the device of the tests."""
+    return tiny.random_bert().to(home)
+
+
+def names(findings):
+    """Return what was found, without the name of the model."""
+    return {finding.name.partition(": ")[2]: finding.status for finding in findings}
+
+
+def double(model):
+    """Give one layer 64 bits."""
+    model.classifier.cpu().double()
+
+
+def larger_labels(model):
+    """Give the configuration more labels than the last layer has."""
+    model.config.id2label = dict(enumerate("OABCD"))
+
+
+def smaller_labels(model):
+    """Give the configuration fewer labels than the last layer has."""
+    model.config.id2label = {0: "O"}
+
+
+def half(model):
+    """Give the model 16 bits."""
+    model.half()
+
+
+def not_a_number(model):
+    """Put one NaN into a weight."""
+    with torch.no_grad():
+        model.classifier.weight[0, 0] = torch.nan
+
+
+def infinite(model):
+    """Put infinity into a weight."""
+    with torch.no_grad():
+        model.classifier.bias[0] = torch.inf
+
+
+def without_memory(model):
+    """Leave one layer without weights."""
+    model.classifier.to("meta")
+
+
+def shorter_embeddings(model):
+    """Take the embeddings of the last tokens away."""
+    model.resize_token_embeddings(10)
+
+
+PLANTED = [
+    (larger_labels, {"labels": FAILED}),
+    (smaller_labels, {"labels": FAILED}),
+    (half, {"16 bits": WARNING}),
+    (not_a_number, {"NaN": FAILED}),
+    (infinite, {"NaN": FAILED}),
+    (without_memory, {"weights": FAILED}),
+    (shorter_embeddings, {"vocabulary": FAILED}),
+]
+
+
+@pytest.mark.parametrize(("plant", "expected"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_planted(plant, expected, tagger, tiny):
+    """What was planted into a model is found, alone, with evidence and a remedy."""
+    plant(tagger)
+    findings = model_findings("tagger", tagger, tiny.tokenizer())
+
+    assert names(findings) == expected
+    assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings)
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize(("device", "status"), [("mps", FAILED), ("cpu", WARNING), ("cuda:0", WARNING)])
+def test_double_precision(tiny, device, status):
+    """64 bits are an error where the device is MPS, and elsewhere a warning, and the tensors are named."""
+    model = tiny.random_bert()
+    double(model)
+    finding = model_findings("tagger", model, device=device)[0]
+
+    assert (finding.name, finding.status) == ("tagger: float64", status)
+    assert "classifier.weight, classifier.bias" in finding.evidence
+
+
+@pytest.mark.real_computer
+def test_double_buffers_and_complex_numbers():
+    """Buffers count, and complex numbers of 128 bits."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("scale", torch.ones(2, dtype=torch.float64))
+    model.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
+
+    assert "scale, phase" in model_findings("linear", model)[0].evidence
+
+
+def test_several_devices(tagger, second_device):
+    """Parts on several devices are counted by device, unless Accelerate put them there."""
+    tagger.cpu()
+    tagger.classifier.to(second_device)
+    findings = [one for one in model_findings("tagger", tagger) if "places" in one.name]
+    tagger.hf_device_map = {"": 0}
+
+    assert [one.status for one in findings] == [FAILED]
+    assert "several devices" in findings[0].evidence
+    assert "2 on" in findings[0].evidence
+    assert not [one for one in model_findings("tagger", tagger) if "places" in one.name]
+
+
+def test_healthy_model(tagger, tiny):
+    """A model in which nothing is wrong is one finding that says what it is."""
+    findings = model_findings("tagger", tagger, tiny.tokenizer())
+
+    assert [one.status for one in findings] == [OK]
+    assert findings[0].evidence.startswith("float32 on ")
+    assert f"{len(CHECKS)} checks" in findings[0].evidence
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nn.Linear(2, 2),
+        lambda: torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.LSTM(2, 2)),
+        torch.nn.ReLU,
+        lambda: torch.nn.Conv2d(1, 1, 1),
+    ],
+)
+def test_plain_module(make):
+    """A plain torch module without a configuration or a tokenizer is looked at too."""
+    assert [one.status for one in model_findings("plain", make())] == [OK]
+
+
+@pytest.mark.real_computer
+def test_compiled_model(tiny):
+    """A model that was compiled is looked at as the one inside."""
+    model = tiny.random_bert()
+    larger_labels(model)
+
+    assert names(model_findings("tagger", torch.compile(model))) == {"labels": FAILED}
+
+
+@pytest.mark.real_computer
+def test_pipeline_and_loaded_model(keyword_model):
+    """A pipeline and a loaded model bring their tokenizers along."""
+    pipe = nb.load_pipeline(str(keyword_model), device="cpu")
+    try:
+        assert [one.status for one in model_findings("pipe", pipe)] == [OK]
+        shorter_embeddings(pipe.model)
+        assert names(model_findings("pipe", pipe)) == {"vocabulary": FAILED}
+    finally:
+        from openmed_nb.session import SESSION
+
+        SESSION.unload()
+
+
+@pytest.mark.parametrize("thing", [None, 3, "bundled", object, {"model": 1}])
+def test_no_model(thing):
+    """Something that is no model is one of our errors."""
+    with pytest.raises(ConfigurationError, match="no model"):
+        model_findings("thing", thing)
+
+
+def test_nothing_is_changed(tagger, tiny):
+    """Looking at a model leaves its weights, its mode and its random numbers alone."""
+    torch.manual_seed(3)
+    before = {name: value.clone() for name, value in tagger.state_dict().items()}
+    expected = torch.get_rng_state()
+    model_findings("tagger", tagger, tiny.tokenizer())
+
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert all(torch.equal(value, before[name]) for name, value in tagger.state_dict().items())
+    assert not tagger.training

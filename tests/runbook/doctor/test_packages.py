@@ -1,0 +1,163 @@
+"""Packages that do not fit together, and loaded ones that were replaced: tables of versions and requirements."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import Distribution
+
+import pytest
+
+from openmed_nb.runbook.doctor.packages import CHECKED, mismatches, package_findings, read_packages, stale
+from openmed_nb.runbook.findings import FAILED, OK, WARNING
+
+GOOD = {
+    "openmed-nb": "0.1.0",
+    "torch": "2.13.0+cu130",
+    "torchvision": "0.28.0+cu130",
+    "transformers": "5.23.0",
+    "accelerate": "1.15.0",
+    "tokenizers": "0.23.3",
+    "huggingface-hub": "2.4.0",
+    "ipywidgets": "8.1.9",
+    "jupyterlab-widgets": "3.0.17",
+}
+NEEDED = {
+    "openmed-nb": ("torch>=2.6", "transformers>=5", "ipywidgets>=7.7"),
+    "torchvision": ("torch==2.13.0", "scipy; extra == 'scipy'"),
+    "transformers": (
+        "tokenizers<0.24.0,>=0.23.1",
+        "huggingface_hub<3.0,>=1.31.0",
+        'torch>=2.6; extra == "torch"',
+        'accelerate>=1.1.0; extra == "torch"',
+        'torch<2; extra == "old"',
+        'torch<1; python_version < "3"',
+    ),
+    "accelerate": ("torch>=2.0.0",),
+    "ipywidgets": ("jupyterlab_widgets~=3.0.17",),
+}
+"""What real packages require, shortened."""
+
+PAIRS = [
+    ({"torch": "2.5.1"}, {"openmed-nb and torch", "torchvision and torch", "transformers and torch"}),
+    (
+        {"torch": "1.13.1"},
+        {f"{name} and torch" for name in ("openmed-nb", "torchvision", "transformers", "accelerate")},
+    ),
+    ({"torch": "2.12.0"}, {"torchvision and torch"}),
+    ({"torch": "2.14.0.dev20260710"}, {"torchvision and torch"}),
+    ({"torch": "2.13.0"}, set()),
+    ({"torch": "local-build"}, set()),
+    ({"tokenizers": "0.24.0"}, {"transformers and tokenizers"}),
+    ({"accelerate": "0.34.0"}, {"transformers and accelerate"}),
+    ({"transformers": "4.57.0"}, {"openmed-nb and transformers"}),
+    ({"jupyterlab-widgets": "1.1.11"}, {"ipywidgets and jupyterlab-widgets"}),
+    ({"accelerate": None}, set()),
+    ({"tokenizers": None}, {"transformers and tokenizers"}),
+    ({"torchvision": None}, set()),
+]
+"""What is installed otherwise, ``None`` where it is not, and the pairs that do not fit."""
+
+
+@pytest.mark.parametrize(("changes", "pairs"), PAIRS)
+def test_mismatch(changes, pairs):
+    """A requirement that is not met is named with both packages; extras count only where their package is there."""
+    installed = {name: version for name, version in {**GOOD, **changes}.items() if version is not None}
+    needed = {name: texts for name, texts in NEEDED.items() if name in installed}
+    findings = mismatches(installed, needed)
+
+    assert {finding.name for finding in findings} == pairs
+    assert {finding.status for finding in findings} <= {FAILED}
+    assert all("python -m pip install" in finding.remedy for finding in findings)
+
+
+def test_words_of_a_mismatch():
+    """The finding says which version is needed, and which is there."""
+    finding = mismatches({**GOOD, "torch": "2.5.1"}, {"transformers": NEEDED["transformers"]})[0]
+
+    assert finding.evidence == "transformers 5.23.0 needs torch>=2.6, and torch 2.5.1 is installed"
+    assert finding.remedy == (
+        'Install versions that fit, then restart the kernel: python -m pip install --upgrade transformers "torch>=2.6".'
+    )
+
+
+def test_missing_package():
+    """A required package that is missing is named."""
+    assert mismatches({"openmed-nb": "0.1.0"}, {"openmed-nb": ["torch>=2.6"]})[0].evidence == (
+        "openmed-nb 0.1.0 needs torch>=2.6, which is not installed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("installed", "needed"),
+    [
+        ({"torch": "", "accelerate": "1.15.0"}, {"accelerate": ["torch>=2"]}),
+        ({"torch": "2.13.0", "accelerate": "1.15.0"}, {"accelerate": ["torch >> 2"]}),
+        ({"torch": "2.13.0", "accelerate": "1.15.0"}, {"accelerate": ["\x00", ">", ""]}),
+    ],
+)
+def test_unreadable_metadata(installed, needed):
+    """Metadata that cannot be read is a warning that names the package, once, and no error."""
+    findings = mismatches(installed, needed)
+
+    assert [finding.status for finding in findings] == [WARNING]
+    assert "cannot be read" in findings[0].evidence
+
+
+STALE = [
+    ({"torch": "2.14.0"}, {"torch": "2.13.0+cpu"}, ["torch"]),
+    ({"torch": "2.13.0"}, {"torch": "2.13.0+cpu"}, []),
+    ({"torch": "2.13.0"}, {}, []),
+    ({}, {"torch": "2.13.0"}, []),
+    ({"torch": ""}, {"torch": "2.13.0"}, []),
+]
+
+
+@pytest.mark.parametrize(("installed", "loaded", "names"), STALE)
+def test_replaced_while_loaded(installed, loaded, names):
+    """A package that was upgraded while it is loaded asks for a restart; what names a build does not count."""
+    findings = stale(installed, loaded)
+
+    assert [finding.name for finding in findings] == names
+    assert all(finding.status == WARNING and finding.remedy == "Restart the kernel." for finding in findings)
+
+
+def test_all_is_well():
+    """Where nothing is wrong, one finding says so."""
+    assert [(one.name, one.status) for one in package_findings(GOOD, NEEDED, {"torch": "2.13.0"})] == [("packages", OK)]
+
+
+def test_this_environment():
+    """The packages of this environment are read, and torch is loaded in the version that is installed."""
+    import torch
+
+    installed, requirements, loaded = read_packages()
+
+    assert installed["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert loaded["torch"] == torch.__version__
+    assert set(requirements) <= set(CHECKED)
+    assert "numpy" in installed
+
+
+def test_damaged_files(tmp_path):
+    """Packages whose files are gone or hold something else are read as unreadable, and no error is raised."""
+    contents = {"torch": None, "transformers": b"\xff\xfe", "accelerate": b"Name: accelerate\n", "torchvision": b""}
+    for name, content in contents.items():
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        if content is not None:
+            (folder / "METADATA").write_bytes(content)
+
+    installed, requirements, _ = read_packages(
+        lambda name: Distribution.at(tmp_path / f"{name}-1.0.dist-info") if name in contents else None
+    )
+
+    assert installed == dict.fromkeys(contents, "")
+    assert {one.status for one in package_findings(installed, requirements, {})} == {WARNING}
+
+
+def test_reading_imports_nothing():
+    """Reading the packages imports none of them."""
+    before = set(sys.modules)
+    read_packages()
+
+    assert {name.partition(".")[0] for name in set(sys.modules) - before}.isdisjoint({"torchvision", "tensorflow"})

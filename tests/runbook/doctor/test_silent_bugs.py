@@ -1,0 +1,175 @@
+"""The probes of known silent errors: each finds its own, none disturbs the caller, and what comes of them in words."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from openmed_nb.devices.simulation.defects import KNOWN
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.runbook.doctor.probing import ProbeOutcome, bug_findings, fault, result_of, run_probes
+from openmed_nb.runbook.doctor.silent_bugs import BUGS, SilentBug, bugs_of
+from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING
+
+ALSO = {"pytorch#177116": {"pytorch#183535"}}
+"""Other probes that show the same error: a product is inside a gradient too."""
+
+
+@pytest.fixture
+def simulated():
+    """A simulated MPS device without defects."""
+    with simulated_device(environ={}) as device:
+        yield device
+
+
+def wrong(outcomes):
+    """Return the issues whose probes went wrong."""
+    return {one.issue for one in outcomes if one.wrong}
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("issue", KNOWN)
+def test_each_planted_error_is_found(issue):
+    """The probe of a silent error finds it on a device that has it, and the other probes find nothing."""
+    with simulated_device(environ={}, defects=issue):
+        assert wrong(run_probes("mps")) == {issue} | ALSO.get(issue, set())
+
+
+@pytest.mark.real_computer
+def test_healthy_device(simulated):
+    """A device without silent errors passes every probe, twice, with less than 64 MiB."""
+    outcomes = run_probes("mps")
+
+    assert len(outcomes) == len(BUGS) == len(bugs_of("mps"))
+    assert wrong(outcomes) == set()
+    assert simulated.allocator.peak < 64 * 2**20
+
+
+@pytest.mark.real_computer
+def test_dirty_memory_tells():
+    """A sum that takes freed memory in is right with an empty cache, and is found by the run with dirty memory."""
+    with simulated_device(environ={}, defects="pytorch#177116"):
+        outcome = run_probes("mps")[0]
+
+    assert (outcome.issue, outcome.clean) == ("pytorch#177116", "")
+    assert outcome.wrong == "gives other numbers than the CPU, only after other work on the device"
+
+
+def test_cpu_is_not_probed():
+    """On the CPU there is nothing to compare with, and the finding says so."""
+    assert run_probes("cpu") == ()
+    assert bug_findings((), "cpu")[0].status == NOT_APPLICABLE
+
+
+def test_wrong_ids_are_not_tried_on_cuda():
+    """Probes whose input is wrong run on MPS only: on CUDA they would end all work on the GPU."""
+    left_out = {bug.issue for bug in bugs_of("mps")} - {bug.issue for bug in bugs_of("cuda:1")}
+
+    assert left_out == {"pytorch#154235", "pytorch#108148"}
+
+
+@pytest.mark.real_computer
+def test_caller_is_not_disturbed(simulated):
+    """Random numbers go on as before, and autocast, inference mode, default type and default device do not count."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with (
+            torch.inference_mode(),
+            torch.autocast("cpu", torch.bfloat16),
+            torch.device("mps"),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error")
+            assert wrong(run_probes("mps")) == set()
+            assert torch.is_inference_mode_enabled()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert torch.equal(torch.rand(3), expected)
+    assert simulated.allocator.allocated == 0
+
+
+def numbers(*values):
+    """Return a tensor of numbers."""
+    return torch.tensor(values)
+
+
+FAULTS = [
+    (numbers(1.0), numbers(1.0), ""),
+    (numbers(1.0), numbers(1.0005), ""),
+    (numbers(1e6), numbers(1e6 + 500), ""),
+    (numbers(1.0), numbers(1.1), "gives other numbers than the CPU"),
+    (numbers(1.0), numbers(float("nan")), "gives other numbers than the CPU"),
+    (numbers(float("nan")), numbers(float("nan")), ""),
+    (numbers(True), numbers(False), "gives other numbers than the CPU"),
+    (numbers(1.0), numbers(1.0, 1.0), "gives another shape than the CPU"),
+    (IndexError("out of range"), IndexError("elsewhere"), ""),
+    (IndexError("out of range"), numbers(0.0), "gives numbers where the CPU raises IndexError"),
+    (numbers(1.0), RuntimeError("no kernel."), "raises RuntimeError (no kernel)"),
+    (numbers(1.0), NotImplementedError("not on MPS"), "raises NotImplementedError (not on MPS)"),
+]
+
+
+@pytest.mark.parametrize(("right", "found", "expected"), FAULTS)
+def test_fault(right, found, expected):
+    """A result is compared with that of the CPU: its numbers, its shape, or the error that is right."""
+    assert fault(right, found, 1e-3) == expected
+
+
+def test_error_that_is_not_understood():
+    """An error that no device raises is not caught."""
+
+    def broken(_device):
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        result_of(broken, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("clean", "dirty", "expected"),
+    [
+        ("", "", ""),
+        ("x", "x", "x"),
+        ("x", "y", "x"),
+        ("", "x", "x, only after other work on the device"),
+        ("x", "", "x, only with an empty cache"),
+    ],
+)
+def test_words_for_two_runs(clean, dirty, expected):
+    """Two runs that differ say which of them was wrong."""
+    assert ProbeOutcome("pytorch#92311", clean, dirty).wrong == expected
+
+
+def test_findings():
+    """Each probe that went wrong is a line with the issue and a remedy, and the others are one line together."""
+    outcomes = [ProbeOutcome(bug.issue, "x", "x") for bug in BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
+    *bad, good = bug_findings(outcomes, "mps")
+
+    assert [one.status for one in bad] == [FAILED, FAILED, FAILED, WARNING]
+    assert all(bug.issue in one.evidence and one.remedy for bug, one in zip(BUGS, bad, strict=False))
+    assert good.status == OK
+    assert good.evidence.startswith("1 probe agrees with the CPU")
+    assert len(bug_findings(outcomes[:2], "mps")) == 2
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.issue)
+def test_every_row_is_complete(bug: SilentBug):
+    """Every known error says what goes wrong, where it was seen, and one thing to do."""
+    assert bug.issue.startswith("pytorch#")
+    assert bug.name
+    assert bug.what
+    assert bug.known
+    assert bug.remedy.endswith(".")
+    assert sum(bug.issue == other.issue for other in BUGS) == 1
+
+
+@pytest.mark.parametrize("issue", KNOWN)
+def test_every_defect_has_a_probe(issue):
+    """Every silent error that a simulated device can have is looked for, under the same name."""
+    assert issue in {bug.issue for bug in BUGS}

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, UnknownModel
+from openmed_nb.runbook.operators.calls import Call, Trace
+from openmed_nb.runbook.operators.examples import SENTENCES
+from openmed_nb.runbook.operators.forecast import SHOWN_ROWS, Forecast, judged
+from openmed_nb.runbook.operators.places import Place
+from openmed_nb.runbook.operators.refusals import ELEMENTS
+from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, NATIVE, OperatorTable, operator_table
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "mps_operators_torch_2_13.txt"
+REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines())
+
+
+@pytest.fixture(scope="module")
+def forecast_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module of tiny models of many architectures."""
+    return helper(Path(__file__).with_name("forecast_models.py"))
+
+
+NAMES = ("bert", "distilbert", "electra", "roberta", "xlm-roberta", "deberta-v2", "modernbert", "longformer")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "vit", "cnn", "bi-lstm"])
+def test_models_that_stay_on_mps(forecast_models: ModuleType, name: str):
+    """Of the usual models, every operator of a pass and of an AdamW step runs on MPS, and so says the real binary."""
+    told = nb.forecast(*forecast_models.MODELS[name]())
+
+    assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
+    assert told.troubles == ()
+    assert {row.phase for row in told.rows} == {"inference", "forward", "backward", "optimizer"}
+    if torch.__version__.startswith("2.13."):
+        assert told.named(NATIVE) == tuple(filter(registered, told.operators))
+
+
+def registered(operator: str) -> bool:
+    """Tell whether the macOS binary of torch 2.13 has an operator, or what it has in its place."""
+    on_mps, _reason = DEVICE_SWITCHES.get(operator, (operator, ""))
+    return on_mps in REGISTERED or operator_table().delegates.get(on_mps) in REGISTERED or not on_mps
+
+
+class Values(nn.Module):
+    """Takes eigenvalues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the eigenvalues of a symmetric matrix."""
+        made = self.inner(rows)
+        return torch.linalg.eigvalsh(made @ made.T + torch.diag(torch.arange(3.0))).sum()
+
+
+class Odd(nn.Module):
+    """A model with modules, and functions, that leave MPS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3, max_norm=1.0)
+        self.values = nn.ModuleList([Values(), Values()])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        words = self.words(ids)
+        put = torch.zeros(3).put_(torch.tensor([1]), words[0, :1])
+        return words.mode(0).values.sum() + put.sum() + sum(values(words) for values in self.values)
+
+
+IDS = torch.tensor([0, 1, 2])
+
+
+@pytest.fixture(scope="module")
+def odd() -> Forecast:
+    """The forecast of a model that leaves MPS."""
+    return nb.forecast(Odd(), IDS)
+
+
+def test_operators_that_leave_are_named(odd: Forecast):
+    """The forecast names what leaves MPS, in one sentence."""
+    expected = ("aten::_linalg_eigh", "aten::embedding_renorm_", "aten::mode", "aten::put_")
+
+    assert set(expected) <= set(odd.leaving)
+    assert odd.verdict.startswith(
+        f"{len(odd.leaving)} of {len(odd.operators)} operators leave MPS: aten::_linalg_eigh, "
+    )
+    assert odd.refused == ()
+    assert odd.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("operator", "verdict", "modules"),
+    [
+        ("aten::_linalg_eigh", "falls back to the CPU", {"values.0 (Values)", "values.1 (Values)"}),
+        ("aten::mode", "falls back to the CPU", {"(Odd)"}),
+        ("aten::put_", "falls back to the CPU", {"(Odd)"}),
+        ("aten::embedding_renorm_", "always on the CPU", {"words (Embedding)"}),
+        ("aten::linear", "native", {"values.0.inner (Linear)", "values.1.inner (Linear)"}),
+    ],
+)
+def test_verdict_module_and_remedy(odd: Forecast, operator: str, verdict: str, modules: set[str]):
+    """Each row has its verdict, the module that calls it, how often, and what to do where something is to be done."""
+    rows = [row for row in odd.rows if (row.operator, row.phase) == (operator, "inference")]
+
+    assert {(row.verdict, row.count) for row in rows} == {(verdict, 1)}
+    assert {str(row.place) for row in rows} == modules
+    assert all(bool(row.remedy) == (verdict != "native") for row in rows)
+
+
+def test_name_that_mps_uses_is_told(odd: Forecast):
+    """Where MPS will name another operator in its messages, the forecast says so."""
+    assert {row.reason for row in odd.rows if row.operator == "aten::_linalg_eigh"} == {
+        "MPS names it aten::_linalg_eigh.eigenvalues."
+    }
+
+
+def test_report_as_text(odd: Forecast):
+    """The text has the verdict, the rows of what leaves MPS, the counts of each phase, and what cannot be seen."""
+    text = str(odd)
+
+    assert text.splitlines()[0] == "Forecast of Odd on MPS"
+    assert odd.verdict in text
+    assert "aten::mode" in text
+    assert "values.1 (Values)" in text
+    assert "inference, forward" in text
+    assert "Not seen: branches of the model's own code" in text
+    assert "aten::linear " not in text
+
+
+def test_text_is_the_same_every_time(odd: Forecast):
+    """Two forecasts of a model have the same text."""
+    assert str(nb.forecast(Odd(), IDS)) == str(odd)
+
+
+def test_ready_for_json(odd: Forecast):
+    """The forecast is a mapping ready for JSON, with every row."""
+    told = json.loads(json.dumps(odd.to_dict()))
+
+    assert told["leaving"] == list(odd.leaving)
+    assert told["torch"] == torch.__version__
+    assert len(told["rows"]) == len(odd.rows)
+    assert {"operator", "verdict", "phase", "module", "class", "count", "refusal", "reason", "remedy"} == set(
+        told["rows"][0]
+    )
+
+
+class Attention(nn.Module):
+    """Attention with dropout, and a frozen projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(4, dtype=torch.float64))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        rows = numbers[None, None]
+        made = nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5 if self.training else 0.0)
+        return self.head(made * self.scale.float())
+
+
+def test_refusals_are_told():
+    """What MPS refuses is named, with its own words, also where it happens in training only."""
+    told = nb.forecast(Attention(), torch.ones(3, 4))
+
+    assert told.refused == ("attention with dropout and without gradients", "float64")
+    assert told.verdict == (
+        f"None of {len(told.operators)} operators leaves MPS. "
+        "MPS refuses attention with dropout and without gradients, float64."
+    )
+    assert {(row.operator, row.phase) for row in told.troubles} == {
+        ("scaled_dot_product_attention", "forward"),
+        ("buffer scale", "inference"),
+    }
+    assert all(row.reason and row.remedy for row in told.troubles)
+
+
+def test_training_can_be_left_out():
+    """Without training, there is the pass without gradients only."""
+    told = nb.forecast(Values(), torch.ones(3, 3), training=False)
+
+    assert {row.phase for row in told.rows} == {"inference"}
+    assert told.leaving == ("aten::_linalg_eigh",)
+    assert told.verdict == f"1 of {len(told.operators)} operators leaves MPS: aten::_linalg_eigh."
+
+
+def test_what_could_not_be_trained_is_said():
+    """A model without weights is forecast, and the report says why no training step was looked at."""
+    told = nb.forecast(nn.ReLU(), torch.ones(2))
+
+    assert told.notes == ("No training step: no parameter of the model needs gradients.",)
+    assert told.notes[0] in str(told)
+
+
+def test_labels_give_the_models_own_loss(forecast_models: ModuleType):
+    """With labels, the loss is the model's own, and without them the mean of its outputs."""
+    model, inputs = forecast_models.MODELS["bert"]()
+    unlabelled = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+
+    assert "aten::nll_loss_backward" in nb.forecast(model, inputs).operators
+    assert "aten::nll_loss_backward" not in nb.forecast(model, unlabelled).operators
+
+
+@pytest.mark.parametrize("given", ["pipeline", "folder"])
+def test_model_by_name_and_as_a_pipeline(given: str, keyword_model: Path):
+    """A pipeline and a name need no example inputs, and their own loss is looked at."""
+    pipe = nb.load_pipeline(str(keyword_model), device="cpu")
+    told = nb.forecast(pipe if given == "pipeline" else keyword_model)
+
+    assert told.model == "BertForTokenClassification"
+    assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
+    assert "aten::nll_loss_backward" in told.operators
+    assert pipe.model.training is False
+
+
+@pytest.mark.parametrize("model", ["bundled", None])
+def test_bundled_model(model: str | None):
+    """The bundled model, by its name or because nobody says which, stays on MPS."""
+    told = nb.forecast(model, training=False)
+
+    assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
+
+
+def test_nothing_of_a_text_is_shown(keyword_model: Path):
+    """The synthetic sentences are nowhere in the report."""
+    told = nb.forecast(nb.load_pipeline(str(keyword_model), device="cpu"))
+
+    assert not [word for word in ("Patient", "diabetes", "asthma") if word in f"{told}{told.to_dict()}"]
+    assert all(word in " ".join(SENTENCES) for word in ("Patient", "diabetes", "asthma"))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "error", "said"),
+    [
+        (5, None, ConfigurationError, "int is no model."),
+        ({"model": 5}, IDS, ConfigurationError, "dict is no model."),
+        (nn.ReLU(), None, ConfigurationError, "ReLU needs example inputs"),
+        (nn.ReLU(), "a note", ConfigurationError, "str without a tensor is no example input"),
+        (nn.Linear(4, 2), torch.ones(3, 5), ConfigurationError, "The forward pass of Linear failed on the CPU"),
+        ("no_such_model", None, UnknownModel, "no_such_model"),
+    ],
+)
+def test_bad_arguments(model: Any, inputs: Any, error: type[Exception], said: str):
+    """What is no model, or is not called as it can be, gives an error of ours that says what to do."""
+    with pytest.raises(error, match=said):
+        nb.forecast(model, inputs)
+
+
+TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset())
+
+
+def told_of(calls: dict[Call, int], refusals: dict[Any, int] | None = None) -> Forecast:
+    """Return the forecast for what a model called."""
+    return judged("Model", Trace(calls, refusals or {}), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("operators", "verdict"),
+    [
+        (["aten::mm"], "Every one of 1 operators runs on MPS."),
+        (["aten::mm", "aten::mode"], "1 of 2 operators leaves MPS: aten::mode."),
+        (["aten::take", "aten::mode"], "2 of 2 operators leave MPS: aten::mode, aten::take."),
+        (["aten::mm", "my::op"], "None of 2 operators leaves MPS. It is not known whether MPS has my::op."),
+    ],
+)
+def test_verdict_in_a_sentence(operators: list[str], verdict: str):
+    """The verdict counts the operators, names those that leave, and says what is not known."""
+    assert told_of({Call(operator, "forward", Place()): 1 for operator in operators}).verdict == verdict
+
+
+def test_what_may_be_wrong_is_no_refusal():
+    """What MPS computes wrongly in silence is said apart from what it refuses."""
+    call = Call("aten::mm", "forward", Place())
+    told = told_of({call: 1}, {(ELEMENTS, call): 1})
+
+    assert told.refused == ()
+    assert told.verdict == "None of 1 operators leaves MPS. MPS may be wrong with more than 2**31 elements."
+
+
+def test_many_rows_are_cut_in_the_report_only():
+    """The report shows the first rows of many, and says where the others are."""
+    told = told_of({Call("aten::mode", "forward", Place(f"layer.{number}", "Layer")): 1 for number in range(50)})
+
+    assert len(told.report().tables[0].rows) == SHOWN_ROWS
+    assert f"{50 - SHOWN_ROWS} more rows are in to_dict()." in str(told)
+    assert len(told.to_dict()["rows"]) == 50
+
+
+def test_hostile_names_are_escaped():
+    """Names of modules and of classes that look like HTML are text in the report."""
+    hostile = type("<script>alert(1)</script>", (nn.Module,), {"forward": lambda _self, numbers: numbers.mode(0)})
+    model = nn.Sequential()
+    model.add_module("<img src=x onerror=alert(1)>", hostile())
+    shown = nb.forecast(model, torch.ones(2, 2))._repr_html_()
+
+    assert "<script>" not in shown
+    assert "<img" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+@pytest.mark.real_computer
+def test_forecast_of_a_model_on_the_simulated_device():
+    """A model on MPS is forecast from a copy on the CPU; nothing of the device is used, and the report says simulated."""
+    with nb.simulated_mps(fallback=False) as device:
+        model = Values().to("mps")
+        made = device.allocator.allocated
+        told = nb.forecast(model, torch.ones(3, 3, device="mps"))
+
+        assert model.inner.weight.device.type == "mps"
+        assert device.allocator.allocated <= made + 512
+        assert dict(device.fallbacks) == {}
+    assert told.simulated
+    assert "SIMULATED" in str(told)
+    assert told.leaving == ("aten::_linalg_eigh",)
+    assert told.rows == nb.forecast(Values(), torch.ones(3, 3)).rows

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from openmed_nb.errors import TorchUnusable
+from openmed_nb.runbook.operators import table as operators
+from openmed_nb.runbook.operators.table import (
+    ALWAYS_ON_CPU,
+    COMPOSITE,
+    DEVICE_SWITCHES,
+    FALLS_BACK,
+    NATIVE,
+    NOT_KNOWN,
+    OperatorTable,
+    forced_in,
+    functions_file,
+    native_by_registration,
+    native_by_rule,
+    operator_table,
+    read_functions,
+)
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "mps_operators_torch_2_13.txt"
+LINES = [line for line in RECORDED.read_text("utf-8").splitlines() if line.startswith("aten::")]
+
+of_torch_2_13 = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."),
+    reason="the registrations were read out of the macOS binary of torch 2.13",
+)
+
+
+@pytest.fixture(scope="module")
+def table() -> OperatorTable:
+    """What MPS has in the installed torch."""
+    return operator_table()
+
+
+@of_torch_2_13
+def test_table_is_what_the_real_binary_registers():
+    """Every operator that torchgen registers for MPS in the macOS binary is native in torch's list, and no other."""
+    generated = {line for line in LINES if "by hand" not in line}
+
+    assert native_by_rule(read_functions(functions_file("2.13.0")), "MPS") == generated
+    assert len(generated) == 890
+
+
+@of_torch_2_13
+def test_forced_fallbacks_are_registered_by_hand():
+    """What MPS always sends to the CPU is registered by hand in the macOS binary; the rest there is an error's stub."""
+    by_hand = {line.partition(" ")[0] for line in LINES if "by hand" in line}
+
+    assert by_hand == {*forced_in("2.13.0"), "aten::_slow_conv2d_forward"}
+
+
+@of_torch_2_13
+def test_device_switches_lead_to_registered_operators():
+    """Where the CPU calls an operator of its own, the one that MPS has in its place is registered."""
+    targets = {target for target, _reason in DEVICE_SWITCHES.values() if target}
+
+    assert targets <= set(LINES)
+
+
+def test_rule_holds_for_the_cpu_of_this_torch():
+    """The rule that reads torch's list gives what this torch registers for the CPU, but for what it writes by hand."""
+    functions = read_functions(functions_file(torch.__version__))
+    predicted, registered = native_by_rule(functions, "CPU"), native_by_registration(functions, "CPU")
+
+    assert predicted <= registered
+    assert len(registered - predicted) < 10
+
+
+@pytest.mark.parametrize(
+    ("operator", "verdict"),
+    [
+        ("aten::addmm", NATIVE),
+        ("aten::linear", NATIVE),
+        ("aten::acos", NATIVE),
+        ("aten::convolution", NATIVE),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", NATIVE),
+        ("aten::t", COMPOSITE),
+        ("aten::matmul", COMPOSITE),
+        ("aten::all.dims", COMPOSITE),
+        ("aten::_foreach_add.Scalar_out", COMPOSITE),
+        ("aten::mode", FALLS_BACK),
+        ("aten::put_", FALLS_BACK),
+        ("aten::_linalg_eigh", FALLS_BACK),
+        ("aten::_linalg_eigh.eigenvalues", FALLS_BACK),
+        ("aten::embedding_renorm_", ALWAYS_ON_CPU),
+        ("aten::linalg_svd", ALWAYS_ON_CPU),
+        ("somebody::operator", NOT_KNOWN),
+    ],
+)
+def test_verdict_on_an_operator(table: OperatorTable, operator: str, verdict: str):
+    """An operator is native, made of others, falls back, is always on the CPU, or is not known."""
+    assert table.verdict(operator) == verdict
+
+
+def test_operator_that_python_registers_is_native(table: OperatorTable):
+    """An operator that torch gives to MPS in Python is native, although its list does not say so."""
+    assert table.verdict("aten::linalg_lu_solve.out") == NATIVE
+
+
+@pytest.mark.parametrize(
+    ("operator", "named"),
+    [
+        ("aten::_linalg_eigh", "aten::_linalg_eigh.eigenvalues"),
+        ("aten::heaviside_", "aten::heaviside.out"),
+        ("aten::mode", "aten::mode"),
+        ("aten::linalg_svd", "aten::linalg_svd"),
+    ],
+)
+def test_name_in_the_messages_of_mps(table: OperatorTable, operator: str, named: str):
+    """MPS names the operator that one delegates to."""
+    assert table.named_by_mps(operator) == named
+
+
+def test_operators_of_the_simulated_device_fall_back(table: OperatorTable):
+    """What the simulated device does not have falls back by torch's list too, or is made of what does, under its name."""
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("the simulated device has the operators of torch 2.13")
+    from openmed_nb.devices.simulation.operators import UNSUPPORTED
+
+    assert {table.verdict(operator) for operator in UNSUPPORTED} == {FALLS_BACK, COMPOSITE}
+    assert {operator: table.named_by_mps(operator) for operator in UNSUPPORTED} == dict(UNSUPPORTED)
+
+
+def test_table_is_read_once(table: OperatorTable):
+    """The list is read once for the process."""
+    assert operator_table() is table
+    assert table.torch == torch.__version__
+
+
+def test_torch_without_its_list_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    """Where torch came without its list of operators, the error says so, and what to do."""
+    monkeypatch.setitem(sys.modules, "torchgen", None)
+
+    with pytest.raises(TorchUnusable, match=re.escape("torch 2.13.0 came without torchgen/packaged")) as error:
+        operators.functions_file("2.13.0")
+    assert error.value.remedy.startswith("Reinstall it:")
+
+
+@pytest.mark.parametrize(
+    ("version", "has"), [("2.6.0", True), ("2.7.1", True), ("2.8.0", False), ("2.13.0+cpu", False), ("3.0", False)]
+)
+def test_forced_fallbacks_of_a_version(version: str, has: bool):
+    """Until torch 2.7, MPS always sends two more operators to the CPU."""
+    assert ("aten::col2im" in forced_in(version)) == has
+    assert "aten::embedding_renorm_" in forced_in(version)

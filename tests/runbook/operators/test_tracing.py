@@ -1,0 +1,487 @@
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.operators.calls import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, PHASES, Trace
+from openmed_nb.runbook.operators.copies import cpu_copy
+from openmed_nb.runbook.operators.examples import Example, read_example
+from openmed_nb.runbook.operators.table import operator_table
+from openmed_nb.runbook.operators.tracing import trace
+
+NUMBERS = torch.arange(12.0).reshape(3, 4) / 7
+
+
+class Block(nn.Module):
+    """A linear layer with dropout, and a function of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the activations."""
+        return functional.gelu(self.dropout(self.inner(numbers)))
+
+
+class Model(nn.Module):
+    """Two blocks and batch normalisation, which has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the normalised activations of the last block."""
+        for block in self.blocks:
+            numbers = block(numbers)
+        return self.norm(numbers)
+
+
+class Calling(nn.Module):
+    """A model that calls a function with its input, and has a weight to train."""
+
+    def __init__(self, function: Callable[..., Any], weight: bool = True) -> None:
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.ones(1)) if weight else None
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Return what the function returns, in a loss where there is a weight."""
+        made = self.function(*tensors)
+        return made if self.scale is None else made.float().sum() * self.scale
+
+
+def traced(model: nn.Module, inputs: Any, training: bool = True) -> Trace:
+    """Return what a model calls."""
+    return trace(model, read_example(inputs), operator_table(), training)
+
+
+def places_of(found: Trace, operator: str, phase: str) -> dict[str, int]:
+    """Return the modules in which an operator is called in a phase, with how often."""
+    return {
+        str(call.place): count
+        for call, count in found.calls.items()
+        if (call.operator, call.phase) == (operator, phase)
+    }
+
+
+def phases_of(found: Trace) -> set[str]:
+    """Return the phases in which anything was called."""
+    return {call.phase for call in found.calls}
+
+
+def refused(found: Trace) -> set[tuple[str, str]]:
+    """Return what is refused, with where that was seen."""
+    return {(refusal.name, call.operator) for refusal, call in found.refusals}
+
+
+def test_operators_are_counted_with_their_module():
+    """Each operator is counted in the module whose forward called it, functions too."""
+    found = traced(Model(), NUMBERS)
+
+    assert places_of(found, "aten::linear", INFERENCE) == {
+        "blocks.0.inner (Linear)": 1,
+        "blocks.1.inner (Linear)": 1,
+    }
+    assert places_of(found, "aten::gelu", FORWARD) == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
+
+
+def test_training_step_has_its_phases():
+    """A training step is a forward pass, a backward pass and the optimizer's, which have no module."""
+    found = traced(Model(), NUMBERS)
+
+    assert phases_of(found) == set(PHASES)
+    assert places_of(found, "aten::gelu_backward", BACKWARD) == {"": 2}
+    assert places_of(found, "aten::linalg_vector_norm", OPTIMIZER)
+    assert not [call for call in found.calls if "_foreach_" in call.operator]
+
+
+def test_training_can_be_left_out():
+    """Without training, only the pass without gradients is traced."""
+    assert phases_of(traced(Model(), NUMBERS, training=False)) == {INFERENCE}
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """Return everything of a model that a trace could change."""
+    tensors = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    modes = [module.training for module in model.modules()]
+    hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]
+    every = [len(getattr(nn.modules.module, f"_global_forward_{kind}")) for kind in ("hooks", "pre_hooks")]
+    numbers = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]  # noqa: NPY002 - as below
+    return [*tensors, *gradients, *modes, *hooks, *every, *numbers]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("inputs", [NUMBERS, torch.ones(3, 5)], ids=["good", "bad"])
+def test_model_stays_as_it_is(inputs: torch.Tensor, training: bool):
+    """Weights, buffers, gradients, modes, hooks and random numbers stay, also where the model fails."""
+    model, numbers = Model(), inputs.clone()
+    model.blocks[1].eval()
+    model(NUMBERS).sum().backward()
+    states = []
+    for try_it in (False, True):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002 - the state that a model can use
+        if try_it:
+            failed = fails(model, inputs, training)
+        states.append(state_of(model))
+
+    assert failed == (inputs is not NUMBERS)
+    assert all(
+        torch.equal(*pair) if torch.is_tensor(pair[0]) else pair[0] == pair[1] for pair in zip(*states, strict=True)
+    )
+    assert torch.equal(inputs, numbers)
+
+
+def fails(model: nn.Module, inputs: torch.Tensor, training: bool) -> bool:
+    """Trace a model that draws random numbers of all kinds, and tell whether it failed."""
+
+    def draw(*_args: Any) -> None:
+        random.random()  # noqa: S311 - no secret
+        np.random.rand()  # noqa: NPY002 - the state that a model can use
+
+    handle = model.register_forward_pre_hook(draw)
+    try:
+        traced(model, inputs, training)
+    except ConfigurationError:
+        return True
+    finally:
+        handle.remove()
+    return False
+
+
+def test_inputs_that_a_model_changes_stay_as_they_are():
+    """A model that writes into its input writes into a copy, and every run begins with the same."""
+    numbers = torch.ones(3)
+    traced(Calling(lambda given: given.add_(1)), numbers)
+
+    assert torch.equal(numbers, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (torch.ones(3, 5), "The forward pass of Model failed on the CPU: RuntimeError: mat1 and mat2 shapes cannot be"),
+        ({"numbers": NUMBERS, "labels": NUMBERS}, "The forward pass of Model failed on the CPU: TypeError: "),
+        (torch.ones(1, 4), "A training step of Model failed on the CPU: ValueError: Expected more than 1 value per"),
+    ],
+)
+def test_model_that_fails_by_itself(inputs: Any, said: str):
+    """Where the model itself fails, the error says what it raised, and that the example inputs are to be checked."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
+        traced(Model(), inputs)
+
+    assert error.value.remedy.startswith("Check example_inputs")
+    assert error.value.__cause__ is not None
+
+
+def test_interrupt_passes_through():
+    """An interrupt in the middle of a pass ends the trace, and leaves no hook and no mode behind."""
+
+    def interrupt(_numbers: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    before = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        traced(Calling(interrupt), NUMBERS)
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(nn.modules.module._global_forward_hooks) == 0
+    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        (Model().requires_grad_(False), "No training step: no parameter of the model needs gradients."),
+        (
+            nn.Sequential(nn.Linear(4, 2), Calling(torch.zeros_like, weight=False)),
+            "No training step: nothing that the model returns depends on its parameters.",
+        ),
+    ],
+)
+def test_model_that_cannot_be_trained(model: nn.Module, note: str):
+    """Where nothing can be trained, the trace says so, and has the pass without gradients."""
+    found = traced(model, NUMBERS)
+
+    assert found.notes[0].startswith(note)
+    assert phases_of(found) <= {INFERENCE, FORWARD}
+
+
+def test_model_that_needs_gradients_of_its_own():
+    """A model that computes gradients in its forward pass is traced without inference mode, which forbids that."""
+
+    def slope(numbers: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            numbers = numbers.detach().requires_grad_()
+            return torch.autograd.grad(numbers.exp().sum(), numbers)[0]
+
+    found = traced(Calling(slope), NUMBERS)
+
+    assert places_of(found, "aten::exp", INFERENCE) == {"(Calling)": 1}
+
+
+def test_composite_operators_are_taken_apart():
+    """An operator that is made of others on MPS shows its parts, and numbers inside of it do no harm."""
+    found = traced(Calling(lambda numbers: torch.copysign(numbers, -2.0)), NUMBERS, training=False)
+
+    assert places_of(found, "aten::copysign.Scalar", INFERENCE) == {"(Calling)": 1}
+    assert places_of(found, "aten::copysign.Tensor", INFERENCE) == {"(Calling)": 1}
+
+
+def test_transformer_layer_takes_the_path_that_mps_takes():
+    """Torch's fast path for Transformer layers, which MPS does not have, is not taken; it is on again afterwards."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    found = traced(layer, torch.ones(1, 3, 8))
+
+    assert not [call for call in found.calls if call.operator == "aten::_transformer_encoder_layer_fwd"]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Recurrent(nn.Module):
+    """An LSTM that returns its outputs only."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, **settings)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the LSTM."""
+        return self.lstm(numbers)[0]
+
+
+def attention(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return attention of a sequence to itself."""
+    return lambda numbers: functional.scaled_dot_product_attention(*[numbers[None, None]] * 3, dropout_p=dropout)
+
+
+PICTURE = torch.ones(1, 2, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "names"),
+    [
+        (Recurrent(proj_size=2), NUMBERS, {("LSTM with a projection", "lstm")}),
+        (Recurrent(), NUMBERS, set()),
+        (Recurrent(num_layers=2, bidirectional=True), NUMBERS, set()),
+        (
+            nn.AdaptiveAvgPool2d(4),
+            PICTURE,
+            {("adaptive pooling to sizes that do not divide", "aten::_adaptive_avg_pool2d")},
+        ),
+        (nn.AdaptiveAvgPool2d((3, 2)), PICTURE, set()),
+        (nn.AdaptiveAvgPool2d(12), PICTURE, set()),
+        (
+            nn.AdaptiveAvgPool2d((3, 12)),
+            PICTURE,
+            {("adaptive pooling to sizes that do not divide", "aten::_adaptive_avg_pool2d")},
+        ),
+        (
+            nn.AdaptiveAvgPool1d(4),
+            PICTURE[0],
+            {("adaptive pooling to sizes that do not divide", "aten::_adaptive_avg_pool2d")},
+        ),
+        (nn.AdaptiveMaxPool2d(4), PICTURE, set()),
+        (
+            Calling(attention(0.1)),
+            NUMBERS,
+            {("attention with dropout and without gradients", "scaled_dot_product_attention")},
+        ),
+        (Calling(attention(0.0)), NUMBERS, set()),
+        (
+            Calling(lambda numbers: functional.linear(numbers.long(), torch.ones(2, 4).long())),
+            NUMBERS,
+            {("linear layer of integers", "linear")},
+        ),
+        (
+            Calling(lambda numbers: functional.conv2d(numbers.long(), torch.ones(1, 2, 2, 2).long())),
+            PICTURE,
+            {("convolution of integers", "aten::convolution")},
+        ),
+        (
+            Calling(lambda numbers: numbers.reshape([1] * 16 + [12]).reshape(12)),
+            NUMBERS,
+            {("more than 16 dimensions", "aten::view")},
+        ),
+    ],
+)
+def test_refusals(model: nn.Module, inputs: torch.Tensor, names: set[tuple[str, str]]):
+    """Types, shapes and options that MPS refuses are named, with the operator or the function that they were seen of."""
+    assert refused(traced(model, inputs)) == names
+
+
+def test_too_many_elements():
+    """A tensor of more than 2**31 elements is named, of which some kernels of MPS make wrong numbers."""
+    found = traced(Calling(lambda numbers: numbers[:1, :1].expand(2**16, 2**15 + 1)[:1, :1]), NUMBERS, training=False)
+
+    assert {refusal.verdict for refusal, _ in found.refusals} == {"may be wrong"}
+
+
+class Doubled(nn.Module):
+    """A model with a float64 buffer, and one that is too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.inner.register_buffer("scale", torch.ones(4, dtype=torch.float64))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        return (self.inner(numbers) * self.inner.scale).sum() + numbers.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "names"),
+    [
+        (Doubled(), NUMBERS, {"buffer scale"}),
+        (
+            nn.Linear(4, 2).double(),
+            NUMBERS.double(),
+            {"parameter weight", "parameter bias", "example input argument 0"},
+        ),
+        (Calling(lambda numbers: numbers.double() * 2 + 1), NUMBERS, {"aten::_to_copy"}),
+        (Calling(lambda numbers: numbers * 2.5 + 1), NUMBERS, set()),
+        (Calling(lambda numbers: numbers * torch.tensor(2.5, dtype=torch.float64)), NUMBERS, set()),
+        (Calling(torch.linalg.pinv), NUMBERS, set()),
+    ],
+)
+def test_float64_is_told_where_it_begins(model: nn.Module, inputs: torch.Tensor, names: set[str]):
+    """float64 is named in the model, in its inputs and where it is made, and not again in all that follows from it."""
+    assert {operator for name, operator in refused(traced(model, inputs)) if name == "float64"} == names
+
+
+def test_copy_is_on_the_cpu_and_shares_nothing():
+    """A copy of a model has its own tensors, ties those that are tied, and has no gradients."""
+    model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)})
+    model["second"].weight = model["first"].weight
+    model["first"](torch.ones(1, 2)).sum().backward()
+    copied = cpu_copy(model)
+
+    assert copied["second"].weight is copied["first"].weight
+    assert copied["first"].weight.data_ptr() != model["first"].weight.data_ptr()
+    assert all(parameter.grad is None for parameter in copied.parameters())
+    assert torch.equal(copied["first"].bias, model["first"].bias)
+
+
+def test_model_that_cannot_be_copied():
+    """A model that holds what cannot be copied gives an error that says what."""
+    model = nn.Linear(4, 2)
+    model.kept = model(NUMBERS)  # With a graph.
+
+    with pytest.raises(
+        ConfigurationError, match=r"Linear cannot be copied: Only Tensors created explicitly by the user"
+    ):
+        traced(model, NUMBERS)
+
+
+def test_lazy_model_is_traced():
+    """A model whose weights get their shapes in the first pass is traced, and stays without shapes."""
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    found = traced(model, NUMBERS)
+
+    assert places_of(found, "aten::linear", INFERENCE) == {"0 (Linear)": 1} or phases_of(found) == set(PHASES)
+    assert isinstance(model[0].weight, nn.UninitializedParameter)
+
+
+def test_compiled_model_is_traced_as_what_it_was_made_of():
+    """Of what torch.compile made, a model or a part of one, the inside is traced."""
+    found = traced(torch.compile(Model()), NUMBERS, training=False)
+    part = traced(nn.Sequential(torch.compile(Block())), NUMBERS, training=False)
+
+    assert places_of(found, "aten::gelu", INFERENCE) == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
+    assert places_of(part, "aten::linear", INFERENCE) == {"0._orig_mod.inner (Linear)": 1}
+
+
+def test_model_of_torchscript_is_traced():
+    """A model of TorchScript is traced, and its training step too."""
+    found = traced(torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS)
+
+    assert phases_of(found) == set(PHASES)
+
+
+def test_model_on_another_device_is_traced_on_the_cpu(second_device: str):
+    """A model on any device is traced from a copy on the CPU, and stays where it is."""
+    model = Model().to(second_device)
+
+    assert traced(model, NUMBERS) == traced(Model(), NUMBERS)
+    assert {str(parameter.device) for parameter in model.parameters()} == {second_device}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shapes"),
+    [
+        (torch.ones(2), {"argument 0": (2,)}),
+        ((torch.ones(2), torch.ones(3)), {"argument 0": (2,), "argument 1": (3,)}),
+        ([torch.ones(2), torch.ones(3)], {"argument 0": (2,), "argument 1": (3,)}),
+        ([[1, 2], [3, 4]], {"argument 0": (2, 2)}),
+        ([1, 2], {"argument 0": (1, 2)}),
+        ({"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}, {"input_ids": (1, 3), "attention_mask": (1, 3)}),
+        ({"input_ids": [[1, 2], [3, 4]], "labels": [0, 1]}, {"input_ids": (2, 2), "labels": (2,)}),
+        ({"numbers": np.ones((2, 2))}, {"numbers": (2, 2)}),
+    ],
+)
+def test_example_inputs(inputs: Any, shapes: dict[str, tuple[int, ...]]):
+    """Tensors, several of them, and mappings of tensors, arrays or lists of numbers are example inputs."""
+    example = read_example(inputs)
+
+    assert {name: tuple(tensor.shape) for name, tensor in example.tensors.items()} == shapes
+
+
+def test_example_inputs_keep_what_is_no_tensor():
+    """What a model takes beside tensors is passed on as it is."""
+    example = read_example(
+        {"numbers": torch.ones(2), "return_dict": True, "mask": None, "kept": (torch.ones(1), "text")}
+    )
+
+    assert example.kwargs["return_dict"] is True
+    assert example.kwargs["mask"] is None
+    assert example.kwargs["kept"][1] == "text"
+
+
+@pytest.mark.parametrize("inputs", ["a note", 5, {}, {"text": "a note"}, (), [[1], [2, 3]], {"input_ids": ["a note"]}])
+def test_bad_example_inputs(inputs: Any):
+    """Anything without a tensor is an error that says what to pass, and shows nothing of it."""
+    with pytest.raises(ConfigurationError) as error:
+        read_example(inputs)
+
+    assert "Pass a tensor" in error.value.remedy or "Pad the rows" in error.value.remedy
+    assert "a note" not in str(error.value)
+
+
+def test_example_is_copied():
+    """The tensors of an example are copies, so that nothing of the person's is changed."""
+    numbers = torch.ones(2)
+
+    assert Example((numbers,)).copied().args[0].data_ptr() != numbers.data_ptr()
+    assert read_example(copy.copy({"numbers": numbers})).kwargs["numbers"].data_ptr() != numbers.data_ptr()
+
+
+@pytest.fixture(scope="module")
+def forecast_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module of tiny models of many architectures."""
+    return helper(Path(__file__).with_name("forecast_models.py"))
+
+
+def test_same_trace_every_time(forecast_models: ModuleType):
+    """Two traces of a model are the same, although dropout draws other numbers."""
+    model, inputs = forecast_models.MODELS["bert"]()
+
+    assert traced(model, inputs) == traced(model, inputs)

@@ -1,0 +1,224 @@
+"""The parsers of signals, on recorded outputs of real computers and on damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.devices.machine import parse_sysctl
+from openmed_nb.runbook.signals import macos, nvidia
+from openmed_nb.runbook.signals.numbers import number_in, whole_number_in
+from openmed_nb.runbook.signals.values import Gpu
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
+
+
+def recorded(name: str) -> str:
+    """Return a recorded output."""
+    return (RECORDED / f"{name}.txt").read_text("utf-8")
+
+
+SYSCTL = parse_sysctl(recorded("sysctl"))
+M1 = Gpu(utilisation=2, memory_used=340983808)
+M4 = Gpu("Apple M4", 10, 30, 356089856)
+H200 = Gpu(
+    "NVIDIA H200",
+    None,
+    0,
+    0,
+    143771 * 2**20,
+    41,
+    82.07,
+    slowed_by_heat=False,
+    uuid="GPU-f1190c7f-2ce9-2356-17b4-1dbd8efbc418",
+)
+
+READ = [
+    (macos.parse_ioreg, recorded("ioreg_m1"), M1),
+    (macos.parse_ioreg, recorded("ioreg_m4"), M4),
+    (macos.parse_free_memory, recorded("memory_pressure"), 70),
+    (macos.parse_swap, SYSCTL[macos.SWAP], round(6119.06 * 2**20)),
+    (macos.parse_swap, "vm.swapusage: total = 7168,00M  used = 6119,06M  free = 1048,94M", round(6119.06 * 2**20)),
+    (macos.parse_swap, "total = 0.00M  used = 0.00M  free = 0.00M", 0),
+    (macos.parse_swap, "total = 8.00G  used = 1.50G  free = 6.50G", 3 * 2**29),
+    (macos.parse_power_source, recorded("batt_battery"), "battery"),
+    (macos.parse_power_source, recorded("batt_charging"), "adapter"),
+    (macos.parse_power_source, recorded("batt_not_charging"), "adapter"),
+    (macos.parse_power_source, recorded("batt_desktop"), "adapter"),
+    (macos.parse_power_source, recorded("batt_none"), "adapter"),
+    (macos.parse_power_source, "Now drawing from 'UPS Power'\n", "UPS"),
+    (macos.parse_battery, recorded("batt_battery"), 78),
+    (macos.parse_battery, recorded("batt_charging"), 90),
+    (macos.parse_battery, recorded("batt_not_charging"), 7),
+    (macos.parse_battery, recorded("batt_desktop"), None),
+    (macos.parse_battery, recorded("batt_none"), None),
+    (macos.parse_battery, "Now drawing from 'UPS Power'\n -Back-UPS ES 700\t100%; charged present: true", None),
+    (macos.parse_power_mode, recorded("power_lowpowermode"), "low"),
+    (macos.parse_power_mode, recorded("power_powermode"), "automatic"),
+    (macos.parse_power_mode, recorded("power_desktop"), None),
+    (macos.parse_power_mode, " lowpowermode         0\n", "automatic"),
+    (macos.parse_power_mode, " powermode            1\n", "low"),
+    (macos.parse_power_mode, " powermode            2\n", "high"),
+    (macos.parse_heat, recorded("therm_calm"), "nominal"),
+    (macos.parse_heat, recorded("therm_limited"), "limited"),
+    (macos.parse_speed_limit, recorded("therm_calm"), None),
+    (macos.parse_speed_limit, recorded("therm_limited"), 62),
+    (nvidia.parse_nvidia_smi, recorded("nvidia_h200"), (H200,)),
+]
+
+DAMAGED = [
+    (macos.parse_ioreg, recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=130'), None),
+    (macos.parse_ioreg, recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=x'), 29),
+    (macos.parse_ioreg, recorded("ioreg_m4").replace("AGXAcceleratorG16G", "IntelAccelerator"), None),
+    (macos.parse_ioreg, recorded("ioreg_m4").replace("}", ""), None),
+    (macos.parse_ioreg, '"IOReportLegend" = ({"Device Utilization %"=30})', None),
+]
+"""What is left of the utilisation."""
+
+UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣"]
+
+PARSERS = [
+    macos.parse_free_memory,
+    macos.parse_swap,
+    macos.parse_power_source,
+    macos.parse_battery,
+    macos.parse_power_mode,
+    macos.parse_heat,
+    macos.parse_speed_limit,
+]
+
+
+def called(value: object) -> str | None:
+    """Return the name under which a parser or a text is listed."""
+    return getattr(value, "__name__", None)
+
+
+@pytest.mark.parametrize(("parse", "output", "expected"), READ, ids=called)
+def test_recorded_output(parse, output, expected):
+    """A real output is read as what it says."""
+    assert parse(output) == expected
+
+
+@pytest.mark.parametrize(("parse", "output", "expected"), DAMAGED)
+def test_damaged_figure_is_none(parse, output, expected):
+    """A figure that cannot be is not known, and is never taken from another accelerator."""
+    assert parse(output).utilisation == expected
+
+
+@pytest.mark.parametrize("parse", PARSERS, ids=called)
+@pytest.mark.parametrize("output", [*UNREADABLE, None])
+def test_unreadable_output_is_none(parse, output):
+    """What cannot be read is None, never 0."""
+    assert parse(output) is None
+
+
+@pytest.mark.parametrize("output", [*UNREADABLE, None])
+def test_unreadable_gpu(output):
+    """A GPU that cannot be read has no figures, and none is listed."""
+    assert macos.parse_ioreg(output) == Gpu()
+    assert nvidia.parse_nvidia_smi(output) == ()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "System-wide memory free percentage: 170%",
+        "used = 1.2.3M",
+        "used = 99999999T",
+        "Now drawing from 'Solar Power'",
+        " -InternalBattery-0 (id=1)\t178%; discharging",
+        " powermode            7",
+        "CPU_Speed_Limit \t= 162",
+    ],
+)
+def test_figure_that_cannot_be(output):
+    """A percentage above 100, a size beyond every disk and an unknown word are not known."""
+    assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS)
+
+
+@given(
+    st.text(max_size=300) | st.from_regex(r"(used|CPU_Speed_Limit|powermode)\s*=?\s*[\d.,]+[KMGT%]?", fullmatch=False)
+)
+@settings(max_examples=150, deadline=None)
+def test_any_text_gives_a_value_or_none(text):
+    """Whatever a command prints, a parser returns a value or None."""
+    for parse in (*PARSERS, macos.parse_ioreg, nvidia.parse_nvidia_smi):
+        parse(text)
+        assert parse(None) in (None, Gpu(), ())
+
+
+@given(st.lists(st.text(alphabet="0123456789.[]N/A ", max_size=20), min_size=9, max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_any_row_of_nvidia_smi(cells):
+    """Whatever stands in the cells of a row, the figures are in their ranges or not known."""
+    for gpu in nvidia.parse_nvidia_smi(",".join(cells)):
+        assert gpu.utilisation is None or 0 <= gpu.utilisation <= 100
+        assert gpu.memory_total is None or gpu.memory_total > 0
+
+
+@pytest.mark.parametrize("word", ["[N/A]", "[Not Supported]", "[Unknown Error]", ""])
+def test_what_a_gpu_does_not_support(word):
+    """A field that a GPU does not support is not known, and the others are."""
+    gpu = nvidia.parse_nvidia_smi(f"GPU-1, NVIDIA T4, {word}, {word}, {word}, {word}, {word}, {word}, {word}")[0]
+
+    assert gpu == Gpu("NVIDIA T4", uuid="GPU-1")
+
+
+def test_heat_of_a_gpu():
+    """A GPU is slowed by heat where its driver or its hardware says so."""
+    rows = [
+        f"GPU-1, T4, 1, 1, 1, 1, 1, {soft}, {hard}" for soft, hard in (("Active", "[N/A]"), ("Not Active", "Active"))
+    ]
+
+    assert [nvidia.parse_nvidia_smi(row)[0].slowed_by_heat for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "cores"), [(macos.PERFORMANCE_CORES, 12), (macos.EFFICIENCY_CORES, 4), ("hw.perflevel2.physicalcpu", None)]
+)
+def test_cores(name, cores):
+    """Cores are counted by their kind, and a kind that a chip has not is not known."""
+    assert macos.parse_cores(SYSCTL, name) == cores
+
+
+T4S = tuple(Gpu("Tesla T4", uuid=f"GPU-{letter * 4}") for letter in "abc")
+MIXED = (Gpu("Tesla T4", uuid="GPU-aaaa"), Gpu("NVIDIA A100", uuid="GPU-bbbb"))
+
+CHOICES = [
+    (T4S, "cuda", {}, None, 0),
+    (T4S, "cuda:2", {}, None, 2),
+    (T4S, "cuda:3", {}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "2,0"}, None, 2),
+    (T4S, "cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 0"}, None, 0),
+    (T4S, "cuda:2", {"CUDA_VISIBLE_DEVICES": "2,0"}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-bb"}, None, 1),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "MIG-bb"}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "0,x"}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": ""}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "9"}, "cccc", 2),
+    (T4S, "cuda:0", {}, "dddd", None),
+    (MIXED, "cuda:0", {}, None, None),
+    (MIXED, "cuda:1", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, None, 1),
+    (MIXED, "cuda:0", {}, "bbbb", 1),
+    ((), "cuda:0", {}, None, None),
+]
+"""The GPUs, the device, the environment, what torch says, and which GPU is meant."""
+
+
+@pytest.mark.parametrize(("gpus", "device", "environ", "uuid", "place"), CHOICES)
+def test_which_gpu_is_meant(gpus, device, environ, uuid, place):
+    """The GPU that torch calls by a name is found by its UUID, or by its place where the two orders are the same."""
+    assert nvidia.chosen_gpu(gpus, device, environ, uuid) is (None if place is None else gpus[place])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1", 1), ("1,5", 1.5), (" 2.50 ", 2.5), ("-1", None), ("1e3", None), ("9" * 5000, None), (None, None)],
+)
+def test_number(text, number):
+    """A number is read with a point or a comma, and nothing else is a number."""
+    assert number_in(text) == number
+    assert whole_number_in(text) == (number if number in (1, 2) else None)

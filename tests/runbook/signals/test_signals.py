@@ -1,0 +1,163 @@
+"""The signals of a computer: how they are read, what they warn of, and how they are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.devices.machine import Machine
+from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING
+from openmed_nb.runbook.signals import macos, nvidia
+from openmed_nb.runbook.signals.reading import read_signals
+from openmed_nb.runbook.signals.values import FIGURES, Gpu, Signals
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
+MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
+BOX = Machine("Linux", "x86_64", gpu_driver=True)
+
+LAPTOP = {
+    tuple(macos.IOREG): "ioreg_m4",
+    tuple(macos.SYSCTL): "sysctl",
+    tuple(macos.MEMORY_PRESSURE): "memory_pressure",
+    tuple(macos.BATTERY): "batt_battery",
+    tuple(macos.POWER_SETTINGS): "power_lowpowermode",
+    tuple(macos.HEAT): "therm_limited",
+}
+GPU_BOX = {(nvidia.PATHS[1], *nvidia.QUERY): "nvidia_h200"}
+
+
+def answering(files):
+    """Return what runs commands on a computer that is not here, and the list of what was asked."""
+    asked = []
+
+    def run(command):
+        asked.append(command)
+        name = files.get(tuple(command))
+        return None if name is None else (RECORDED / f"{name}.txt").read_text("utf-8")
+
+    return run, asked
+
+
+def test_laptop():
+    """A Mac is read from its own commands, each asked once and by its full path."""
+    run, asked = answering(LAPTOP)
+    signals = read_signals(MAC, "mps", run)
+
+    assert signals.gpu == Gpu("Apple M4", 10, 30, 356089856)
+    assert (signals.memory_pressure, signals.memory_free, signals.swap_used) == ("warning", 70, round(6119.06 * 2**20))
+    assert (signals.power_source, signals.battery, signals.power_mode) == ("battery", 78, "low")
+    assert (signals.heat, signals.speed_limit) == ("limited", 62)
+    assert (signals.chip, signals.performance_cores, signals.efficiency_cores) == ("Apple M4 Max", 12, 4)
+    assert sorted(map(tuple, asked)) == sorted(LAPTOP)
+    assert all(command[0].startswith("/usr/") for command in asked)
+
+
+def test_mac_that_answers_nothing():
+    """Where no command can be run, what only macOS tells is not known."""
+    signals = read_signals(MAC, "mps", lambda _: None)
+
+    assert signals.gpu == Gpu()
+    assert {getattr(signals, name) for name in ("memory_pressure", "power_mode", "heat", "speed_limit")} == {None}
+
+
+def test_nvidia_box():
+    """On CUDA nvidia-smi is asked where the driver put it, and psutil for the rest."""
+    run, asked = answering(GPU_BOX)
+    signals = read_signals(BOX, "cuda:0", run, {})
+
+    assert signals.gpu.name == "NVIDIA H200"
+    assert signals.memory_available > 0
+    assert [command[0] for command in asked] == list(nvidia.PATHS[:2])
+
+
+def test_cpu_asks_no_command():
+    """On a computer without macOS and CUDA no command is run."""
+    run, asked = answering({})
+
+    assert read_signals(BOX, "cpu", run, {}).gpu == Gpu()
+    assert asked == []
+
+
+def test_simulated_mac_is_not_read():
+    """Of a simulated Mac nothing is read, and nothing of this computer is shown as the Mac's."""
+    simulated = Machine("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
+    run, asked = answering(LAPTOP)
+    signals = read_signals(simulated, "mps", run)
+
+    assert signals == Signals(simulated=True)
+    assert asked == []
+    assert "SIMULATED" in str(signals)
+    assert "SIMULATED" in signals._repr_html_()
+    assert {finding.status for finding in signals.findings()} == {NOT_APPLICABLE}
+
+
+CONDITIONS = [
+    ({"memory_pressure": "normal"}, "memory pressure", OK),
+    ({"memory_pressure": "warning"}, "memory pressure", WARNING),
+    ({"memory_pressure": "critical"}, "memory pressure", WARNING),
+    ({}, "memory pressure", NOT_APPLICABLE),
+    ({"power_source": "adapter"}, "power", OK),
+    ({"power_source": "battery"}, "power", WARNING),
+    ({"power_source": "UPS"}, "power", WARNING),
+    ({}, "power", NOT_APPLICABLE),
+    ({"power_mode": "automatic"}, "power mode", OK),
+    ({"power_mode": "high"}, "power mode", OK),
+    ({"power_mode": "low"}, "power mode", WARNING),
+    ({}, "power mode", NOT_APPLICABLE),
+    ({"heat": "nominal"}, "heat", OK),
+    ({"heat": "limited"}, "heat", WARNING),
+    ({"gpu": Gpu(slowed_by_heat=True)}, "heat", WARNING),
+    ({"gpu": Gpu(slowed_by_heat=True), "heat": "nominal"}, "heat", WARNING),
+    ({"gpu": Gpu(slowed_by_heat=False)}, "heat", OK),
+    ({}, "heat", NOT_APPLICABLE),
+]
+
+
+@pytest.mark.parametrize(("state", "name", "status"), CONDITIONS)
+def test_finding(state, name, status):
+    """A state that makes a computer slow is a warning with a remedy, one that is not known is no finding."""
+    finding = next(one for one in Signals(**state).findings() if one.name == name)
+
+    assert finding.status == status
+    assert bool(finding.remedy) is (status == WARNING)
+    assert not any(character.isdigit() for character in finding.evidence)
+
+
+def test_text_has_no_figures():
+    """The text form says states in words; figures stand in the HTML only."""
+    quiet = Signals(Gpu("Apple M4", 10, 30, 2**30), "normal", 70, 2**33, 0, "battery", 78, "automatic", "nominal")
+    busy = Signals(Gpu("Apple M4", 10, 99, 2**31), "normal", 20, 2**31, 2**30, "battery", 12, "automatic", "nominal")
+
+    assert str(quiet) == str(busy)
+    assert "78 %" in quiet._repr_html_()
+    assert "30 %" in quiet._repr_html_()
+    assert "78" not in str(quiet)
+
+
+def test_what_is_not_known_is_shown_so():
+    """A figure that is not known is shown as not known, and 0 as 0."""
+    page = Signals(Gpu(utilisation=0))._repr_html_()
+
+    assert "<td>0 %</td>" in page
+    assert page.count("<td>not known</td>") == 4 + len(FIGURES) - 1
+
+
+def test_values_are_json():
+    """The mapping form can be written as JSON."""
+    assert json.loads(json.dumps(Signals(Gpu(cores=10)).to_dict()))["gpu"]["cores"] == 10
+
+
+@pytest.mark.real_computer
+def test_this_computer():
+    """The signals of this computer are read without an error, and its memory is known."""
+    assert nb.signals().memory_available > 0
+
+
+@pytest.mark.real_computer
+def test_under_the_simulation():
+    """Under the simulated device the signals say SIMULATED and nothing else."""
+    with nb.simulated_mps():
+        assert nb.signals() == Signals(simulated=True)

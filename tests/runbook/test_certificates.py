@@ -1,0 +1,201 @@
+"""Certificates: stored and found again, expired in words, and unharmed by whatever else is in their folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.certificate_store import CertificateStore, certificate_store
+from openmed_nb.runbook.certificates import (
+    FORMAT,
+    Certificate,
+    Evidence,
+    Identity,
+    changes,
+    expired_because,
+)
+
+HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
+EVIDENCE = Evidence(20, "09b4", 900, 60, 60, 0, 0, 0, 0, None, 0.85, 1.4)
+CERTIFICATE = Certificate(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
+
+CHANGED = {
+    "weights": ("w2", "the weights changed"),
+    "settings": ("s2", "its config.json changed"),
+    "tokenizer": ("t2", "the tokenizer changed"),
+    "torch": ("2.14.0", "torch was 2.13.0 and is 2.14.0"),
+    "transformers": ("5.18.0", "transformers was 5.17.0 and is 5.18.0"),
+    "device": ("cpu", "it was measured on mps, and this is cpu"),
+    "device_name": ("Apple M4", "it was measured on Apple M2 Pro, this is Apple M4"),
+    "simulated": (True, "it was measured on mps, and this is mps (SIMULATED)"),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store whose folder is not there yet."""
+    return CertificateStore(tmp_path / "data" / "certificates")
+
+
+def test_stored_is_found(store):
+    """A certificate that was stored is found for its identity, the same in every part, and explains nothing."""
+    file = store.store(CERTIFICATE)
+
+    assert store.find(HERE) == CERTIFICATE
+    assert store.explain(HERE) == ""
+    assert [one.name for one in store.folder.iterdir()] == [file.name]
+    assert json.loads(file.read_text("utf-8"))["format"] == FORMAT
+
+
+def test_another_name_for_the_same_files(store):
+    """The name of a model does not count, its files do."""
+    store.store(CERTIFICATE)
+    assert store.find(replace(HERE, model="other name")) == CERTIFICATE
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_every_change_expires(store, name):
+    """A change of files, versions or device expires a certificate, and is told in words."""
+    store.store(CERTIFICATE)
+    value, words = CHANGED[name]
+    now = replace(HERE, **{name: value})
+
+    assert store.find(now) is None
+    assert expired_because(CERTIFICATE, now) == words
+    assert store.explain(now) == f"its certificate expired: {words}"
+
+
+@given(st.sets(st.sampled_from(sorted(CHANGED))))
+def test_every_set_of_changes_is_told(names):
+    """Any set of changes is told, each once, and no change is nothing."""
+    now = replace(HERE, **{name: CHANGED[name][0] for name in names})
+    told = expired_because(CERTIFICATE, now)
+
+    assert bool(told) == bool(names)
+    assert set(changes(HERE, now)) == names
+    assert all(CHANGED[name][1] in told for name in names - {"device", "device_name", "simulated"})
+    assert ("it was measured on" in told) == bool(names & {"device", "device_name", "simulated"})
+
+
+@pytest.mark.parametrize("field", ["dtype", "model"])
+def test_other_types_and_models_are_no_reason(store, field):
+    """The certificate of another type, or of another model, is not mentioned."""
+    store.store(CERTIFICATE)
+    others = {"dtype": {"dtype": "float16"}, "model": {"model": "yours", "weights": "w9"}}[field]
+    assert store.explain(replace(HERE, **others)) == "there is no certificate"
+
+
+def test_nearest_certificate_is_explained(store):
+    """Of several that expired, the one with the fewest changes is told of."""
+    store.store(replace(CERTIFICATE, identity=replace(HERE, torch="2.6.0", weights="w0")))
+    store.store(replace(CERTIFICATE, identity=replace(HERE, torch="2.12.0")))
+    assert store.explain(HERE) == "its certificate expired: torch was 2.12.0 and is 2.13.0"
+
+
+def test_removed_is_gone(store):
+    """A certificate is removed by its identity; where there is none, nothing happens."""
+    assert not store.remove(HERE)
+    store.store(CERTIFICATE)
+    assert store.remove(HERE)
+    assert store.find(HERE) is None
+    assert store.explain(HERE) == "there is no certificate"
+
+
+DAMAGED = {
+    "nothing": "",
+    "half of it": '{"format": "openmed_nb certif',
+    "no mapping": "[]",
+    "another format": '{"format": "something else"}',
+    "no identity": json.dumps({**CERTIFICATE.to_dict(), "identity": None}),
+    "a field less": json.dumps({**CERTIFICATE.to_dict(), "evidence": {"texts": 3}}),
+    "a field more": json.dumps({**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "x": 1}}),
+    "a text for a number": json.dumps(
+        {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "speed_up": "fast"}}
+    ),
+    "yes for a number": json.dumps(
+        {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "texts": True}}
+    ),
+    "no date": json.dumps({**CERTIFICATE.to_dict(), "date": 5}),
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_file_counts_for_nothing(store, content):
+    """A damaged file is no certificate; it is told of where it stands in its place, and is written anew."""
+    file = store.store(CERTIFICATE)
+    file.write_text(content, "utf-8")
+
+    assert store.find(HERE) is None
+    assert store.explain(HERE).startswith("its certificate is damaged (")
+    store.store(CERTIFICATE)
+    assert store.find(HERE) == CERTIFICATE
+
+
+def test_foreign_files_are_left_alone(store):
+    """Files of others beside are left as they are, and only counted where nothing else explains."""
+    store.folder.mkdir(parents=True)
+    (store.folder / "notes.json").write_bytes(b"\xff\xfe\x00")
+    (store.folder / "folder.json").mkdir()
+    (store.folder / "notes.txt").write_text("no certificate")
+
+    assert store.explain(HERE) == "there is no certificate, and 2 files in its folder cannot be read"
+    store.store(CERTIFICATE)
+    assert store.explain(replace(HERE, torch="2.14.0")).startswith("its certificate expired: torch")
+    assert {one.name for one in store.folder.iterdir()} > {"notes.json", "folder.json", "notes.txt"}
+
+
+def test_certificate_of_something_else_in_its_place(store):
+    """A certificate that was renamed does not count for what its name says."""
+    store.store(CERTIFICATE)
+    other = replace(HERE, weights="w2")
+    store.file(HERE).rename(store.file(other))
+
+    assert store.find(other) is None
+    assert store.explain(other) == "its certificate expired: the weights changed"
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    """A folder that cannot be written is an error with the variable that names another; reading it finds nothing."""
+    (tmp_path / "file").write_text("no folder")
+    store = certificate_store({"OPENMED_NB_DATA": str(tmp_path / "file")})
+
+    assert store.find(HERE) is None
+    assert store.explain(HERE) == "there is no certificate"
+    with pytest.raises(ConfigurationError, match="OPENMED_NB_DATA"):
+        store.store(CERTIFICATE)
+
+
+def test_folder_of_the_person(tmp_path, monkeypatch):
+    """Without the variable, or with an empty one, certificates are in the system's place for data of a program."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    for environ in ({}, {"OPENMED_NB_DATA": ""}):
+        folder = certificate_store(environ).folder
+        assert folder.name == "certificates"
+        assert tmp_path in folder.parents
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_shown():
+    """The text names the model, its type, the device and the counts; times, dates and versions stand in the HTML alone."""
+    assert str(CERTIFICATE).splitlines() == [
+        "Certificate: mine in bfloat16 on mps",
+        "  On 20 texts it kept 60 of 60 entities.",
+    ]
+    shown = CERTIFICATE._repr_html_()
+    assert [word for word in ("2026-03-01", "Apple M2 Pro", "1.4", "2.13.0", "0.85") if word not in shown] == []
+
+
+def test_certificate_of_a_simulated_device_says_so():
+    """A certificate of a simulated device says that it is none of MPS."""
+    simulated = replace(CERTIFICATE, identity=replace(HERE, simulated=True))
+
+    assert str(simulated).splitlines()[0] == "Certificate: mine in bfloat16 on mps (SIMULATED)"
+    assert "SIMULATED MPS: no figure here is one of MPS." in str(simulated)

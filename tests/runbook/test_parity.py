@@ -1,0 +1,152 @@
+"""What the counts of a comparison mean, and what a report of it shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from openmed_nb.models.config import DTYPES
+from openmed_nb.runbook.parity import TOLERANCES, Differences, GradientDifference, ParityReport
+from openmed_nb.runbook.spans import Change, Score, Spans
+
+GOOD = ParityReport(
+    model="bundled",
+    device="mps",
+    dtype="float32",
+    texts=20,
+    texts_fingerprint="09b4",
+    tokens=1000,
+    windows=22,
+    logits=Differences(3e-6, 1e-7, 2e-7, 1e-6),
+    other_labels=0,
+    not_numbers=0,
+    spans=Spans(exact=200),
+)
+HALF = replace(GOOD, dtype="bfloat16")
+CHANGE = Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
+
+
+def found(report):
+    """Return the status of each finding by its name."""
+    return {one.name: one.status for one in report.findings}
+
+
+@pytest.mark.parametrize(
+    ("report", "name", "status"),
+    [
+        (GOOD, "logits", "ok"),
+        (replace(GOOD, logits=Differences(1e-4)), "logits", "ok"),
+        (replace(GOOD, logits=Differences(1.1e-4)), "logits", "failed"),
+        (replace(HALF, logits=Differences(0.5)), "logits", "ok"),
+        (replace(HALF, logits=Differences(0.6)), "logits", "warning"),
+        (GOOD, "numbers", "ok"),
+        (replace(GOOD, not_numbers=1), "numbers", "failed"),
+        (replace(HALF, not_numbers=1), "numbers", "failed"),
+        (GOOD, "labels", "ok"),
+        (replace(GOOD, other_labels=1), "labels", "warning"),
+        (GOOD, "entities", "ok"),
+        (replace(GOOD, spans=Spans()), "entities", "not applicable"),
+        (replace(GOOD, spans=Spans(exact=99, moved=1)), "entities", "warning"),
+        (replace(GOOD, spans=Spans(exact=98, moved=1, extra=1)), "entities", "failed"),
+        (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 90))), "gold entities", "ok"),
+        (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 91))), "gold entities", "ok"),
+        (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 89))), "gold entities", "warning"),
+        (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 88))), "gold entities", "failed"),
+        (replace(GOOD, gradients=GradientDifference(1e-5, "classifier.bias", 38)), "gradients", "ok"),
+        (replace(GOOD, gradients=GradientDifference(1e5, "classifier.bias", 38)), "gradients", "failed"),
+        (replace(GOOD, gradients=GradientDifference(float("inf"), "classifier.bias", 38)), "gradients", "failed"),
+    ],
+)
+def test_judgement(report, name, status):
+    """Each count is judged by its tolerance; float32 has no excuse, and in a reduced type the entities decide."""
+    assert found(report)[name] == status
+    assert report.status == max(found(report).values(), key=("not applicable", "ok", "warning", "failed").index)
+
+
+def test_every_type_has_its_tolerance():
+    """There is a tolerance for every type that models are loaded in, and none is smaller than that of float32."""
+    assert set(TOLERANCES) == {*DTYPES} - {"auto"}
+    assert min(one.logits for one in TOLERANCES.values()) == TOLERANCES["float32"].logits
+
+
+def test_what_went_wrong_has_a_remedy():
+    """Every finding that is not ok says what to do, and no other does."""
+    bad = replace(
+        GOOD,
+        logits=Differences(1.0),
+        not_numbers=2,
+        other_labels=3,
+        spans=Spans(exact=1, missing=1),
+        gold=(Score(2, 2, 2), Score(2, 2, 1)),
+        gradients=GradientDifference(1.0, "classifier.bias", 38),
+    )
+
+    assert [bool(one.remedy) for one in bad.findings] == [True] * 6
+    assert not any(one.remedy for one in GOOD.findings)
+
+
+def test_text_has_no_figure_of_this_computer():
+    """The text form says what holds on every computer; two comparisons that differ in figures have the same text."""
+    other = replace(GOOD, logits=Differences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
+
+    assert str(other) == str(GOOD)
+    assert str(GOOD).splitlines() == [
+        "Parity: bundled on mps in float32, compared with cpu in float32: ok",
+        "  20 texts with 1,000 tokens in 22 windows.",
+        "  check     result  evidence",
+        "  numbers   ok      every logit is a number",
+        "  logits    ok      within 1e-04 of the reference",
+        "  labels    ok      every token has the same label",
+        "  entities  ok      200 of 200 exact",
+    ]
+    assert "3e-06" in GOOD._repr_html_()
+    assert "3e-06" not in str(GOOD)
+
+
+def test_places_of_entities_are_shown():
+    """Where entities differ, the numbers of the text and of its characters are shown, and how many there are."""
+    report = replace(GOOD, spans=Spans(exact=300, moved=2, changes=(CHANGE,)))
+
+    assert "  text 3  moved  characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
+    assert "Entities that differ (the first 1 of 2)" in str(report)
+
+
+def test_same_way_as_the_reference_says_so():
+    """A candidate on the CPU in float32 is said to be what the reference is."""
+    assert "any difference is a fault" in str(replace(GOOD, device="cpu"))
+    assert "any difference is a fault" not in str(GOOD)
+    assert "any difference is a fault" not in str(replace(HALF, device="cpu"))
+
+
+def test_simulated_device_says_so():
+    """A report of a simulated device says that no figure is one of MPS, in text and HTML."""
+    report = replace(GOOD, device="mps (SIMULATED)")
+
+    assert "SIMULATED MPS: no figure here is one of MPS." in str(report)
+    assert "SIMULATED MPS: no figure here is one of MPS." in report._repr_html_()
+
+
+def test_names_are_escaped():
+    """The name of a model cannot put anything into the page."""
+    assert "<script>" not in replace(GOOD, model="<script>alert(1)</script>")._repr_html_()
+
+
+def test_report_is_json():
+    """Everything is there as JSON, with tolerances, shares and findings."""
+    report = replace(
+        HALF,
+        spans=Spans(exact=99, moved=1, changes=(CHANGE,)),
+        gold=(Score(10, 10, 9), Score(10, 10, 9)),
+        gradients=GradientDifference(0.1, "classifier.bias", 38),
+        notes=("A note.",),
+    )
+    stored = json.loads(json.dumps(report.to_dict()))
+
+    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "ninety": 2e-7, "ninety_nine": 1e-6, "tolerance": 0.5}
+    assert stored["spans"]["agreement"] == 0.99
+    assert stored["gold"]["candidate"]["recall"] == 0.9
+    assert stored["gradients"]["parameter"] == "classifier.bias"
+    assert stored["status"] == "warning"
+    assert [one["name"] for one in stored["findings"]][-1] == "gradients"

@@ -1,0 +1,267 @@
+"""The precision gate: a reduced type is accepted where entities stay, refused where they move, and its certificate expires."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import openmed_nb as nb
+from openmed_nb.devices import backend
+from openmed_nb.devices.machine import Machine
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.loading import LoadSpec
+from openmed_nb.runbook.certificate_store import certificate_store
+from openmed_nb.runbook.certificates import Identity, identity_of
+from openmed_nb.runbook.parity import Differences, ParityReport
+from openmed_nb.runbook.precision_gate import Gate, judge
+from openmed_nb.runbook.spans import Score, Spans
+from openmed_nb.session import SESSION, Session
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
+
+SURE = ["the patient has diabetes mellitus and hypertension .", "no history of asthma ."] * 20
+"""Texts with 60 entities."""
+CLOSE = ["the patient has asthma ."] * 60
+
+REPORT = ParityReport("mine", "cpu", "bfloat16", 9, "f", 900, 9, Differences(0.1), 0, 0, Spans(exact=100))
+IDENTITY = Identity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
+
+
+class OtherTorch:
+    """The torch of this process under another version."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    def __getattr__(self, name: str):
+        return getattr(backend, name)
+
+    def installed_torch(self):
+        """Return what the files say, but for the version."""
+        return replace(backend.installed_torch(), version=self.version)
+
+    def loaded_torch(self):
+        """Return what torch says of itself, but for the version."""
+        return replace(backend.loaded_torch(), version=self.version)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({}, []),
+        ({"spans": Spans(exact=50)}, []),
+        ({"spans": Spans(exact=49)}, ["49 entities are too few to tell; 50 are needed."]),
+        ({"spans": Spans(exact=1)}, ["1 entity is too few to tell; 50 are needed."]),
+        ({"spans": Spans()}, ["0 entities are too few to tell; 50 are needed."]),
+        ({"spans": Spans(exact=99, missing=1)}, []),
+        ({"spans": Spans(exact=99, moved=2)}, ["Only 99 of 101 entities are the same."]),
+        ({"spans": Spans(exact=98, relabelled=2)}, ["Only 98 of 100 entities are the same."]),
+        ({"spans": Spans(exact=100, extra=2)}, ["Only 100 of 102 entities are the same."]),
+        (
+            {"spans": Spans(exact=10, missing=5)},
+            ["Only 10 of 15 entities are the same.", "15 entities are too few to tell; 50 are needed."],
+        ),
+        ({"not_numbers": 3}, ["3 tokens became NaN or infinity."]),
+        ({"gold": (Score(100, 100, 90), Score(100, 100, 89))}, []),
+        ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
+        (
+            {"gold": (Score(100, 100, 90), Score(100, 100, 88))},
+            ["It finds 88 of 100 gold entities, float32 90."],
+        ),
+    ],
+)
+def test_judgement(changes, reasons):
+    """A type is refused for entities that differ, lost recall, numbers that are none, and too few entities to tell."""
+    verdict = judge(replace(REPORT, **changes), Gate(), IDENTITY, 1.4, "2026-03-01")
+
+    assert [one.reason for one in verdict.refusals] == reasons
+    assert all(one.remedy for one in verdict.refusals)
+    assert verdict.accepted == (not reasons) == (verdict.certificate is not None)
+
+
+def test_certificate_names_what_it_was_measured_on():
+    """An accepted type has a certificate with the identity, the counts, the recalls, the speed, the day and the gate."""
+    report = replace(REPORT, spans=Spans(99, 0, 0, 1), gold=(Score(100, 100, 90), Score(100, 100, 90)))
+    certificate = judge(report, Gate(), IDENTITY, 1.4321, "2026-03-01").certificate
+
+    evidence = certificate.evidence
+    assert certificate.identity == IDENTITY
+    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint) == (9, 900, "f")
+    assert (evidence.entities, evidence.exact, evidence.missing) == (100, 99, 1)
+    assert (evidence.recall_reference, evidence.recall, evidence.speed_up) == (0.9, 0.9, 1.432)
+    assert certificate.gate == {"span_agreement": 0.99, "recall_loss": 0.01, "minimum_entities": 50}
+    assert certificate.date == "2026-03-01"
+
+
+def test_what_is_shown():
+    """The verdict comes first, then why, and then what was measured; it is JSON too."""
+    refused = judge(replace(REPORT, spans=Spans(exact=50, missing=50)), Gate(), IDENTITY)
+    accepted = judge(REPORT, Gate(), IDENTITY, 1.4, "2026-03-01")
+
+    assert str(refused).splitlines()[:3] == [
+        "Refused: mine in bfloat16 on cpu",
+        "  Only 50 of 100 entities are the same. Use float32, or try another type.",
+        "  Asked for: 99% of the entities the same, at least 50.",
+    ]
+    assert str(accepted).splitlines()[:2] == [
+        "Accepted: mine in bfloat16 on cpu",
+        "  On 9 texts it kept 100 of 100 entities.",
+    ]
+    assert str(accepted) == str(judge(REPORT, Gate(), IDENTITY, 2.8, "2027-01-01"))
+    assert "2026-03-01" in accepted._repr_html_()
+    assert json.loads(json.dumps(accepted.to_dict()))["certificate"]["identity"]["device_name"] == "AMD EPYC"
+    assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
+
+
+def test_model_whose_entities_move_is_refused(session, close_model):
+    """A model whose entities hang on a thousandth of a logit is refused in bfloat16, and gets no certificate."""
+    verdict = session.validate_precision(str(close_model), CLOSE, "bfloat16", {})
+
+    assert [one.reason for one in verdict.refusals] == ["Only 0 of 60 entities are the same."]
+    assert (verdict.parity.spans.missing, verdict.certificate) == (60, None)
+    with pytest.warns(OpenMedWarning, match="there is no certificate"):
+        session.create_pipeline(str(close_model), OpenMedConfig(), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
+    """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
+    verdict = session.validate_precision(str(keyword_model), SURE, dtype, {})
+
+    assert verdict.accepted, verdict
+    assert verdict.certificate.evidence.entities == 60
+    pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
+    assert [one["word"] for one in pipe(SURE[0])] == ["diabetes mellitus", "hypertension"]
+
+
+def test_gold_is_part_of_the_certificate(session, keyword_model):
+    """Where gold entities are given, the recall of both is in the certificate."""
+    gold = [
+        [entity for entity in found if entity["word"] != "asthma"] for found in nb.annotate(SURE, str(keyword_model))
+    ]
+    SESSION.unload()
+    evidence = session.validate_precision(str(keyword_model), SURE, "bfloat16", {}, gold).certificate.evidence
+
+    assert (evidence.recall_reference, evidence.recall) == (1.0, 1.0)
+
+
+class TestExpiry:
+    """A certificate counts for these files, this torch, these transformers and this device."""
+
+    @pytest.fixture
+    def accepted(self, session, keyword_model, tmp_path):
+        """A folder with a model that was accepted in bfloat16."""
+        folder = shutil.copytree(keyword_model, tmp_path / "model")
+        assert session.validate_precision(str(folder), SURE, "bfloat16", {}).accepted
+        return folder
+
+    def loads(self, session, folder):
+        """Load the model in bfloat16."""
+        return session.create_pipeline(str(folder), OpenMedConfig(), dtype="bfloat16")
+
+    def test_it_counts_in_another_session(self, new_session, accepted):
+        """Another process of the same person needs no other certificate."""
+        assert self.loads(new_session(), accepted).model.dtype == torch.bfloat16
+
+    def test_one_weight(self, session, accepted):
+        """One number in one weight, changed by the smallest step, expires it."""
+        weights = load_file(accepted / "model.safetensors")
+        weights["classifier.bias"][0] = torch.nextafter(weights["classifier.bias"][0], torch.tensor(1e9))
+        save_file(weights, accepted / "model.safetensors", {"format": "pt"})
+
+        with pytest.warns(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
+            self.loads(session, accepted)
+
+    def test_torch(self, new_session, accepted):
+        """Another torch expires it."""
+        version = backend.installed_torch().version.replace(".", r"\.").replace("+", r"\+")
+        with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
+            self.loads(new_session(seam=OtherTorch("9.0.0")), accepted)
+
+    def test_device(self, new_session, accepted):
+        """Another processor expires it."""
+        other = new_session(machine=lambda: Machine("Linux", "arm64", chip="Apple M9", gpu_driver=False))
+        with pytest.warns(OpenMedWarning, match=r"expired: it was measured on .*, this is Apple M9\."):
+            self.loads(other, accepted)
+
+    def test_transformers(self, session, accepted, data):
+        """Another transformers expires it."""
+        store = certificate_store({"OPENMED_NB_DATA": str(data)})
+        identity = identity_of(LoadSpec.of(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer)
+        older = store.find(identity)
+        store.remove(identity)
+        store.store(replace(older, identity=replace(identity, transformers="5.0.0")))
+
+        with pytest.warns(OpenMedWarning, match=r"expired: transformers was 5\.0\.0 and is 5\."):
+            self.loads(session, accepted)
+
+    def test_refusal_removes_it(self, session, accepted, data):
+        """Where the same is refused later, on other texts, the older certificate is gone."""
+        assert not session.validate_precision(str(accepted), SURE[:2], "bfloat16", {}).accepted
+        assert list((data / "certificates").iterdir()) == []
+        with pytest.warns(OpenMedWarning, match="there is no certificate"):
+            self.loads(session, accepted)
+
+    def test_damaged_certificate(self, session, accepted, data):
+        """A damaged certificate is no error: the model loads, and the warning says why it does not count."""
+        (file,) = (data / "certificates").iterdir()
+        file.write_text("{")
+        with pytest.warns(OpenMedWarning, match="its certificate is damaged"):
+            self.loads(session, accepted)
+
+
+class TestArguments:
+    """What can be validated."""
+
+    @pytest.mark.parametrize("dtype", ["float32", "auto", "float64", "", None])
+    def test_types(self, keyword_model, dtype):
+        """Only a reduced type can be validated."""
+        with pytest.raises(ConfigurationError, match=r"is no reduced type.*bfloat16, float16, int8"):
+            nb.validate_precision(str(keyword_model), SURE, dtype=dtype)
+
+    def test_pipeline_is_no_name(self, session, keyword_model):
+        """A pipeline has no files that a certificate could be of."""
+        pipe = session.create_pipeline(str(keyword_model), OpenMedConfig())
+        with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline is none"):
+            nb.validate_precision(pipe, SURE)
+
+    @pytest.mark.parametrize(("texts", "said"), [(None, "no text"), ([], "no text"), ("asthma", "no series of texts")])
+    def test_texts(self, keyword_model, texts, said):
+        """Without texts there is nothing to validate on."""
+        with pytest.raises(ConfigurationError, match=said):
+            nb.validate_precision(str(keyword_model), texts)
+
+    def test_int8_elsewhere(self, keyword_model):
+        """int8 is validated on the CPU alone."""
+        with nb.simulated_mps(), pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
+            nb.validate_precision(str(keyword_model), SURE, dtype="int8")
+
+    def test_folder_that_cannot_be_written(self, keyword_model, tmp_path):
+        """A certificate that cannot be stored is an error, and nothing else changes."""
+        (tmp_path / "file").write_text("no folder")
+        session = Session({"OPENMED_NB_DATA": str(tmp_path / "file"), "OPENMED_DEVICE": "cpu"})
+        with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a folder that can be written"):
+            session.validate_precision(str(keyword_model), SURE, "bfloat16", {})
+
+
+def test_simulated_certificate_counts_on_the_simulated_device_alone(session, keyword_model):
+    """What is validated on a simulated MPS says so, counts there, and counts on no other device."""
+    session.simulate("8 GiB")
+    try:
+        verdict = session.validate_precision(str(keyword_model), SURE, "bfloat16", {})
+        there = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype="bfloat16", device="mps")
+    finally:
+        session.end_simulation()
+
+    assert verdict.certificate.identity.simulated
+    assert "SIMULATED MPS: no figure here is one of MPS." in str(verdict)
+    assert "SIMULATED" in str(verdict.certificate)
+    assert there.precision.candidates[0].certificate == verdict.certificate
+    with pytest.warns(OpenMedWarning, match=r"it was measured on mps \(SIMULATED\), and this is cpu"):
+        session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype="bfloat16")

@@ -1,0 +1,156 @@
+"""What becomes of entities between a reference and a candidate, and of both against gold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.spans import SHOWN_CHANGES, Score, Spans, compare_spans, gold_spans, score
+
+D, G = "DISEASE", "GENE"
+
+BORDERS = st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda one: (one[0], one[0] + one[1]))
+TEXTS = st.dictionaries(BORDERS, st.sampled_from([D, G, "DOSE"]), max_size=8).map(
+    lambda found: [(start, end, label) for (start, end), label in found.items()]
+)
+"""Entities of one text: one label for each pair of borders."""
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "counts"),
+    [
+        ([], [], (0, 0, 0, 0, 0)),
+        ([(0, 6, D)], [(0, 6, D)], (1, 0, 0, 0, 0)),
+        ([(0, 6, D)], [(0, 9, D)], (0, 1, 0, 0, 0)),
+        ([(0, 6, D)], [(0, 6, G)], (0, 0, 1, 0, 0)),
+        ([(0, 6, D)], [(0, 9, G)], (0, 0, 0, 1, 1)),
+        ([(0, 6, D)], [(6, 9, D)], (0, 0, 0, 1, 1)),
+        ([(0, 6, D)], [], (0, 0, 0, 1, 0)),
+        ([], [(0, 6, D)], (0, 0, 0, 0, 1)),
+        ([(0, 20, D)], [(0, 6, D), (8, 20, D)], (0, 1, 0, 0, 1)),
+        ([(0, 6, D), (8, 20, D)], [(0, 20, D)], (0, 1, 0, 1, 0)),
+        ([(0, 10, D), (9, 12, D)], [(2, 9, D), (0, 4, D)], (0, 1, 0, 1, 1)),
+        ([(0, 4, D), (2, 9, D)], [(3, 12, D), (3, 5, D)], (0, 2, 0, 0, 0)),
+        ([(0, 6, D), (0, 6, D)], [(0, 6, D)], (1, 0, 0, 1, 0)),
+    ],
+)
+def test_what_becomes_of_entities(reference, candidate, counts):
+    """Entities are exact, moved, relabelled, missing or extra, each counted once."""
+    found = compare_spans(reference, candidate)
+
+    assert (found.exact, found.moved, found.relabelled, found.missing, found.extra) == counts
+
+
+@given(TEXTS, TEXTS)
+def test_every_entity_is_exactly_one_of_them(reference, candidate):
+    """Every entity of either side is counted once, and every change names what is really there."""
+    found = compare_spans(reference, candidate, text=7)
+
+    assert found.exact + found.moved + found.relabelled + found.missing == len(reference)
+    assert found.exact + found.moved + found.relabelled + found.extra == len(candidate)
+    changed = {kind: [one for one in found.changes if one.kind == kind] for kind in ("moved", "missing", "extra")}
+    assert len(changed["moved"]) == found.moved
+    same = {*reference} & {*candidate}
+    assert {one.reference for one in found.changes if one.reference} == {*reference} - same
+    assert {one.candidate for one in found.changes if one.candidate} == {*candidate} - same
+    assert {one.text for one in found.changes} <= {7}
+
+
+@given(TEXTS, TEXTS)
+def test_sides_may_change_places(reference, candidate):
+    """With the sides changed, missing is extra and the other counts are the same."""
+    there, back = compare_spans(reference, candidate), compare_spans(candidate, reference)
+
+    assert (there.exact, there.moved, there.relabelled) == (back.exact, back.moved, back.relabelled)
+    assert (there.missing, there.extra) == (back.extra, back.missing)
+    assert there.agreement == back.agreement
+
+
+@given(TEXTS)
+def test_same_entities_are_exact(reference):
+    """Entities compared with themselves in another order are all exact."""
+    assert compare_spans(reference, reversed(reference)) == Spans(exact=len(reference))
+
+
+def test_sum_counts_all_and_keeps_the_first_changes():
+    """Counts of texts are added; of the changes the first are kept."""
+    texts = [compare_spans([(0, 6, D)], [(0, 9, D)], number) for number in range(SHOWN_CHANGES + 5)]
+    together = sum(texts, Spans())
+
+    assert together.moved == SHOWN_CHANGES + 5
+    assert [one.text for one in together.changes] == list(range(SHOWN_CHANGES))
+    assert json.loads(json.dumps(together.to_dict()))["changes"][3] == {
+        "text": 3,
+        "kind": "moved",
+        "reference": [0, 6, D],
+        "candidate": [0, 9, D],
+    }
+
+
+@pytest.mark.parametrize(
+    ("spans", "agreement"),
+    [
+        (Spans(), 1.0),
+        (Spans(exact=99, missing=1), 0.99),
+        (Spans(exact=99, extra=1), 0.99),
+        (Spans(exact=98, moved=1, relabelled=1), 0.98),
+        (Spans(missing=1), 0.0),
+    ],
+)
+def test_agreement_counts_what_either_side_found(spans, agreement):
+    """The agreement is the share of the exact among all that either side found."""
+    assert spans.agreement == agreement
+
+
+def test_scores_are_of_exact_borders_and_labels():
+    """Recall, precision and F1 count what is right in both borders and the label, and add up over texts."""
+    one = score([(0, 6, D), (9, 20, D)], [(0, 6, D), (9, 15, D), (30, 33, D)])
+
+    assert (one.recall, one.precision, one.f1) == (1 / 2, 1 / 3, 2 / 5)
+    assert one + Score(1, 1, 1) == Score(3, 4, 2)
+    assert (Score().recall, Score().precision, Score().f1) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "entity",
+    [
+        (4, 10, D),
+        [4, 10, D],
+        {"start": 4, "end": 10, "label": D},
+        {"start": 4, "end": 10, "entity_group": D, "score": 0.9, "word": "asthma"},
+        {"start": 4, "end": 10, "entity": D},
+    ],
+)
+def test_forms_of_gold(entity):
+    """A gold entity is a tuple, or a mapping as the pipelines give it."""
+    assert gold_spans([[], [entity]]) == ((), ((4, 10, D),))
+    assert gold_spans(iter([(entity,)])) == (((4, 10, D),),)
+
+
+@pytest.mark.parametrize(
+    ("gold", "said"),
+    [
+        ("gold", "The gold cannot be str"),
+        (None, "The gold cannot be NoneType"),
+        ({0: []}, "The gold cannot be dict"),
+        ([[], None], "The gold of text 1 cannot be NoneType"),
+        ([[], {"start": 1}], "The gold of text 1 cannot be dict"),
+        ([[(0, 6, D), (0, 6)]], "The gold of text 0 has no entity at its place 1"),
+        ([[(0, 6, 5)]], "text 0 has no entity at its place 0"),
+        ([[(6, 6, D)]], "text 0 has no entity at its place 0"),
+        ([[(-1, 6, D)]], "text 0 has no entity at its place 0"),
+        ([[(0.0, 6.0, D)]], "text 0 has no entity at its place 0"),
+        ([[(False, True, D)]], "text 0 has no entity at its place 0"),
+        ([[{"start": 4, "end": 10}]], "text 0 has no entity at its place 0"),
+        ([["asthma"]], "text 0 has no entity at its place 0"),
+    ],
+)
+def test_what_is_no_gold(gold, said):
+    """Anything else is an error that names the text and the place by their numbers, and no word."""
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        gold_spans(gold)
+    assert "asthma" not in str(caught.value)
