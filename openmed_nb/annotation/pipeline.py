@@ -63,7 +63,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """What came of ``compile``; ``None`` where it was not asked for."""
 
     precision: Any = None
-    """Why its model has the type that it has (:class:`openmed_nb.runbook.dtype_choice.DtypeChoice`); ``None`` where nothing
+    """Why its model has the type that it has (:class:`openmed_nb.runbook.precision.dtype_choice.DtypeChoice`); ``None`` where nothing
     but float32 was asked for."""
 
     _known_frame: tuple[Any, Frame | None] = (None, None)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..runbook.doctor.report import DoctorReport
     from ..runbook.operators.fallbacks import FallbackLedger
     from ..runbook.operators.forecast import Forecast
-    from ..runbook.parity import ParityReport
-    from ..runbook.precision_gate import PrecisionVerdict
+    from ..runbook.precision.gate import PrecisionVerdict
+    from ..runbook.precision.parity import ParityReport
     from ..runbook.signals.values import Signals
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.chunks import in_chunks
+from ...annotation.chunks import in_chunks
 
 if TYPE_CHECKING:
-    from ..annotation.stream import Annotator
+    from ...annotation.stream import Annotator
 
 PASSES = 5
 """How often texts are read each way, to be timed; the fastest counts."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 
 Span = tuple[int, int, str]
 """Where an entity begins and ends, in characters, and its label."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..devices.computer import Computer
-from ..devices.conversion_report import level_of_caller
-from ..errors import OpenMedWarning, one_line
-from ..interface.display import Report, Shown, Table
-from ..models.config import OpenMedConfig
-from ..models.loading import LoadSpec, model_folder
-from ..models.quantization import INT8
-from ..models.store import ModelKey
+from ...devices.computer import Computer
+from ...devices.conversion_report import level_of_caller
+from ...errors import OpenMedWarning, one_line
+from ...interface.display import Report, Shown, Table
+from ...models.config import OpenMedConfig
+from ...models.loading import LoadSpec, model_folder
+from ...models.quantization import INT8
+from ...models.store import ModelKey
 from .certificate_store import CertificateStore, certificate_store
 from .certificates import Certificate, Identity, identity_of
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.parity import TOLERANCES, Differences, GradientDifference, ParityReport
-from openmed_nb.runbook.spans import Change, Score, Spans
+from openmed_nb.runbook.precision.parity import TOLERANCES, Differences, GradientDifference, ParityReport
+from openmed_nb.runbook.precision.spans import Change, Score, Spans
 
 GOOD = ParityReport(
     model="bundled",

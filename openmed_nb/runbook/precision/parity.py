@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..devices.simulation import NOTE, shows_simulated
-from ..interface.display import Report, Shown, Table
-from ..quantities import counted
-from .findings import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, findings_table, worst
+from ...devices.simulation import NOTE, shows_simulated
+from ...interface.display import Report, Shown, Table
+from ...quantities import counted
+from ..findings import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, findings_table, worst
 from .spans import Score, Spans
 
 REFERENCE = "cpu in float32"

@@ -16,11 +16,11 @@ from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.certificate_store import certificate_store
-from openmed_nb.runbook.certificates import Identity, identity_of
-from openmed_nb.runbook.parity import Differences, ParityReport
-from openmed_nb.runbook.precision_gate import Gate, judge
-from openmed_nb.runbook.spans import Score, Spans
+from openmed_nb.runbook.precision.certificate_store import certificate_store
+from openmed_nb.runbook.precision.certificates import Identity, identity_of
+from openmed_nb.runbook.precision.gate import Gate, judge
+from openmed_nb.runbook.precision.parity import Differences, ParityReport
+from openmed_nb.runbook.precision.spans import Score, Spans
 from openmed_nb.session import SESSION, Session
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.chunks import in_chunks
-from ..annotation.corpus import stream_of
-from ..annotation.fingerprints import fingerprint_of
-from ..annotation.stream import chunk_characters
-from ..devices.allocators import empty_cache
-from ..devices.backend import TENSOR_LOCK, synchronize
-from ..devices.memory import is_out_of_memory
-from ..devices.simulation import shown_device
-from ..devices.transfer import to_array
-from ..errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
-from ..models.quantization import INT8
+from ...annotation.chunks import in_chunks
+from ...annotation.corpus import stream_of
+from ...annotation.fingerprints import fingerprint_of
+from ...annotation.stream import chunk_characters
+from ...devices.allocators import empty_cache
+from ...devices.backend import TENSOR_LOCK, synchronize
+from ...devices.memory import is_out_of_memory
+from ...devices.simulation import shown_device
+from ...devices.transfer import to_array
+from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
+from ...models.quantization import INT8
 from .gradients import gradient_difference
 from .pairs import Pair, evaluating
 from .parity import Differences, GradientDifference, ParityReport
@@ -29,10 +29,10 @@ from .spans import Score, Span, Spans, compare_spans, gold_spans, score
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..annotation.batches import Batch
-    from ..annotation.decoding import Entity
-    from ..annotation.forward import Inputs, Network
-    from ..annotation.stream import Annotator, Answer, Prepared
+    from ...annotation.batches import Batch
+    from ...annotation.decoding import Entity
+    from ...annotation.forward import Inputs, Network
+    from ...annotation.stream import Annotator, Answer, Prepared
 
 
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
@@ -128,7 +128,7 @@ class Tally:
 
     def add(self, prepared: Prepared) -> None:
         """Run a chunk of texts both ways, and count."""
-        from ..annotation.forward import ForwardRun, settled
+        from ...annotation.forward import ForwardRun, settled
 
         reference, candidate = self.pair.reference, self.pair.candidate
         outputs: tuple[list[Any], list[Any]] = ([], [])
@@ -155,7 +155,7 @@ class Tally:
         """
         import numpy as np
 
-        from ..annotation.forward import owned_positions
+        from ...annotation.forward import owned_positions
 
         owned = owned_positions(prepared.windows, batch, self.pair.candidate.network.frame)[1]
         ours, theirs = (logits[: len(batch.rows)][owned] for logits in (reference, candidate))
@@ -239,7 +239,7 @@ def run_both(
     Raises:
         DeviceUnavailable: Where a single window does not fit, and where the device fails for another reason.
     """
-    from ..annotation.forward import fill
+    from ...annotation.forward import fill
 
     inputs = fill(prepared.tokens, prepared.windows, batch, candidate)
     try:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ..devices.request import kind_of
-from ..errors import ConfigurationError
-from ..interface.display import Report, Shown
-from ..models.loading import LoadSpec, load
-from ..quantities import counted
+from ...devices.request import kind_of
+from ...errors import ConfigurationError
+from ...interface.display import Report, Shown
+from ...models.loading import LoadSpec, load
+from ...quantities import counted
 from .certificate_store import CertificateStore
 from .certificates import Certificate, Evidence, Identity
 from .dtype_choice import REDUCED
@@ -22,7 +22,7 @@ from .parity import RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, ParityReport, recall_
 from .speed import speed_up
 
 if TYPE_CHECKING:
-    from ..annotation.stream import Annotator
+    from ...annotation.stream import Annotator
 
 FLOAT32_INSTEAD = "Use float32, or try another type."
 

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..errors import ConfigurationError, cause
-from ..quantities import counted
+from ...errors import ConfigurationError, cause
+from ...quantities import counted
 from .certificates import Certificate, Identity, changes, expired_because
 
 DATA_VARIABLE = "OPENMED_NB_DATA"

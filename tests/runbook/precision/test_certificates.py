@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.certificate_store import CertificateStore, certificate_store
-from openmed_nb.runbook.certificates import (
+from openmed_nb.runbook.precision.certificate_store import CertificateStore, certificate_store
+from openmed_nb.runbook.precision.certificates import (
     FORMAT,
     Certificate,
     Evidence,

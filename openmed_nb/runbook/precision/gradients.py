@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..devices.backend import TENSOR_LOCK, synchronize
-from ..errors import DeviceUnavailable, cause
+from ...devices.backend import TENSOR_LOCK, synchronize
+from ...errors import DeviceUnavailable, cause
 from .parity import GradientDifference
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..annotation.forward import Inputs, Network
-    from ..annotation.stream import Annotator, Prepared
+    from ...annotation.forward import Inputs, Network
+    from ...annotation.stream import Annotator, Prepared
 
 TOKENS = 1024
 """How many tokens the step has at most; its activations are kept on both devices."""
@@ -36,7 +36,7 @@ def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Pr
     Raises:
         DeviceUnavailable: Where the device fails.
     """
-    from ..annotation.forward import fill
+    from ...annotation.forward import fill
 
     batch = candidate.batches(prepared, candidate.budget.within(TOKENS))[0]
     inputs = fill(prepared.tokens, prepared.windows, batch, candidate.network)

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any, TypeVar
 
-from ..devices.backend import import_torch
-from ..devices.computer import Computer
-from ..devices.names import own_name
-from ..devices.request import kind_of
-from ..devices.simulation import MARK, NOTE
-from ..interface.display import Report, Shown, Table
-from ..models.content import content_of
-from ..models.loading import LoadSpec, model_folder
-from ..quantities import counted
+from ...devices.backend import import_torch
+from ...devices.computer import Computer
+from ...devices.names import own_name
+from ...devices.request import kind_of
+from ...devices.simulation import MARK, NOTE
+from ...interface.display import Report, Shown, Table
+from ...models.content import content_of
+from ...models.loading import LoadSpec, model_folder
+from ...quantities import counted
 
 FORMAT = "openmed_nb certificate, 1"
 

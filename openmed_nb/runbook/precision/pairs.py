@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.building import build_pipeline
-from ..devices.backend import TENSOR_LOCK
-from ..errors import ConfigurationError
-from ..models.config import DEFAULT_STRATEGY
-from ..models.loading import LoadSpec, load
-from ..models.quantization import INT8, dtype_of, is_quantized
+from ...annotation.building import build_pipeline
+from ...devices.backend import TENSOR_LOCK
+from ...errors import ConfigurationError
+from ...models.config import DEFAULT_STRATEGY
+from ...models.loading import LoadSpec, load
+from ...models.quantization import INT8, dtype_of, is_quantized
 
 if TYPE_CHECKING:
     import torch
 
-    from ..annotation.pipeline import AnnotationPipeline
-    from ..annotation.stream import Annotator
+    from ...annotation.pipeline import AnnotationPipeline
+    from ...annotation.stream import Annotator
 
 ROUNDED = "The reference has this pipeline's weights, rounded to {dtype} already; pass the model's name to compare with its files."
 

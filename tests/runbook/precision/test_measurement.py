@@ -13,9 +13,9 @@ from openmed_nb.annotation.building import build_pipeline
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load
-from openmed_nb.runbook.measurement import parity_of
-from openmed_nb.runbook.pairs import evaluating, float32_copy, pair_of_files, pair_of_pipeline
-from openmed_nb.runbook.speed import speed_up
+from openmed_nb.runbook.precision.measurement import parity_of
+from openmed_nb.runbook.precision.pairs import evaluating, float32_copy, pair_of_files, pair_of_pipeline
+from openmed_nb.runbook.precision.speed import speed_up
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
