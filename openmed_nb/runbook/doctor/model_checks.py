@@ -83,7 +83,7 @@ def model_in(thing: Any) -> torch.nn.Module:
     for model in models:
         if hasattr(model, "named_parameters") and hasattr(model, "named_buffers"):
             return model
-    what = f"A {type(thing).__name__} is no model that can be looked at."
+    what = f"{type(thing).__name__} is no model that can be looked at."
     raise ConfigurationError(what, "Pass the name of a model, a torch module or a pipeline.")
 
 

@@ -252,7 +252,7 @@ def forecast(model: Any, example_inputs: Any = None, training: bool = True) -> F
 
     Args:
         model: A module of torch, or a pipeline.
-        example_inputs: What the model is called with; ``None`` for a pipeline: a synthetic sentence.
+        example_inputs: What the model is called with; ``None`` for a pipeline: two synthetic sentences.
         training: Whether to look at one training step too.
     """
     module, example = read_model(model, example_inputs)

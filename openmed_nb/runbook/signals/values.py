@@ -158,7 +158,7 @@ CONDITIONS = (
             "battery": "the processor may run slower than on the power adapter",
             "UPS": "the mains have failed, and the computer may shut down",
         },
-        "Connect the power adapter before times are measured.",
+        "Connect it to mains power before times are measured.",
     ),
     Condition(
         "power mode",
