@@ -71,8 +71,11 @@ def parser() -> argparse.ArgumentParser:
 def doctor_parser() -> argparse.ArgumentParser:
     """Return the parser of ``python -m openmed_nb doctor``."""
     command = argparse.ArgumentParser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
-    command.add_argument("model", nargs="?", help="an alias, a hub id or a folder of a model to look at too")
-    command.add_argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS")
+    models = command.add_mutually_exclusive_group()
+    models.add_argument("model", nargs="?", help="an alias, a hub id or a folder of a model to look at too")
+    models.add_argument(
+        "--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS; status 1 where one does"
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
     return command
 

@@ -98,3 +98,11 @@ def test_a_mistake_of_the_doctor_is_one_line(capsys: pytest.CaptureFixture[str])
     assert main(["doctor", "disease_detection_tinny"]) == 2
 
     assert capsys.readouterr().err.startswith("UnknownModel: ")
+
+
+def test_doctor_looks_at_one_model_or_forecasts_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model to look at and one to forecast are not taken together."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "bundled", "--ops", "bundled_small"])
+
+    assert "not allowed with argument" in capsys.readouterr().err

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DOUBLE = ("float64", "complex128")
 SIXTEEN_BITS = ("float16", "bfloat16")
-CHECKED_FOR_NAN = ("float16", "bfloat16", "float32", "float64")
+CHECKED_FOR_NAN = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 SHOWN = 3
 """How many names of tensors are shown."""
@@ -81,7 +81,8 @@ def model_in(thing: Any) -> torch.nn.Module:
     """
     models: tuple[Any, ...] = (thing, getattr(thing, "model", None))
     for model in models:
-        if hasattr(model, "named_parameters") and hasattr(model, "named_buffers"):
+        is_class = isinstance(model, type)
+        if not is_class and hasattr(model, "named_parameters") and hasattr(model, "named_buffers"):
             return model
     what = f"{type(thing).__name__} is no model that can be looked at."
     raise ConfigurationError(what, "Pass the name of a model, a torch module or a pipeline.")
@@ -162,8 +163,8 @@ CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
 def _finite(weight: torch.Tensor) -> bool:
     import torch
 
-    counts = not weight.is_meta and weight.layout == torch.strided and _type(weight) in CHECKED_FOR_NAN
-    return not counts or bool(torch.isfinite(weight.detach()).all())
+    there = not (weight.is_meta or torch.nn.parameter.is_lazy(weight)) and weight.layout == torch.strided
+    return not (there and _type(weight) in CHECKED_FOR_NAN) or bool(torch.isfinite(weight.detach()).all())
 
 
 def _of_types(subject: Subject, types: tuple[str, ...]) -> list[str]:
@@ -185,6 +186,6 @@ def _some(names: list[str]) -> str:
 
 def _summary(subject: Subject) -> str:
     tensors = dict(subject.tensors())
-    types = sorted({_type(tensor) for tensor in tensors.values() if tensor.is_floating_point()})
+    types = sorted({_type(tensor) for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()})
     where = sorted({shown_device(str(tensor.device)) for tensor in tensors.values()})
     return f"{' and '.join(types) or 'no weights'}{' on ' if where else ''}{' and '.join(where)}"

@@ -176,7 +176,7 @@ def _parsed(text: str) -> Requirement | None:
 def _version(distribution: Any) -> str:
     """Return the version that a package's files say, empty where they are damaged or gone."""
     try:
-        return str(distribution.metadata["Version"] or "")
+        return str(distribution.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
     except UNREADABLE:
         return ""
 

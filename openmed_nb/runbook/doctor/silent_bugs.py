@@ -263,8 +263,8 @@ BUGS = (
         UPGRADE,
     ),
 )
-"""The errors that are looked for. Left out are those that need more than some megabytes, that could end the process, or that
-only programs meet which generate text; and copies that do not wait (pytorch#189690), which this package never makes."""
+"""The errors that are looked for, which are not all. Left out are those that need more than some megabytes or could end the
+process, and copies that do not wait (pytorch#189690), which this package never makes."""
 
 
 def bugs_of(device: str) -> tuple[SilentBug, ...]:

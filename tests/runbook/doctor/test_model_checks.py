@@ -136,11 +136,22 @@ def test_healthy_model(tagger, tiny):
         lambda: torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.LSTM(2, 2)),
         torch.nn.ReLU,
         lambda: torch.nn.Conv2d(1, 1, 1),
+        lambda: torch.nn.LazyLinear(2),
     ],
 )
 def test_plain_module(make):
-    """A plain torch module without a configuration or a tokenizer is looked at too."""
+    """A plain torch module without a configuration or a tokenizer is looked at too, also before its weights have shapes."""
     assert [one.status for one in model_findings("plain", make())] == [OK]
+
+
+def test_complex_weights():
+    """Complex weights are named as such, and NaN is found in them too."""
+    model = torch.nn.Linear(2, 2, dtype=torch.complex64)
+    healthy = model_findings("complex", model)
+    model.weight.detach()[0, 0] = torch.nan
+
+    assert [one.evidence.partition(";")[0] for one in healthy] == ["complex64 on cpu"]
+    assert names(model_findings("complex", model)) == {"NaN": FAILED}
 
 
 @pytest.mark.real_computer
@@ -166,7 +177,7 @@ def test_pipeline_and_loaded_model(keyword_model):
         SESSION.unload()
 
 
-@pytest.mark.parametrize("thing", [None, 3, "bundled", object, {"model": 1}])
+@pytest.mark.parametrize("thing", [None, 3, "bundled", object, {"model": 1}, torch.nn.Linear])
 def test_no_model(thing):
     """Something that is no model is one of our errors."""
     with pytest.raises(ConfigurationError, match="no model"):
