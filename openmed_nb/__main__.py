@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from .session import SESSION
 DOCTOR = "doctor"
 """The first word of the command that looks at the computer; a note in a file of that name is called ``./doctor``."""
 
+PIPE_CLOSED = 141
+"""The exit status where nobody reads the answer, which is what a shell says of a program that SIGPIPE ended."""
+
 NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
 
@@ -28,30 +32,42 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     try:
-        return run(rest)
+        answer, status = run(rest)
     except OpenMedError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    return status if printed(answer) else PIPE_CLOSED
 
 
-def annotate(arguments: list[str]) -> int:
-    """Annotate a note, and print the device, the reason and what was found."""
+def printed(text: str) -> bool:
+    """Print a text, and tell whether it could be: a reader such as ``head`` may have closed the pipe.
+
+    Python would then complain again when it ends, so its output goes nowhere (Python's ``signal``, "Note on SIGPIPE").
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def annotate(arguments: list[str]) -> tuple[str, int]:
+    """Annotate a note; return the device, the reason and what was found, and the exit status."""
     asked = parser().parse_args(arguments)
     SESSION.start()
     text = read_note(asked.note)
     found = SESSION.annotate_text(text, asked.model, asked.device)
     choice = SESSION.device(asked.device)
-    print(Json.of({"choice": choice.to_dict(), **found.to_dict()}) if asked.json else f"{choice}\n\n{found}")
-    return 0
+    return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})) if asked.json else f"{choice}\n\n{found}", 0
 
 
-def examine(arguments: list[str]) -> int:
-    """Print what the doctor found, or the forecast for a model; the status is 1 where something failed."""
+def examine(arguments: list[str]) -> tuple[str, int]:
+    """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
     asked = doctor_parser().parse_args(arguments)
     SESSION.start()
     answer = SESSION.doctor(asked.model) if asked.ops is None else SESSION.forecast(asked.ops)
-    print(Json.of(answer.to_dict()) if asked.json else answer)
-    return answer.exit_code
+    return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,19 @@ def test_doctor_prints_its_report_and_how_it_is(capsys: pytest.CaptureFixture[st
     assert "torch" in printed.out
     assert status == (0 if " 0 failed" in printed.out else 1)
     assert printed.err == ""
+
+
+def test_pipe_that_is_closed_ends_the_command_quietly(tmp_path: Path) -> None:
+    """Where nobody reads the answer, as after ``| head -1``, the command ends as other tools do, without a traceback."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        command = [sys.executable, "-m", "openmed_nb", "doctor"]
+        ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, cwd=tmp_path, timeout=120, check=False)
+    finally:
+        os.close(writes)
+
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:

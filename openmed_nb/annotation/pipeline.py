@@ -17,7 +17,8 @@ from transformers import TokenClassificationPipeline
 from ..devices.backend import TENSOR_LOCK
 from ..errors import ConfigurationError, cause
 from ..models.config import check_strategy
-from ..models.loading import move, usable_length
+from ..models.loading import move
+from ..models.tokenizer_limits import usable_length
 from .batches import Budget
 from .calibration import Calibration, calibrate
 from .compilation import Compilation, compare

@@ -154,8 +154,9 @@ class OpenMedMagics(Magics):
         return Json.of(answer.to_dict()) if arguments.json else answer
 
     def _named(self, name: str | None) -> Any:
-        """Return the variable of that name, or the name itself, which is then one of a model."""
-        return self.shell.user_ns.get(name, name)
+        """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""
+        value = self.shell.user_ns.get(name, name)
+        return name if isinstance(value, str) else value
 
     def _may_assign(self, name: str) -> bool:
         """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""

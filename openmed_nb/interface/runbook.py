@@ -130,9 +130,9 @@ def validate_precision(
     It is accepted where at least 99 percent of the entities are the same as on the CPU in float32, of at least 50, and where
     at most one percent of the gold entities is lost. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
     names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
-    ``dtype="auto"`` takes the type from then on where it is faster than float32, and loading the model in this type warns no
-    more. It counts for these very files on this device with this torch and transformers. Where the type is refused, an
-    older certificate of the same is removed.
+    ``dtype="auto"`` takes the type from then on where nearly every reading was faster than float32, and loading the model in
+    this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its
+    counts are enough for what is asked for. Where the type is refused, an older certificate of the same is removed.
 
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.

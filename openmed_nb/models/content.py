@@ -11,13 +11,18 @@ from pathlib import Path
 from ..errors import ModelUnusable, cause
 from .folder import PICKLES, SAFETENSORS, shards
 
-SETTINGS = ("config.json", "*.py")
+SETTINGS = ("config*.json", "*.py")
+"""A ``config.json`` may name another one for a version of transformers, such as ``config.4.0.0.json``."""
 
 TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model"),
 )
-"""The files that tokenizers of transformers are made of (``vocab_files_names`` of its classes)."""
+"""The files that tokenizers of transformers are made of (``vocab_files_names`` of its classes), those for a version among
+them, such as ``tokenizer.4.0.0.json``."""
+
+ADAPTER = ("adapter_config.json", "adapter_model.*")
+"""What transformers adds to the weights where the package peft is installed."""
 
 PIECE = 1 << 20
 
@@ -40,7 +45,7 @@ class Content:
 def content_of(folder: Path) -> Content:
     """Return the fingerprints of a model's files; a file is read once in a process, until it changes."""
     return Content(
-        fingerprint(weight_files(folder)),
+        fingerprint([*weight_files(folder), *matching(folder, ADAPTER)]),
         fingerprint(matching(folder, SETTINGS)),
         fingerprint(matching(folder, TOKENIZER)),
     )
@@ -72,7 +77,7 @@ def fingerprint(files: Iterable[Path]) -> str:
     for path in files:
         try:
             stat = path.stat()
-            content = digest_of(str(path), stat.st_size, stat.st_mtime_ns)
+            content = digest_of(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         except OSError as error:
             what = f"The file {path.name!r} of the model cannot be read: {cause(error)}."
             raise ModelUnusable(what, "Check it, or download the model again.") from error
@@ -81,8 +86,11 @@ def fingerprint(files: Iterable[Path]) -> str:
 
 
 @functools.cache
-def digest_of(path: str, _size: int, _changed: int) -> str:
-    """Return the digest of a file; its size and time of change are what tells that it must be read again."""
+def digest_of(path: str, _size: int, _changed: int, _touched: int) -> str:
+    """Return the digest of a file; its size and times are what tells that it must be read again.
+
+    A copy may keep the time of change of its original, but not the one that the system sets (``st_ctime``).
+    """
     digest = hashlib.blake2b(digest_size=16)
     with Path(path).open("rb") as file:
         while piece := file.read(PIECE):

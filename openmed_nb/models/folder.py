@@ -68,7 +68,8 @@ def check_redirections(config: dict[str, Any], name: str) -> None:
     """Check that a model is made of the files that are looked at here, and of nothing from elsewhere.
 
     Raises:
-        ModelRefused: Where its settings name another file of weights, which could be a pickle, or a kernel on the hub.
+        ModelRefused: Where its settings name another file of weights, which could be a pickle, other files of settings, or a
+            kernel on the hub.
 
     Example:
         >>> check_redirections({"attn_implementation": "sdpa"}, "mine")
@@ -76,6 +77,9 @@ def check_redirections(config: dict[str, Any], name: str) -> None:
     if config.get("transformers_weights"):
         what = f"The config.json of {name!r} names weights of its own in transformers_weights."
         raise ModelRefused(what, "Remove that line, and keep the weights in model.safetensors.")
+    if config.get("configuration_files"):  # transformers would read one of them in the place of what is checked here.
+        what = f"The config.json of {name!r} names other settings in configuration_files."
+        raise ModelRefused(what, "Remove that line, and keep the settings in config.json.")
     if "/" in str(config.get("attn_implementation", "")):
         what = f"The config.json of {name!r} asks for code from the hub in attn_implementation."
         raise ModelRefused(what, "Remove that line.")

@@ -18,18 +18,13 @@ from .hub import fetch_model
 from .importing import collector_at_rest, import_transformers, quiet_transformers
 from .quantization import INT8, check_int8, is_quantized, quantize
 from .registry import ModelReference, find_model
+from .tokenizer_limits import check_vocabulary, usable_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 READ_AS = {INT8: "float32", "auto": "float32"}
 """In which type weights are read that become another one; what ``auto`` stands for is decided above this floor."""
-
-LONGEST_REAL_LIMIT = 1_000_000
-"""Tokenizers that know no limit say a number far above this one (transformers' ``VERY_LARGE_INTEGER``)."""
-
-MODELS_WITH_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "esm")
-"""Models that count positions from ``pad_token_id + 1``, so two of their positions are never used."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,8 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
     remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
     import_transformers()
-    with collector_at_rest(), quiet_transformers():
+    # transformers sets torch's default type while it makes a model: a load in another thread would take it over.
+    with TENSOR_LOCK, collector_at_rest(), quiet_transformers():
         config = load_config(folder, name, READ_AS.get(spec.dtype, spec.dtype), remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
         check_labels(config, name)
@@ -133,19 +129,6 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     tokenizer.model_max_length = usable_length(tokenizer, model.config)
     move(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config, folder)
-
-
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name: str) -> None:
-    """Check that the model has an embedding for every token of its tokenizer.
-
-    Raises:
-        ModelUnusable: Where it has not: an error in the middle of a text on a CPU, silently zero rows on MPS.
-    """
-    rows = model.get_input_embeddings().weight.shape[0]
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= rows:
-        what = f"The tokenizer of {name!r} has token {largest}, and the model has embeddings for {rows} tokens."
-        raise ModelUnusable(what, "Call resize_token_embeddings on the model, and save both together.")
 
 
 def model_folder(spec: LoadSpec) -> Path:
@@ -273,20 +256,6 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
         except BaseException:  # An interrupted move leaves no model in two halves.
             model.to(former)
             raise
-
-
-def usable_length(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> int:
-    """Return how many tokens the model really takes, special tokens included.
-
-    Some tokenizers know no limit, and a text beyond the model's position table gives an IndexError on a CPU and
-    silently wrong rows on MPS.
-    """
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and config.model_type in MODELS_WITH_OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
-    shortest = tokenizer.num_special_tokens_to_add() + 1
-    limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
-    return int(min((limit for limit in limits if shortest <= limit < LONGEST_REAL_LIMIT), default=512))
 
 
 def _without_float64(model: PreTrainedModel) -> None:

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..activity import Activity
 from ..devices.allocators import empty_cache
@@ -127,6 +128,10 @@ class ModelStore:
     def named(self, name: str | None = None) -> tuple[LoadedModel, ...]:
         """Return the loaded models of a name, or all, in the order of loading."""
         return tuple(one for key, one in self._models.items() if name is None or name in key.spec.reference.names)
+
+    def key_of(self, model: Any) -> ModelKey | None:
+        """Return what a model was loaded as, ``None`` for one that was not loaded here."""
+        return next((key for key, one in self._models.items() if one.model is model), None)
 
     def announce(self) -> None:
         """Tell of each model that follows the session where it is, as if it had just arrived."""

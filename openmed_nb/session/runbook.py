@@ -14,6 +14,7 @@ from .models import ModelVerbs
 if TYPE_CHECKING:
     from ..runbook.doctor.report import DoctorReport
     from ..runbook.operators.forecast import Forecast
+    from ..runbook.precision.dtype_choice import Validation
     from ..runbook.precision.gate import PrecisionVerdict
     from ..runbook.precision.parity import ParityReport
     from ..runbook.signals.values import Signals
@@ -33,7 +34,16 @@ class RunbookVerbs(ModelVerbs):
 
         with self._unchanged_on_error():
             models = models_to_look_at(model, self.models.named, lambda name: self.load_model(name, OpenMedConfig()))
-            return diagnose(examine(self.computer, lambda: self._choice_or_error(confirm=True), models))
+            return diagnose(
+                examine(self.computer, lambda: self._choice_or_error(confirm=True), models, self._validation)
+            )
+
+    def _validation(self, model: Any) -> Validation | None:
+        """Return what is known of a model in a reduced type, where it was loaded by the session."""
+        from ..runbook.precision.dtype_choice import validation_of
+
+        key = self.models.key_of(model)
+        return None if key is None else validation_of(key, str(model.device), self.computer, self._environ)
 
     def signals(self) -> Signals:
         """Return load, memory, power and heat of this computer at this moment; nothing is loaded for that."""
@@ -69,7 +79,8 @@ class RunbookVerbs(ModelVerbs):
             measuring: Those of ``runbook.precision.measurement.parity_of``.
         """
         from ..annotation.corpus import checked_pipeline
-        from ..runbook.precision.measurement import checked_texts, parity_of
+        from ..runbook.precision.inputs import checked_texts
+        from ..runbook.precision.measurement import parity_of
         from ..runbook.precision.pairs import pair_of_files, pair_of_pipeline
 
         with self._listeners.told_after():
@@ -96,7 +107,7 @@ class RunbookVerbs(ModelVerbs):
         from ..runbook.precision.certificate_store import certificate_store
         from ..runbook.precision.certificates import identity_of
         from ..runbook.precision.gate import check_named, check_reduced, validate
-        from ..runbook.precision.measurement import checked_texts
+        from ..runbook.precision.inputs import checked_texts
 
         with self._listeners.told_after():
             check_named(model)

@@ -100,6 +100,34 @@ ERRORS = {
         unsupported("aten::_pdist_forward"),
         lambda: torch.pdist(ones(3, 2, requires_grad=True)).sum().backward(),
     ),
+    "attention by the names of its arguments": (
+        NotImplementedError,
+        DROPOUT,
+        lambda: torch.nn.functional.scaled_dot_product_attention(
+            **{name: ones(1, 1, 4, 4) for name in ("query", "key", "value")}, dropout_p=0.1
+        ),
+    ),
+    "singular values": (
+        NotImplementedError,
+        unsupported("aten::_linalg_svd.U"),
+        lambda: torch.linalg.svdvals(ones(2, 2)),
+    ),
+    "a part of frexp": (NotImplementedError, unsupported("aten::frexp.Tensor_out"), lambda: torch.frexp(ones(2))),
+    "a part of logspace": (
+        NotImplementedError,
+        unsupported("aten::logspace.out"),
+        lambda: torch.logspace(0, 1, 3, device="mps"),
+    ),
+    "a part of logspace between tensors": (
+        NotImplementedError,
+        unsupported("aten::logspace.out"),
+        lambda: torch.logspace(ones(1)[0], ones(1)[0], 3, device="mps"),
+    ),
+    "a part of least squares": (
+        NotImplementedError,
+        unsupported("aten::linalg_lstsq.out"),
+        lambda: torch.linalg.lstsq(ones(2, 2), ones(2, 2)),
+    ),
     "dropout without gradients": (NotImplementedError, DROPOUT, torch.no_grad()(attend)),
     "dropout where nothing needs a gradient": (NotImplementedError, DROPOUT, attend),
 }
@@ -140,7 +168,10 @@ ALLOWED = {
     "attention with dropout in training": lambda: torch.nn.functional.scaled_dot_product_attention(
         *[ones(1, 1, 4, 4, requires_grad=True)] * 3, dropout_p=0.1
     ),
-    "singular values, which MPS sends to the CPU by itself": lambda: torch.linalg.svdvals(ones(2, 2)),
+    "singular vectors, which MPS sends to the CPU by itself": lambda: torch.linalg.svd(ones(2, 2)),
+    "attention by the names of its arguments": lambda: torch.nn.functional.scaled_dot_product_attention(
+        query=ones(1, 1, 4, 4), key=ones(1, 1, 4, 4), value=ones(1, 1, 4, 4)
+    ),
     "complex64": lambda: ones(2, dtype=torch.complex64),
     "its numbers as a list": lambda: ones(2).tolist(),
     "one number": lambda: ones(2).sum().item(),
@@ -214,12 +245,31 @@ class TestFallback:
         assert mps.fallbacks == ({"aten::mode": 1} if on else {})
 
     @pytest.mark.parametrize("fallback", [True, False])
+    @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+    @pytest.mark.parametrize("decompose", [torch.linalg.svd, torch.svd, lambda matrix: torch.linalg.svd(A=matrix)])
     @pytest.mark.filterwarnings("ignore:The operator")
-    def test_singular_values_always_fall_back(self, fallback):
-        """MPS itself sends a few operators to the CPU, whatever the variable says."""
-        with simulated_device(fallback=fallback) as mps:
-            torch.linalg.svd(ones(2, 2))
+    def test_singular_vectors_always_fall_back(self, decompose, mode, fallback):
+        """MPS itself sends a few operators to the CPU, whatever the variable says, with gradients and without."""
+        with simulated_device(fallback=fallback) as mps, mode():
+            decompose(ones(2, 2, requires_grad=True))
         assert mps.fallbacks == {"aten::linalg_svd": 1}
+
+    @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+    @pytest.mark.parametrize(
+        "compute",
+        [
+            torch.linalg.svdvals,
+            torch.linalg.cond,
+            lambda matrix: torch.linalg.matrix_norm(matrix, 2),
+            lambda matrix: torch.svd(matrix, compute_uv=False),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:The operator")
+    def test_singular_values_fall_back_where_that_is_on(self, compute, mode):
+        """Singular values alone are another operator, which falls back as all others do."""
+        with simulated_device(fallback=True) as mps, mode():
+            compute(ones(2, 2, requires_grad=True))
+        assert mps.fallbacks == {"aten::_linalg_svd.U": 1}
 
     def test_operators_of_the_cpu_are_left_alone(self):
         """An operator that MPS does not have works on tensors of the CPU, and is not counted."""

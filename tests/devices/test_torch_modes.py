@@ -1,16 +1,19 @@
-"""Modes of torch are given back as they were, also where an interrupt falls between taking one away and putting it back."""
+"""Modes of torch are taken off as they were put on, also where an interrupt falls into torch's own bookkeeping."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import overrides
 from torch.overrides import BaseTorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openmed_nb.devices.torch_modes import modes_given_back, modes_of
+from openmed_nb.devices.torch_modes import modes_like, modes_on
 
 
 class Passing(TorchDispatchMode):
@@ -21,27 +24,42 @@ class Passing(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-MODES = {"dispatch": Passing, "function": BaseTorchFunctionMode}
+KINDS = [Passing, BaseTorchFunctionMode]
+POP = {Passing: _python_dispatch._pop_mode, BaseTorchFunctionMode: overrides._pop_mode}
 
 
-@pytest.mark.parametrize("kind", MODES)
-def test_mode_that_stays_behind_is_taken_away(kind: str):
-    """A mode that was put on in the block and never taken off is gone afterwards, and the one around the block is there."""
-    with MODES[kind]() as outer:
-        with contextlib.suppress(KeyboardInterrupt), modes_given_back():
-            MODES[kind]().__enter__()
+@pytest.mark.parametrize("kind", KINDS)
+def test_mode_that_is_put_on_again_is_taken_off(kind: Callable[[], Any]):
+    """A mode that was put on twice and taken off once is gone afterwards, and the one around it is there."""
+    with kind() as outer:
+        mode = kind()
+        with contextlib.suppress(KeyboardInterrupt), modes_on(mode):
+            mode.__enter__()
             raise KeyboardInterrupt
-        assert modes_of(kind) == [outer]
+        assert modes_like(outer) == [outer]
 
-    assert modes_of(kind) == []
+    assert modes_like(outer) == []
 
 
-@pytest.mark.parametrize("kind", MODES)
-def test_mode_that_was_lost_is_put_back(kind: str):
-    """A mode that was taken off in the block and never put back is there again afterwards."""
-    with MODES[kind]() as outer:
-        with modes_given_back():
-            getattr(torch._C, f"_pop_torch_{kind}_stack")()
-        assert modes_of(kind) == [outer]
+@pytest.mark.parametrize("kind", KINDS)
+def test_mode_that_is_lost_takes_no_other_along(kind: Callable[[], Any]):
+    """Where torch has taken a mode off and not put it back, the one around it stays."""
+    with kind() as outer:
+        with contextlib.suppress(KeyboardInterrupt), modes_on(kind()):
+            POP[kind]()
+            raise KeyboardInterrupt
+        assert modes_like(outer) == [outer]
 
-    assert modes_of(kind) == []
+    assert modes_like(outer) == []
+
+
+def test_default_device_that_is_set_meanwhile_stays():
+    """What somebody else puts on inside of the block, such as a default device, stays as it is."""
+    try:
+        with modes_on(BaseTorchFunctionMode()):
+            torch.set_default_device("meta")
+        assert torch.empty(1).is_meta
+    finally:
+        torch.set_default_device(None)
+
+    assert modes_like(BaseTorchFunctionMode()) == []

@@ -75,6 +75,15 @@ def test_mistakes_are_one_clean_error(loaded, line, error):
     assert loaded.state() == before
 
 
+def test_a_note_in_a_variable_is_not_part_of_the_error(loaded):
+    """The text of a variable is taken for no name of a model, and is never shown."""
+    loaded.run("note = 'Patient John Smith has asthma.'")
+    reply = loaded.run("%openmed_doctor note")
+
+    assert reply.error[0] == "UnknownModel"
+    assert "Smith" not in str(reply)
+
+
 def test_help(loaded):
     """--help prints what the magic takes."""
     assert "--ops MODEL" in loaded.run("%openmed_doctor --help").streams["stdout"]

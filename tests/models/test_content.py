@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -39,6 +40,10 @@ def test_one_weight_counts(folder):
     ("file", "parts"),
     [
         ("config.json", ["settings"]),
+        ("config.4.0.0.json", ["settings"]),
+        ("tokenizer.4.0.0.json", ["tokenizer"]),
+        ("adapter_config.json", ["weights"]),
+        ("adapter_model.safetensors", ["weights"]),
         ("modeling_mine.py", ["settings"]),
         ("tokenizer.json", ["tokenizer"]),
         ("tokenizer_config.json", ["tokenizer"]),
@@ -103,3 +108,15 @@ def test_unchanged_files_are_read_once(folder):
     (folder / "config.json").touch()
     content_of(folder)
     assert digest_of.cache_info().misses == before + 1
+
+
+def test_time_of_change_that_was_set_back(folder):
+    """A file of the same length with the former time of change, as some copies have it, is read again."""
+    before, weights = content_of(folder), folder / "model.safetensors"
+    times = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    assert differing(content_of(folder), before) == ["weights"]

@@ -255,6 +255,14 @@ def test_weights_that_the_settings_name_are_refused(folder, load_folder):
         load_folder(folder)
 
 
+def test_other_settings_that_the_settings_name_are_refused(folder, load_folder):
+    """Settings that send transformers to another file of settings are refused, because nobody has looked at that one."""
+    (folder / "config.4.0.0.json").write_bytes((folder / "config.json").read_bytes())
+    config(configuration_files=["config.4.0.0.json"])(folder)
+    with pytest.raises(ModelRefused, match="configuration_files"):
+        load_folder(folder)
+
+
 def test_kernels_from_the_hub_are_refused(folder, load_folder):
     """Settings that ask for an attention kernel of the hub are refused, because it is code."""
     config(attn_implementation="someone/kernel")(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from transformers.utils import logging
 
 from openmed_nb.annotation.building import build_pipeline
 from openmed_nb.errors import ModelUnusable
-from openmed_nb.models.loading import _without_float64, usable_length
+from openmed_nb.models.loading import _without_float64
+from openmed_nb.models.tokenizer_limits import usable_length
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
@@ -70,6 +72,19 @@ def test_failed_load_says_nothing_and_leaves_transformers_settings(folder, capfd
     with pytest.raises(ModelUnusable, match="lack 16 tensors"):
         load_folder(folder)
     assert capfd.readouterr() == ("", "")
+
+
+def test_loads_in_several_threads_keep_their_types(keyword_model, load_folder):
+    """Models that are loaded at the same time in other types get their own: transformers sets torch's default type for a load."""
+
+    def types(dtype):
+        return {one.dtype for one in load_folder(keyword_model, dtype=dtype).model.parameters()}
+
+    wanted = ["float32", "bfloat16", "float16", "float32"] * 3
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(types, wanted))
+    assert found == [{getattr(torch, dtype)} for dtype in wanted]
+    assert (torch.get_default_dtype(), logging.is_progress_bar_enabled()) == (torch.float32, False)
 
 
 def test_float64_becomes_float32_for_mps(keyword_model, load_folder):

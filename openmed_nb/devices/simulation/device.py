@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigurationError, DeviceUnavailable, shorten
 from ...interface.display import Report, Shown, Table
 from ..environment import FALLBACK
+from ..torch_modes import modes_on
 from . import _ACTIVE, DEFAULT_MEMORY, NOTE
 from .allocator import MacMemory, SimulatedAllocator
 from .defects import Defect, by_operator, checked_defects
@@ -155,8 +156,7 @@ def simulated_device(
             kept(FALLBACK, os.environ),
             default_device_given_back(),
             patched(allocator, device.storages, functions.seeing),
-            Operators(device),
-            functions,
+            modes_on(Operators(device), functions),
         ):
             yield shown
     finally:

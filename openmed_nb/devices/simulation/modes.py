@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from .allocator import SimulatedAllocator
 from .messages import NO_DROPOUT, NO_NUMPY, OTHER_GRADIENT, TWO_DEVICES
 from .moving import Device
+from .operators import ALWAYS_ON_CPU, names_above_autograd
 from .storages import name_of, names_of, storage_of, tensors
 
 MPS, CPU = torch.device("mps", 0), torch.device("cpu")
@@ -62,7 +63,8 @@ class Operators(TorchDispatchMode):
                 kwargs = {**kwargs, "device": CPU}
             if self._device.paused or not (here or made_here):
                 return operator(*args, **kwargs)
-            if torch.is_inference_mode_enabled():  # torch has not taken the operator apart yet, as it does elsewhere
+            apart = torch.is_inference_mode_enabled() and operator.name() not in ALWAYS_ON_CPU
+            if apart:  # torch has not done so yet, as it does elsewhere
                 with self:
                     made = operator.decompose(*args, **kwargs)
                 if made is not NotImplemented:
@@ -70,8 +72,7 @@ class Operators(TorchDispatchMode):
             return self._run(operator, args, kwargs, given)
 
     def _run(self, operator: Any, args: Any, kwargs: Any, given: list[int]) -> Any:
-        if given:
-            self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
+        self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
         elsewhere = self._device.storages.elsewhere(given)
         size = size_of_new(operator, args, kwargs)
         if size:
@@ -106,7 +107,7 @@ class Functions(TorchFunctionMode):
             self._device.called[name] += 1
             if self._device.storages.elsewhere(given):
                 self._check_devices(function, args, kwargs)
-            if name in METHODS and isinstance(args[0], torch.Tensor) and self._holds(args[0]):
+            if name in METHODS and self._holds(tensors([args, kwargs])[0]):
                 return METHODS[name](self, function, *args, **kwargs)
         return self._call(function, args, dict(kwargs), given, here)
 
@@ -207,9 +208,15 @@ class Functions(TorchFunctionMode):
             raise NotImplementedError(NO_DROPOUT)
         return function(*args, **kwargs)
 
+    def decompose(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a singular value decomposition, which has another name below autograd."""
+        with self._device.fallbacks.called(names_above_autograd(function.__name__, args, kwargs)):
+            return function(*args, **kwargs)
+
 
 METHODS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("numpy", "__array__", "__dlpack__"), Functions.refuse_array),
+    **dict.fromkeys(("linalg_svd", "svd"), Functions.decompose),
     "_pack_padded_sequence": Functions.pack,
     "scaled_dot_product_attention": Functions.attend,
     "get_device": lambda _mode, _function, _tensor: 0,

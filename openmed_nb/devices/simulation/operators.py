@@ -6,10 +6,12 @@ that of the operator it delegates to, names MPS. MPS names the operator that it 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from .messages import falls_back, not_implemented
 
@@ -21,14 +23,13 @@ ALONE = """
     _fused_adagrad_ _fused_adagrad_.tensor_lr _fused_moving_avg_obs_fq_helper _linalg_eigvals _masked_softmax
     _masked_softmax_backward _pdist_backward _pdist_forward _segment_reduce_backward binomial channel_shuffle
     fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fractional_max_pool3d_backward
-    frexp.Tensor geqrf linalg_eig linalg_eigvals linalg_lstsq linalg_matrix_exp logspace mode multi_margin_loss
-    multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward ormqr poisson put_
-    rrelu_with_noise rrelu_with_noise_ segment_reduce take
+    geqrf linalg_eig linalg_matrix_exp mode multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
+    multilabel_margin_loss_forward ormqr poisson put_ rrelu_with_noise rrelu_with_noise_ segment_reduce take
 """
 """Operators that are named as they are called."""
 
 DELEGATING = """
-    _linalg_eigh:eigenvalues _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
+    _linalg_eigh:eigenvalues _linalg_svd:U _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
     _upsample_lanczos2d_aa:out _upsample_lanczos2d_aa_backward:grad_input adaptive_max_pool3d:out
     adaptive_max_pool3d_backward:grad_input fractional_max_pool2d:output fractional_max_pool2d_backward:grad_input
     fractional_max_pool3d:output heaviside:out linalg_ldl_factor_ex:out linalg_ldl_solve:out special_airy_ai:out
@@ -40,14 +41,23 @@ UNSUPPORTED: Mapping[str, str] = {
     **{f"aten::{name}": f"aten::{name}" for name in ALONE.split()},
     **{f"aten::{pair.partition(':')[0]}": f"aten::{pair.replace(':', '.')}" for pair in DELEGATING.split()},
     "aten::heaviside_": "aten::heaviside.out",
+    "aten::frexp.Tensor": "aten::frexp.Tensor_out",
+    "aten::linalg_lstsq": "aten::linalg_lstsq.out",
+    "aten::logspace": "aten::logspace.out",
+    "aten::logspace.Tensor_Tensor": "aten::logspace.out",
+    "aten::logspace.Tensor_Scalar": "aten::logspace.out",
+    "aten::logspace.Scalar_Tensor": "aten::logspace.out",
 }
-"""What is called, and how MPS names it."""
+"""What is called, and how MPS names it: the last ones are made of another operator, which MPS does not have."""
 
-ALWAYS_ON_CPU: Mapping[str, str] = {
-    "aten::_linalg_svd": "aten::linalg_svd",
-    "aten::embedding_renorm_": "aten::embedding_renorm_",
-}
+ALWAYS_ON_CPU = frozenset({"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"})
 """Operators that MPS sends to the CPU even where falling back is off (``MPSFallback.mm:110``)."""
+
+BELOW_AUTOGRAD: Mapping[str, str] = {
+    "aten::_linalg_svd": "aten::linalg_svd",
+    "aten::_linalg_svd.U": "aten::linalg_svd.U",
+}
+"""What autograd makes of those on the CPU, so that only this is seen below it, and what they are on MPS."""
 
 
 class Fallbacks:
@@ -63,7 +73,17 @@ class Fallbacks:
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
         self.counts: Counter[str] = Counter()
+        self._names: Mapping[str, str] = {}
         self._warned = False
+
+    @contextlib.contextmanager
+    def called(self, names: Mapping[str, str]) -> Iterator[None]:
+        """Judge operators by other names for a while: by those that they have above autograd."""
+        before, self._names = self._names, names
+        try:
+            yield
+        finally:
+            self._names = before
 
     def meet(self, operator: str, warn_always: bool) -> None:
         """Judge an operator that is called with a tensor of the device.
@@ -75,16 +95,37 @@ class Fallbacks:
         Raises:
             NotImplementedError: Where MPS does not have it, and falling back is off.
         """
-        name = UNSUPPORTED.get(operator)
-        if name is not None and not self.allowed:
-            raise NotImplementedError(not_implemented(name))
-        name = name or ALWAYS_ON_CPU.get(operator)
+        operator = self._names.get(operator, operator)
+        name = operator if operator in ALWAYS_ON_CPU else UNSUPPORTED.get(operator)
         if name is None:
             return
+        if operator not in ALWAYS_ON_CPU and not self.allowed:
+            raise NotImplementedError(not_implemented(name))
         self.counts[name] += 1
         if warn_always or not self._warned:
             self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
             warnings.warn(falls_back(name), UserWarning, stacklevel=_depth_of_caller())
+
+
+def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the names above autograd of what a function of torch calls, where below it they cannot be told apart.
+
+    ``torch.linalg.svd`` calls ``linalg_svd``, and what needs singular values only, such as ``svdvals`` or the matrix norm 2,
+    does not (``LinearAlgebra.cpp``, ``BatchLinearAlgebra.cpp``); below autograd, both are ``_linalg_svd``.
+
+    Args:
+        function: Its name, such as ``"linalg_svd"``.
+        args: What it is called with.
+        kwargs: What it is called with by name.
+
+    Example:
+        >>> names_above_autograd("linalg_svd", (), {})["aten::_linalg_svd"]
+        'aten::linalg_svd'
+        >>> names_above_autograd("linalg_svdvals", (), {}), names_above_autograd("svd", (), {"compute_uv": False})
+        ({}, {})
+    """
+    vectors = kwargs.get("compute_uv", args[2] if len(args) > 2 else True)  # noqa: PLR2004 - the signature of torch.svd
+    return BELOW_AUTOGRAD if function == "linalg_svd" or (function == "svd" and vectors) else {}
 
 
 def reads_as_on(value: str | None) -> bool:

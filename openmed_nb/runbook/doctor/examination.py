@@ -18,6 +18,7 @@ from ...devices.computer import Computer
 from ...devices.environment import EnvPlan
 from ...devices.machine import Machine
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
+from ...training.model_limits import unwrapped
 from ..findings import FAILED, Finding
 from ..signals.reading import read_signals
 from ..signals.values import Signals
@@ -28,6 +29,7 @@ from .probing import ProbeOutcome, run_probes
 
 if TYPE_CHECKING:
     from ...models.loading import LoadedModel
+    from ..precision.dtype_choice import Validation
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 """The types of numbers that are tried."""
@@ -91,6 +93,7 @@ def examine(
     computer: Computer,
     choose: Choose,
     models: Iterable[tuple[str, Any]] = (),
+    validation: Callable[[Any], Validation | None] = lambda _model: None,
     experiments: Experiments | None = None,
 ) -> DoctorFacts:
     """Gather the facts about a computer; torch is imported, and something is computed on the device in force.
@@ -99,6 +102,7 @@ def examine(
         computer: The computer.
         choose: Returns the device in force, or the error of the wishes; it may be asked twice.
         models: The names and the models to look at; an error in the place of a model says why it cannot be loaded.
+        validation: Returns what is known of a model in a reduced type.
         experiments: What is tried.
 
     Returns:
@@ -125,7 +129,7 @@ def examine(
         probes=tried.run_probes(works) if works else (),
         packages=package_findings(*tried.read_packages()),
         signals=tried.read_signals(computer.machine, device or "cpu"),
-        models=tuple(finding for name, model in models for finding in look_at(name, model, device or "cpu")),
+        models=tuple(finding for one in models for finding in look_at(*one, device or "cpu", validation)),
     )
 
 
@@ -169,11 +173,11 @@ def environment_of(computer: Computer, device: str | None) -> EnvPlan:
     return computer.environment("mps" if refused else device or "cpu")
 
 
-def look_at(name: str, model: Any, device: str) -> tuple[Finding, ...]:
+def look_at(name: str, model: Any, device: str, validation: Callable[[Any], Validation | None]) -> tuple[Finding, ...]:
     """Return what was found about a model, or why it could not be loaded."""
     if isinstance(model, OpenMedError):
         return (Finding(name, FAILED, model.what, model.remedy),)
-    return model_findings(name, model, device=device)
+    return model_findings(name, model, device=device, validation=validation(unwrapped(model_in(model))))
 
 
 def _try(device: str, dtype: str) -> str:

@@ -11,15 +11,16 @@ from ...devices.backend import TENSOR_LOCK
 from ...devices.request import canonical, kind_of
 from ...devices.simulation import shown_device
 from ...errors import ConfigurationError
+from ...models.quantization import INT8, is_quantized
 from ...quantities import counted
 from ...training.model_limits import head_width, token_count, unwrapped
 from ..findings import FAILED, OK, WARNING, Finding
+from ..precision.dtype_choice import REDUCED, Validation
 
 if TYPE_CHECKING:
     import torch
 
 DOUBLE = ("float64", "complex128")
-SIXTEEN_BITS = ("float16", "bfloat16")
 CHECKED_FOR_NAN = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 SHOWN = 3
@@ -34,11 +35,13 @@ class Subject:
         model: The model itself.
         tokenizer: Its tokenizer, ``None`` where it has none.
         device: The device in force.
+        validation: What is known of it in a reduced type; ``None`` where it was not loaded by its name.
     """
 
     model: torch.nn.Module
     tokenizer: Any
     device: str
+    validation: Validation | None = None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield parameters and buffers with their names."""
@@ -46,7 +49,9 @@ class Subject:
         yield from self.model.named_buffers()
 
 
-def model_findings(name: str, model: Any, tokenizer: Any = None, device: str = "mps") -> tuple[Finding, ...]:
+def model_findings(
+    name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: Validation | None = None
+) -> tuple[Finding, ...]:
     """Return what is wrong with a model, or one finding that nothing is.
 
     Args:
@@ -54,6 +59,7 @@ def model_findings(name: str, model: Any, tokenizer: Any = None, device: str = "
         model: A torch module, a pipeline, or a loaded model of ours.
         tokenizer: Its tokenizer; that of the pipeline where nobody says.
         device: The device in force, for which float64 is an error or only a warning.
+        validation: What is known of it in a reduced type, where it was loaded by its name.
 
     Raises:
         ConfigurationError: For anything else than a model.
@@ -65,7 +71,8 @@ def model_findings(name: str, model: Any, tokenizer: Any = None, device: str = "
         failed 2 of 2 tensors are float64 or complex128, which MPS does not have: weight, bias
     """
     inner = model_in(model)
-    subject = Subject(unwrapped(inner), getattr(model, "tokenizer", None) if tokenizer is None else tokenizer, device)
+    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    subject = Subject(unwrapped(inner), tokenizer, device, validation)
     with TENSOR_LOCK:
         wrong = tuple(finding for check in CHECKS.values() for finding in check(subject))
     if wrong:
@@ -97,13 +104,18 @@ def double_precision(subject: Subject) -> Iterator[Finding]:
         yield Finding("float64", status, evidence, "Call model.float(), or move it with nb.to_device, which converts.")
 
 
-def sixteen_bits(subject: Subject) -> Iterator[Finding]:
-    """Find weights of 16 bits, with which answers can be other ones."""
-    types = sorted({_type(tensor) for _, tensor in subject.model.named_parameters()} & set(SIXTEEN_BITS))
-    if types:
-        evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
-        remedy = f"Check it on your own texts: nb.validate_precision(model, texts, dtype={types[0]!r})."
-        yield Finding("16 bits", WARNING, evidence, remedy)
+def reduced_precision(subject: Subject) -> Iterator[Finding]:
+    """Find weights in a reduced type that is not validated, with which answers can be other ones."""
+    types = [one for one in _types(subject) if one in REDUCED]
+    known = subject.validation if subject.validation and [subject.validation.dtype] == types else None
+    if not types or (known and not known.reason):
+        return
+    evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
+    if known:
+        yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
+        return
+    remedy = f"Load it by its name, then nb.validate_precision('name', texts, dtype={types[0]!r})."
+    yield Finding("precision", WARNING, evidence, remedy)
 
 
 def label_map(subject: Subject) -> Iterator[Finding]:
@@ -151,7 +163,7 @@ def not_a_number(subject: Subject) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
     "float64": double_precision,
-    "16 bits": sixteen_bits,
+    "precision": reduced_precision,
     "labels": label_map,
     "vocabulary": vocabulary,
     "places": places,
@@ -171,6 +183,14 @@ def _of_types(subject: Subject, types: tuple[str, ...]) -> list[str]:
     return [name for name, tensor in subject.tensors() if _type(tensor) in types]
 
 
+def _types(subject: Subject) -> list[str]:
+    """Return the types of a model's numbers; a quantized model is int8 whatever else is in it."""
+    if is_quantized(subject.model):
+        return [INT8]
+    tensors = (tensor for _, tensor in subject.tensors() if tensor.is_floating_point() or tensor.is_complex())
+    return sorted({_type(tensor) for tensor in tensors})
+
+
 def _type(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -186,6 +206,6 @@ def _some(names: list[str]) -> str:
 
 def _summary(subject: Subject) -> str:
     tensors = dict(subject.tensors())
-    types = sorted({_type(tensor) for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()})
+    types = _types(subject)
     where = sorted({shown_device(str(tensor.device)) for tensor in tensors.values()})
     return f"{' and '.join(types) or 'no weights'}{' on ' if where else ''}{' and '.join(where)}"

@@ -205,19 +205,6 @@ def added_to_slice(device: str) -> torch.Tensor:
     return values
 
 
-def assigned_numbers(device: str) -> torch.Tensor:
-    """Assign two numbers one after the other."""
-    values = numbers(3).zero_().to(device)
-    values[1] = 1
-    values[2] = 3
-    return values
-
-
-def sum_of_ones(device: str) -> torch.Tensor:
-    """Sum ones up along a dimension that is not the last."""
-    return numbers(1, 2, 1, 1, 1).fill_(1).to(device).sum(-3)
-
-
 def largest_places(device: str) -> torch.Tensor:
     """Find the place of the largest number in each row."""
     import torch

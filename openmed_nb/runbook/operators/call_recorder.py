@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...devices.simulation.operators import names_above_autograd
+from ...devices.torch_modes import modes_on
 from .calls import FORWARD, Call
 from .places import Places
-from .refusals import FLOAT64, OF_FUNCTIONS, OF_OPERATORS, Refusal, of_call, of_shapes
-from .table import ALWAYS_ON_CPU, BELOW_AUTOGRAD, COMPOSITE, OperatorTable, composite_key
+from .refusals import FLOAT64, NO_PLAIN_TENSOR, OF_FUNCTIONS, OF_OPERATORS, Refusal, of_call, of_shapes
+from .table import ALWAYS_ON_CPU, COMPOSITE, OperatorTable, composite_key
 
 IMPLICIT = "CompositeImplicitAutograd"
 
@@ -38,6 +40,7 @@ class CallRecord:
         places: Where in the model we are.
         calls: How often each operator was called.
         refusals: How often each call was one that MPS refuses, and why.
+        names: What operators are called above autograd, where the function that runs tells.
         wide: The tensors of types that MPS does not have, which were told of already.
     """
 
@@ -46,6 +49,7 @@ class CallRecord:
     places: Places = field(default_factory=Places)
     calls: Counter[Call] = field(default_factory=Counter)
     refusals: Counter[tuple[Refusal, Call]] = field(default_factory=Counter)
+    names: Mapping[str, str] = field(default_factory=dict)
     wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[Refusal]) -> None:
@@ -91,8 +95,11 @@ class Operators(TorchDispatchMode):
 
     def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
         name = self._name(operator.name())
-        why = of_call(OF_OPERATORS, name, args, kwargs)
         given = tensors_in([args, kwargs])
+        if not all(map(is_plain, given)):  # What MPS has, and what it is made of, is known of plain tensors only.
+            self._record.refuse(Call(name, self._record.phase, self._record.places.here), [NO_PLAIN_TENSOR])
+            return operator(*args, **kwargs)
+        why = of_call(OF_OPERATORS, name, args, kwargs)
         key = self._key_of_parts(name)
         if key == IMPLICIT:
             with self:  # It is not noted: above, autograd takes these apart, and nobody sees them.
@@ -113,7 +120,7 @@ class Operators(TorchDispatchMode):
 
     def _name(self, operator: str) -> str:
         """Return what an operator is on MPS, where autograd has already taken apart the one that MPS has."""
-        above = BELOW_AUTOGRAD.get(operator, operator)
+        above = self._record.names.get(operator, operator)
         forced = self._verdict(above) == ALWAYS_ON_CPU
         return above if forced and not torch.is_inference_mode_enabled() else operator
 
@@ -138,7 +145,11 @@ class Functions(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         why = of_call(OF_FUNCTIONS, name, args, kwargs)
         self._record.refuse(Call(name, self._record.phase, self._record.places.here), why)
-        return function(*args, **kwargs)
+        before, self._record.names = self._record.names, names_above_autograd(name, args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._record.names = before
 
 
 @contextmanager
@@ -154,8 +165,7 @@ def watching(record: CallRecord, model: torch.nn.Module | None = None) -> Iterat
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # What is compiled calls no operators.
         stack.enter_context(torch.device("cpu"))  # What a model makes without saying where.
         stack.enter_context(record.places.watched(model))
-        stack.enter_context(Operators(record))
-        stack.enter_context(Functions(record))
+        stack.enter_context(modes_on(Operators(record), Functions(record)))
         yield
 
 
@@ -192,6 +202,11 @@ def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any,
         torch.tensor(value) if kind == "TensorType" and isinstance(value, (int, float, complex)) else value
         for value, kind in pairs
     )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is one of numbers that follow each other in memory, neither sparse nor nested."""
+    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...devices.random_state import random_numbers_from, random_states
 from ...errors import ConfigurationError, cause
+from ...quantities import counted
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +37,11 @@ def cpu_copy(model: torch.nn.Module) -> torch.nn.Module:
 
     inner = getattr(model, "_orig_mod", model)
     tensors = [*inner.parameters(), *inner.buffers()]
-    memo = {id(tensor): _on_cpu(tensor) for tensor in tensors if _is_plain(tensor)}
+    check_memory(type(inner).__name__, tensors)
     try:
+        memo = {id(tensor): _on_cpu(tensor) for tensor in tensors if _is_plain(tensor)}
         with torch.no_grad():  # A model of TorchScript copies its weights with a graph otherwise.
-            copied: torch.nn.Module = copy.deepcopy(inner, memo)
+            copied: torch.nn.Module = copy.deepcopy(inner, memo).to("cpu")
     except Exception as error:
         # A model can hold anything, and each thing fails in its own way: a lock, an open file, a tensor with a graph.
         what = f"{type(inner).__name__} cannot be copied: {cause(error)}."
@@ -47,7 +49,23 @@ def cpu_copy(model: torch.nn.Module) -> torch.nn.Module:
     for mine, theirs in zip(copied.parameters(), inner.parameters(), strict=True):
         if mine.requires_grad != theirs.requires_grad:
             mine.requires_grad_(theirs.requires_grad)
-    return copied.to("cpu")
+    return copied
+
+
+def check_memory(what: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Check that tensors have numbers.
+
+    Args:
+        what: What they are the tensors of.
+        tensors: The tensors.
+
+    Raises:
+        ConfigurationError: Where some have a shape only.
+    """
+    empty = sum(tensor.is_meta for tensor in tensors)
+    if empty:
+        said = f"{what} has {counted(empty, 'tensor')} with a shape and no memory (device meta)."
+        raise ConfigurationError(said, "Load the weights, or make real inputs, and try again.")
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...annotation.forward import input_names, taken
 from ...errors import ConfigurationError, cause
 from ...training.nested import named_tensors, with_tensors
+from .copies import check_memory
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,7 @@ def read_example(inputs: Any) -> Example:
     """
     import torch
 
+    check_memory(f"The {type(inputs).__name__} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
     if isinstance(inputs, Mapping):
         flat = _are_flat(inputs.values())
         example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})

@@ -25,6 +25,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices.backend import finish
+from ...devices.torch_modes import modes_on
 from .places import Place, Places
 from .table import ALWAYS_ON_CPU, FALLS_BACK, OperatorTable
 
@@ -156,7 +157,7 @@ def recording(record: Record, model: torch.nn.Module | None) -> Iterator[None]:
         stack.enter_context(_warnings_to(record))
         torch.set_warn_always(True)
         stack.enter_context(record.places.watched(model))
-        stack.enter_context(Watch(record))
+        stack.enter_context(modes_on(Watch(record)))
         yield
 
 

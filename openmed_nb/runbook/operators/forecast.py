@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...devices.simulation import NOTE, active
+from ...devices.backend import release_of
+from ...devices.simulation import active
 from ...errors import ConfigurationError
 from ...interface.display import Report, Shown, Table
+from ...quantities import counted
 from .calls import PHASES, Trace
 from .examples import Example, read_example, synthetic_example
 from .places import Place
@@ -39,6 +41,9 @@ LIMITS = (
     "in C++, and what torch.compile makes."
 )
 """What no run on the CPU can show."""
+
+SIMULATED = "SIMULATED MPS is on; the forecast does not depend on it."
+"""What is said under the simulation: nothing of it is measured there."""
 
 SHOWN_ROWS = 20
 SHOWN_NAMES = 6
@@ -142,7 +147,10 @@ class Forecast(Shown):
     def _verdict_on_operators(self, but: bool) -> str:
         count, leaving = len(self.operators), self.leaving
         if leaving:
-            return f"{len(leaving)} of {count} operators {'leaves' if len(leaving) == 1 else 'leave'} MPS: {listed(leaving)}."
+            leave = "leaves" if len(leaving) == 1 else "leave"
+            return f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {listed(leaving)}."
+        if count <= 1:
+            return "No operator leaves MPS."
         return f"None of {count} operators leaves MPS." if but else f"Every one of {count} operators runs on MPS."
 
     def named(self, *verdicts: str) -> tuple[str, ...]:
@@ -160,8 +168,9 @@ class Forecast(Shown):
         troubles = grouped(self.troubles)
         hidden = len(troubles) - SHOWN_ROWS
         more = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
-        simulated = (NOTE,) if self.simulated else ()
-        about = f"Read in {self.source}, for torch {self.torch}."
+        simulated = (SIMULATED,) if self.simulated else ()
+        release = ".".join(map(str, release_of(self.torch)))  # Not the build, so that texts of two builds are the same.
+        about = f"Read in {self.source}, for torch {release}."
         sentences = (*simulated, self.verdict, *self.notes, *more, about, LIMITS)
         columns = ("operator", "on MPS", "module", "phase", "times", "why", "what to do")
         rows = tuple(troubles[:SHOWN_ROWS])

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .table import NOT_KNOWN
+
 if TYPE_CHECKING:
     import torch
 
@@ -27,7 +29,7 @@ class Refusal:
         name: What it is about, in a few words.
         says: What MPS says or does, and where that is written.
         remedy: One thing to do, as a sentence.
-        verdict: ``"refused"``, or ``"may be wrong"``.
+        verdict: ``"refused"``, ``"may be wrong"``, or ``"not known"``.
     """
 
     name: str
@@ -77,6 +79,12 @@ ATTENTION_DROPOUT = Refusal(
     "scaled_dot_product_attention for MPS does not support dropout (Attention.mm).",
     "Set its dropout to 0 where no gradients are needed (model.eval()), or load the model with "
     "attn_implementation='eager'.",
+)
+NO_PLAIN_TENSOR = Refusal(
+    "sparse and nested tensors",
+    "MPS has other kernels for them than for plain tensors, and only a few (SparseMPS in native_functions.yaml).",
+    "Use plain tensors, as .to_dense() and .to_padded_tensor() make them, or try it on a Mac.",
+    NOT_KNOWN,
 )
 
 
@@ -152,7 +160,7 @@ def of_shapes(tensors: Iterable[torch.Tensor]) -> list[Refusal]:
         >>> [refusal.name for refusal in of_shapes([torch.ones([1] * 17)])]
         ['more than 16 dimensions']
     """
-    shapes = [tensor.shape for tensor in tensors]
+    shapes = [tensor.shape for tensor in tensors if not tensor.is_nested]  # The shape of those is another question.
     many_dimensions = any(len(shape) > MOST_DIMENSIONS for shape in shapes)
     many_elements = any(shape.numel() > MOST_ELEMENTS for shape in shapes)
     return [DIMENSIONS] * many_dimensions + [ELEMENTS] * many_elements

@@ -41,9 +41,6 @@ FORCED: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
 )
 """What MPS computes on the CPU even where falling back is off, since which torch (the end of ``MPSFallback.mm``)."""
 
-BELOW_AUTOGRAD: Mapping[str, str] = {"aten::_linalg_svd": "aten::linalg_svd"}
-"""What autograd makes of an operator that is forced, so that only this is seen in a training step."""
-
 DEVICE_SWITCHES: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("aten::convolution", "aten::_convolution"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +36,11 @@ def trace(model: torch.nn.Module, example: Example, table: OperatorTable, traini
     Raises:
         ConfigurationError: Where the model cannot be copied, or fails by itself with this example.
     """
+    import torch
+
     from .call_recorder import CallRecord
 
-    with TENSOR_LOCK, random_numbers_kept():
+    with TENSOR_LOCK, random_numbers_kept(), torch.inference_mode(mode=False):
         record = CallRecord(table)
         Runs(cpu_copy(model), example.copied(), record).inference()
         notes = Runs(cpu_copy(model), example.copied(), record).training_step() if training else ()
@@ -134,9 +136,11 @@ class Runs:
         import torch
 
         self.record.phase = FORWARD
-        loss = loss_or_mean(self.example(self.model))
+        output = self.example(self.model)
+        loss = loss_or_mean(output)
         if loss is None:
-            return ("No training step: nothing that the model returns depends on its parameters.",)
+            nothing = "no tensor was found that depends on the parameters in what the model returns"
+            return (f"No training step: {nothing}, a {type(output).__name__}.",)
         self.record.phase = BACKWARD
         loss.backward()
         self.record.phase = OPTIMIZER
@@ -174,7 +178,31 @@ def loss_or_mean(output: Any) -> torch.Tensor | None:
     loss = loss_of(output)
     if loss is not None and loss.requires_grad:
         return loss
-    means = [
-        tensor.mean() for _, tensor in named_tensors(output) if tensor.requires_grad and tensor.is_floating_point()
-    ]
+    learnt = [tensor for tensor in returned_tensors(output) if tensor.requires_grad]
+    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
     return torch.stack(means).sum() if means else None
+
+
+def returned_tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of what a model returned, also those in the fields of dataclasses.
+
+    Example:
+        >>> import torch
+        >>> [tensor.item() for tensor in returned_tensors({"first": torch.tensor(1), "others": [torch.tensor(2), "text"]})]
+        [1, 2]
+    """
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        yield output
+    for part in _parts_of(output):
+        yield from returned_tensors(part)
+
+
+def _parts_of(output: Any) -> Iterable[Any]:
+    if isinstance(output, Mapping):
+        return output.values()
+    if isinstance(output, (list, tuple)):
+        return output
+    fields = getattr(type(output), "__dataclass_fields__", ())  # ``dataclasses.fields`` checks for these too.
+    return [getattr(output, name, None) for name in fields]

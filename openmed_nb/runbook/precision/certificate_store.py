@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ...errors import ConfigurationError, cause
 from ...quantities import counted
-from .certificates import Certificate, Identity, changes, expired_because
+from .certificates import Certificate, Identity
+from .expiry import changes, refused_because, why_none
 
 DATA_VARIABLE = "OPENMED_NB_DATA"
 """The folder of what is kept for the person; where it is not set, the system's own place for such things."""
@@ -28,8 +29,13 @@ class CertificateStore:
 
     def find(self, identity: Identity) -> Certificate | None:
         """Return the certificate that counts for an identity, ``None`` where there is none."""
+        found = self.own(identity)
+        return found if isinstance(found, Certificate) and not refused_because(found) else None
+
+    def own(self, identity: Identity) -> Certificate | str | None:
+        """Return what is stored for an identity: a certificate, why it is none, or ``None`` where there is nothing."""
         found = self.read(self.file(identity))
-        return found if isinstance(found, Certificate) and not changes(found.identity, identity) else None
+        return None if isinstance(found, Certificate) and found.identity.key != identity.key else found
 
     def store(self, certificate: Certificate) -> Path:
         """Write a certificate in one step, in the place of an older one of the same identity; return its file.
@@ -74,23 +80,22 @@ class CertificateStore:
 
     def explain(self, identity: Identity) -> str:
         """Return why no certificate counts for an identity, in words; empty where one does."""
-        if self.find(identity):
-            return ""
-        own = self.read(self.file(identity))
-        if isinstance(own, str):
+        own = self.own(identity)
+        if isinstance(own, Certificate):
+            reason = refused_because(own)
+            return reason and f"its certificate does not count: {reason}"
+        if own is not None:
             return f"its certificate is damaged ({own})"
         certificates, damaged = self.others(identity)
-        if certificates:
-            nearest = min(certificates, key=lambda one: (len(changes(one.identity, identity)), one.date))
-            return f"its certificate expired: {expired_because(nearest, identity)}"
-        return "there is no certificate" + (
-            f", and {counted(damaged, 'file')} in its folder cannot be read" if damaged else ""
-        )
+        unreadable = f", and {counted(damaged, 'file')} in its folder cannot be read" if damaged else ""
+        return why_none(certificates, identity) or f"there is no certificate{unreadable}"
 
     def others(self, identity: Identity) -> tuple[list[Certificate], int]:
-        """Return the certificates of the same model in the same type, and how many files are no certificates."""
+        """Return the certificates of the same model in the same type that counted once, or elsewhere, and how many files are none."""
         found = [self.read(file) for file in sorted(self.folder.glob("*.json"))]
-        certificates = [one for one in found if isinstance(one, Certificate) and of_same_model(one.identity, identity)]
+        others = [one for one in found if isinstance(one, Certificate) and of_same_model(one.identity, identity)]
+        # One without changes counts under its own name: this file was renamed.
+        certificates = [one for one in others if changes(one.identity, identity) and not refused_because(one)]
         return certificates, sum(isinstance(one, str) for one in found)
 
     def file(self, identity: Identity) -> Path:
@@ -115,12 +120,24 @@ def of_same_model(one: Identity, other: Identity) -> bool:
 def certificate_store(environ: Mapping[str, str]) -> CertificateStore:
     """Return the store of the person whose environment this is.
 
+    Raises:
+        ConfigurationError: Where the variable names the home of nobody.
+
     Example:
         >>> certificate_store({"OPENMED_NB_DATA": "notes/data"}).folder.as_posix()
         'notes/data/certificates'
     """
+    named = environ.get(DATA_VARIABLE)
+    try:
+        folder = Path(named).expanduser() if named else usual_folder()
+    except RuntimeError as error:  # So pathlib says that a person has no home.
+        what = f"{DATA_VARIABLE} is {named!r}, and that home is not known."
+        raise ConfigurationError(what, f"Set {DATA_VARIABLE} to the full path of a folder.") from error
+    return CertificateStore(folder / "certificates")
+
+
+def usual_folder() -> Path:
+    """Return the system's place for what a program keeps for a person."""
     import platformdirs
 
-    named = environ.get(DATA_VARIABLE)
-    folder = Path(named).expanduser() if named else platformdirs.user_data_path("openmed_nb", appauthor=False)
-    return CertificateStore(folder / "certificates")
+    return platformdirs.user_data_path("openmed_nb", appauthor=False)

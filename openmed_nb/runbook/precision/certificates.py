@@ -1,7 +1,7 @@
 """Certificates: that a model kept its answers in a reduced type, what that was measured on, and until when it counts.
 
-A certificate is of one :class:`Identity`. With another file of the model, another torch or another device it has expired,
-and it tells why. It holds counts and fingerprints of the texts, and no word of them.
+A certificate is of one :class:`Identity`. With another file of the model or another torch it has expired,
+and on another device it does not count. It holds counts and fingerprints of the texts, and no word of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...interface.display import Report, Shown, Table
 from ...models.content import content_of
 from ...models.loading import LoadSpec, model_folder
 from ...quantities import counted
+from .spans import Spans
 
 FORMAT = "openmed_nb certificate, 1"
 
@@ -75,21 +76,22 @@ class Evidence:
         texts: How many texts.
         texts_fingerprint: Tells them from others.
         tokens: How many tokens they have.
-        entities: How many entities the reference found, on the CPU in float32.
-        exact: How many of them were found at the same place with the same label.
+        not_numbers: How many of them became NaN or infinity.
+        exact: How many entities of the reference, the CPU in float32, were found at the same place with the same label.
         moved: How many with other borders.
         relabelled: How many with another label.
         missing: How many not at all.
         extra: How many entities were found that the reference has not.
         recall_reference: The reference's recall of gold entities; ``None`` where no gold was given.
         recall: The recall in the reduced type.
-        speed_up: How many times faster than float32 on the same device, measured in turn.
+        speed_up: How many times faster than float32 on the same device, measured in turn; 1 where that is not certain,
+            ``None`` where the device is simulated.
     """
 
     texts: int
     texts_fingerprint: str
     tokens: int
-    entities: int
+    not_numbers: int
     exact: int
     moved: int
     relabelled: int
@@ -97,7 +99,17 @@ class Evidence:
     extra: int
     recall_reference: float | None
     recall: float | None
-    speed_up: float
+    speed_up: float | None
+
+    @property
+    def spans(self) -> Spans:
+        """What became of the entities."""
+        return Spans(self.exact, self.moved, self.relabelled, self.missing, self.extra)
+
+    @property
+    def recall_loss(self) -> float:
+        """How much of the reference's recall was lost; 0 where no gold was given."""
+        return 0.0 if self.recall_reference is None or self.recall is None else self.recall_reference - self.recall
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +120,7 @@ class Certificate(Shown):
         identity: What it is of.
         evidence: What was measured.
         date: The day, as ``2026-03-01``.
-        gate: What was asked for, by the names of :class:`.precision_gate.Gate`.
+        gate: What was asked for then, by the names of :class:`.requirements.Gate`; what is asked for now counts.
     """
 
     identity: Identity
@@ -138,13 +150,14 @@ class Certificate(Shown):
     def summary(self) -> str:
         """What it says, in one sentence."""
         evidence = self.evidence
-        kept = f"kept {evidence.exact:,} of {counted(evidence.entities, 'entity', 'entities')}"
+        kept = f"kept {evidence.exact:,} of {counted(evidence.spans.reference, 'entity', 'entities')}"
         return f"On {counted(evidence.texts, 'text')} it {kept}."
 
     def report(self) -> Report:
         """Return what it is of and what it says; what it was measured with stands among the figures."""
         identity = self.identity
-        facts = {**asdict(identity), **asdict(self.evidence), "date": self.date, **self.gate}
+        of_what = {**asdict(identity), "device": identity.shown_device}
+        facts = {**of_what, **asdict(self.evidence), "date": self.date, **self.gate}
         rows = tuple((name, str(value)) for name, value in facts.items() if value is not None)
         title = f"Certificate: {identity.model} in {identity.dtype} on {identity.shown_device}"
         simulated = (NOTE,) if identity.simulated else ()
@@ -173,45 +186,11 @@ def value_of(kind: type[Value], stored: Any) -> Value:
     wrong = [name for name, kinds in wanted.items() if type(stored[name]) not in kinds]
     if wrong:
         raise ValueError(f"its {wrong[0]} cannot be {type(stored[wrong[0]]).__name__}")
+    numbers = {name: value for name, value in stored.items() if isinstance(value, (int, float))}
+    impossible = [name for name, value in numbers.items() if not 0 <= value < float("inf")]
+    if impossible:
+        raise ValueError(f"its {impossible[0]} cannot be {numbers[impossible[0]]}")
     return kind(**stored)
-
-
-CHANGES = (
-    ("weights", "the weights changed"),
-    ("settings", "its config.json changed"),
-    ("tokenizer", "the tokenizer changed"),
-    ("torch", "torch was {before.torch} and is {now.torch}"),
-    ("transformers", "transformers was {before.transformers} and is {now.transformers}"),
-    ("device", "it was measured on {before.shown_device}, and this is {now.shown_device}"),
-    ("simulated", "it was measured on {before.shown_device}, and this is {now.shown_device}"),
-    ("device_name", "it was measured on {before.device_name}, this is {now.device_name}"),
-)
-"""What makes a certificate expire, and how that is said; of the device one difference is said."""
-
-OF_THE_DEVICE = ("device", "simulated", "device_name")
-
-
-def changes(before: Identity, now: Identity) -> list[str]:
-    """Return the names of what differs between two identities, in the order of ``CHANGES``."""
-    return [name for name, _ in CHANGES if getattr(before, name) != getattr(now, name)]
-
-
-def expired_because(certificate: Certificate, identity: Identity) -> str:
-    """Return why a certificate does not count for an identity, in words; empty where it does.
-
-    Example:
-        >>> before = Identity("bundled", "w", "s", "t", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", False)
-        >>> after = Identity("bundled", "x", "s", "t", "bfloat16", "mps", "Apple M4", "2.14.0", "5.17.0", False)
-        >>> evidence = Evidence(20, "f", 900, 60, 60, 0, 0, 0, 0, None, None, 1.4)
-        >>> expired_because(Certificate(before, evidence, "2026-03-01", {}), after)
-        'the weights changed, torch was 2.13.0 and is 2.14.0, and it was measured on Apple M2 Pro, this is Apple M4'
-    """
-    before = certificate.identity
-    differing = changes(before, identity)
-    device = [name for name in differing if name in OF_THE_DEVICE]
-    said = [words.format(before=before, now=identity) for name, words in CHANGES if name in differing]
-    said = said[: len(differing) - len(device) + bool(device)]
-    return ", ".join(said[:-1]) + (", and " if len(said) > 1 else "") + said[-1] if said else ""
 
 
 def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> Identity:

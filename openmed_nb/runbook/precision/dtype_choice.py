@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...devices.computer import Computer
 from ...devices.conversion_report import level_of_caller
+from ...devices.simulation import shows_simulated
 from ...errors import OpenMedWarning, one_line
 from ...interface.display import Report, Shown, Table
 from ...models.config import OpenMedConfig
-from ...models.loading import LoadSpec, model_folder
+from ...models.loading import LoadSpec, files_in, model_folder
 from ...models.quantization import INT8
 from ...models.store import ModelKey
 from .certificate_store import CertificateStore, certificate_store
 from .certificates import Certificate, Identity, identity_of
+from .speed import WORTH
 
 REDUCED = ("bfloat16", "float16", "int8")
 """The types that need a certificate, in the order in which equally fast ones are taken."""
 
-WORTH = 1.05
-"""``auto`` takes a type that is more than so many times as fast as float32."""
-
 SETTINGS = ("revision", "cache_dir", "allow_pickle")
 """Settings of a load that say which files are loaded, and so belong to the command that validates them."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What is known of a model that is loaded in a reduced type.
+
+    Attributes:
+        dtype: The type.
+        device: The device, marked where it is simulated.
+        reason: Why it is not validated there; empty where it is.
+        command: The command that validates it.
+    """
+
+    dtype: str
+    device: str
+    reason: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -44,15 +62,18 @@ class Candidate:
     reason: str
 
     @property
-    def faster(self) -> bool:
-        """Whether it was measured to be worth it."""
-        return self.certificate is not None and self.certificate.evidence.speed_up > WORTH
+    def faster(self) -> bool | None:
+        """Whether it was measured to be worth it; ``None`` where the device is simulated, and no speed is measured."""
+        if self.certificate is None:
+            return False
+        gain = self.certificate.evidence.speed_up
+        return None if gain is None else gain > WORTH
 
     def said(self) -> str:
         """Return what is known of the type, without a figure of time."""
         if self.certificate is None:
             return f"{self.reason[0].upper()}{self.reason[1:]}."
-        return f"{self.certificate.summary}{'' if self.faster else ' It is not faster than float32.'}"
+        return f"{self.certificate.summary}{' It is not clearly faster than float32.' if self.faster is False else ''}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,6 +108,8 @@ class DtypeChoice(Shown):
         return Report(f"Type: {self.dtype} on {self.device}", (reason,), (Table("", ("type", "certificate"), rows),))
 
     def _reason_of_auto(self) -> str:
+        if self.dtype in REDUCED and shows_simulated(self.device):
+            return "'auto' took it: it is the first that is validated here; under the simulation no speed is measured."
         if self.dtype in REDUCED:
             return "'auto' took it: it is validated here for this model, and the fastest of those that are."
         return "'auto' took it: no reduced type is validated here for this model and faster."
@@ -125,8 +148,9 @@ def choose_dtype(store: CertificateStore, identity: Callable[[str], Identity], r
 
 
 def fastest(candidates: tuple[Candidate, ...]) -> str:
-    """Return the fastest validated type that is worth it, float32 where none is."""
-    speeds = {one.dtype: one.certificate.evidence.speed_up for one in candidates if one.certificate and one.faster}
+    """Return the fastest validated type that is worth it, the first where no speed is known, float32 where there is none."""
+    worth_it = {one.dtype: one.certificate for one in candidates if one.certificate and one.faster is not False}
+    speeds = {dtype: certificate.evidence.speed_up or 1.0 for dtype, certificate in worth_it.items()}
     return max(speeds, key=speeds.__getitem__, default="float32")
 
 
@@ -139,14 +163,27 @@ def warn_unless_validated(key: ModelKey, device: str, computer: Computer, enviro
         computer: What knows the names of devices, and torch.
         environ: The environment variables.
     """
-    if key.spec.dtype not in REDUCED:
-        return
-    identity = identity_of(key.spec, key.spec.dtype, device, computer)
-    if reason := certificate_store(environ).explain(identity):
-        command = validating_command(key.spec, key.device)
-        what = f"{identity.model!r} is used in {identity.dtype} on {identity.shown_device}, and {reason}."
-        text = one_line(f"{what} Its answers may differ from those in float32. To validate it: {command}")
+    known = validation_of(key, device, computer, environ)
+    if known and known.reason:
+        what = f"{key.spec.reference.name!r} is used in {known.dtype} on {known.device}, and {known.reason}."
+        text = one_line(f"{what} Its answers may differ from those in float32. To validate it: {known.command}")
         warnings.warn(text, OpenMedWarning, stacklevel=level_of_caller())
+
+
+def validation_of(key: ModelKey, device: str, computer: Computer, environ: Mapping[str, str]) -> Validation | None:
+    """Return what is known of a loaded model in a reduced type; ``None`` in float32. The arguments are those above."""
+    if key.spec.dtype not in REDUCED:
+        return None
+    identity = identity_of(key.spec, key.spec.dtype, device, computer)
+    changed = "its files changed since it was loaded" if files_changed(key.spec) else ""
+    reason = changed or certificate_store(environ).explain(identity)
+    return Validation(identity.dtype, identity.shown_device, reason, validating_command(key.spec, key.device))
+
+
+def files_changed(spec: LoadSpec) -> bool:
+    """Tell whether a folder holds other files than when a model was asked for; what is loaded of it is then not known."""
+    folder = spec.reference.location
+    return bool(spec.files) and (not Path(folder).is_dir() or files_in(folder) != spec.files)
 
 
 def validating_command(spec: LoadSpec, device: str | None) -> str:
@@ -163,6 +200,8 @@ def validating_command(spec: LoadSpec, device: str | None) -> str:
     usual = OpenMedConfig()
     options = {name: getattr(spec.config, name) for name in SETTINGS}
     options = {name: value for name, value in options.items() if value != getattr(usual, name)}
+    if "cache_dir" in options:
+        options["cache_dir"] = os.fspath(options["cache_dir"])
     named = {"dtype": spec.dtype, **({"device": device} if device else {}), **options}
     words = ", ".join(f"{name}={value!r}" for name, value in named.items())
     return f"nb.validate_precision({spec.reference.name!r}, texts, {words})"

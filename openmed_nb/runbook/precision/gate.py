@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ...devices.request import kind_of
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, ModelUnusable
 from ...interface.display import Report, Shown
-from ...models.loading import LoadSpec, load
-from ...quantities import counted
+from ...models.content import content_of
+from ...models.loading import LoadSpec, load, model_folder
 from .certificate_store import CertificateStore
 from .certificates import Certificate, Evidence, Identity
 from .dtype_choice import REDUCED
 from .measurement import parity_of
-from .pairs import Pair, pair_of_files, with_model
-from .parity import RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, ParityReport, recall_loss
+from .pairs import Pair, pair_of_files, undisturbed, with_model
+from .parity import ParityReport
+from .requirements import Gate, Refusal, refusals
+from .spans import Score
 from .speed import speed_up
 
 if TYPE_CHECKING:
     from ...annotation.stream import Annotator
-
-FLOAT32_INSTEAD = "Use float32, or try another type."
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What is asked of a reduced type.
-
-    Attributes:
-        span_agreement: The share of the entities that either way found which must be the same.
-        recall_loss: How much of the reference's recall may be lost, where gold entities are given.
-        minimum_entities: With fewer in the reference, nothing can be told.
-    """
-
-    span_agreement: float = SPAN_AGREEMENT
-    recall_loss: float = RECALL_LOSS
-    minimum_entities: int = 50
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a type is refused, and one thing to do."""
-
-    reason: str
-    remedy: str
+USED = {
+    False: "dtype='auto' takes it from now on where it is faster than float32.",
+    True: "dtype='auto' takes it from now on under the simulation, where no speed is measured.",
+}
+"""What an accepted type is good for, by whether the device is simulated."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +70,7 @@ class PrecisionVerdict(Shown):
         asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, at least {self.gate.minimum_entities}."
         reasons = [f"{one.reason} {one.remedy}" for one in self.refusals]
         if self.certificate:
-            reasons = [self.certificate.summary, "dtype='auto' takes it from now on where it is faster than float32."]
+            reasons = [self.certificate.summary, USED[self.certificate.identity.simulated]]
         figures = self.certificate.report().figures if self.certificate else ()
         return Report(
             title,
@@ -99,48 +80,33 @@ class PrecisionVerdict(Shown):
         )
 
 
-def refusals(report: ParityReport, gate: Gate) -> Iterator[Refusal]:
-    """Yield why a type is refused."""
-    spans = report.spans
-    if report.not_numbers:
-        what = f"{counted(report.not_numbers, 'token')} became NaN or infinity."
-        yield Refusal(what, "Use bfloat16, which has the range of float32, or float32.")
-    if spans.agreement < gate.span_agreement:
-        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
-        yield Refusal(what, FLOAT32_INSTEAD)
-    if report.gold and recall_loss(*report.gold) > gate.recall_loss + ROUNDING:
-        reference, candidate = report.gold
-        what = f"It finds {candidate.right:,} of {candidate.gold:,} gold entities, float32 {reference.right:,}."
-        yield Refusal(what, FLOAT32_INSTEAD)
-    if spans.reference < gate.minimum_entities:
-        what = f"{counted(spans.reference, 'entity is', 'entities are')} too few to tell; {gate.minimum_entities} are needed."
-        yield Refusal(what, "Repeat it with more texts.")
-
-
-def judge(report: ParityReport, gate: Gate, identity: Identity, gain: float = 1.0, date: str = "") -> PrecisionVerdict:
+def judge(
+    report: ParityReport, gate: Gate, identity: Identity, gain: float | None = None, date: str = ""
+) -> PrecisionVerdict:
     """Return whether a model may be used in a reduced type.
 
     Args:
         report: What was measured.
         gate: What is asked for.
         identity: The model, its type, the device and the versions that a certificate is made of.
-        gain: How many times faster it is than float32.
+        gain: How many times faster it is than float32; ``None`` where that was not measured.
         date: The day, as ``2026-03-01``.
     """
-    found = tuple(refusals(report, gate))
-    certificate = None if found else Certificate(identity, evidence_of(report, gain), date, asdict(gate))
+    evidence = evidence_of(report, gain)
+    found = tuple(refusals(evidence, report.dtype, gate))
+    certificate = None if found else Certificate(identity, evidence, date, asdict(gate))
     return PrecisionVerdict(report, gate, found, certificate)
 
 
-def evidence_of(report: ParityReport, gain: float) -> Evidence:
+def evidence_of(report: ParityReport, gain: float | None) -> Evidence:
     """Return what a certificate keeps of a comparison: counts, and no place of an entity."""
     spans = report.spans
-    recalls = [one.recall for one in report.gold] if report.gold else [None, None]
+    recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
     return Evidence(
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,
-        entities=spans.reference,
+        not_numbers=report.not_numbers,
         exact=spans.exact,
         moved=spans.moved,
         relabelled=spans.relabelled,
@@ -148,7 +114,7 @@ def evidence_of(report: ParityReport, gain: float) -> Evidence:
         extra=spans.extra,
         recall_reference=recalls[0],
         recall=recalls[1],
-        speed_up=round(gain, 3),
+        speed_up=gain and round(gain, 3),
     )
 
 
@@ -196,13 +162,28 @@ def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where i
     report = parity_of(pair, texts, gold)
     verdict = judge(report, gate, identity)
     if verdict.accepted:
-        gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
+        gain = None
+        if not identity.simulated:
+            with undisturbed(pair):
+                gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
         verdict = judge(report, gate, identity, gain, today())
+    check_unchanged(spec, identity)
     if verdict.certificate:
         store.store(verdict.certificate)
     else:
         store.remove(identity)
     return verdict
+
+
+def check_unchanged(spec: LoadSpec, identity: Identity) -> None:
+    """Check that the files of a model are those that a certificate would be of, after they were read and measured.
+
+    Raises:
+        ModelUnusable: Where one was changed meanwhile.
+    """
+    if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
+        what = f"The files of {identity.model!r} changed while it was measured."
+        raise ModelUnusable(what, "Repeat it when they are complete.")
 
 
 def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:

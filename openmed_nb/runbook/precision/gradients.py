@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import TENSOR_LOCK, synchronize
+from ...devices.simulation import shown_device
 from ...errors import DeviceUnavailable, cause
 from .parity import GradientDifference
 
@@ -44,7 +45,8 @@ def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Pr
     try:
         ours, theirs = (gradients_of(side.network, inputs, labels) for side in (reference, candidate))
     except RuntimeError as error:
-        what = f"A step could not be computed on {candidate.network.model.device}: {cause(error)}."
+        place = shown_device(str(candidate.network.model.device))
+        what = f"A step could not be computed on {place}: {cause(error)}."
         raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
     return largest_difference(ours, theirs) if ours else None
 

@@ -6,7 +6,7 @@ the difference of each token is kept, four bytes on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,10 @@ from ...devices.transfer import to_array
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from ...models.quantization import INT8
 from .gradients import gradient_difference
-from .pairs import Pair, evaluating
+from .inputs import checked_gold, no_text, other_number
+from .pairs import Pair, evaluating, undisturbed
 from .parity import Differences, GradientDifference, ParityReport
-from .spans import Score, Span, Spans, compare_spans, gold_spans, score
+from .spans import Score, Span, Spans, compare_spans, score
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,7 @@ def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False)
     Args:
         pair: The model in two ways.
         texts: A series of texts, at least one.
-        gold: The gold entities of each text; see :func:`.spans.gold_spans`.
+        gold: The gold entities of each text; see :func:`.gold.gold_spans`.
         gradients: Whether the gradients of one step are compared too.
 
     Raises:
@@ -54,39 +55,12 @@ def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False)
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
     step: GradientDifference | None = None
-    with evaluating(pair.reference.network.model), evaluating(pair.candidate.network.model):
+    with undisturbed(pair), evaluating(pair.reference.network.model), evaluating(pair.candidate.network.model):
         for prepared in prepared_chunks(pair.candidate, stream_of(texts)):
             if gradients and step is None and len(prepared.tokens):
                 step = gradient_difference(pair.reference, pair.candidate, prepared)
             tally.add(prepared)
     return tally.report(step)
-
-
-def checked_texts(texts: Any) -> Any:
-    """Return texts as they are, where they are a series of texts.
-
-    Raises:
-        ConfigurationError: For anything else, and for none at all.
-
-    Example:
-        >>> checked_texts(None)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There is no text to compare on. Pass a model and texts; None is the bundled model.
-    """
-    if texts is None:
-        raise no_text()
-    stream = stream_of(texts)
-    if not isinstance(texts, Sized):
-        return stream
-    if not len(texts):
-        raise no_text()
-    return texts
-
-
-def no_text() -> ConfigurationError:
-    """Return the error for no text at all."""
-    return ConfigurationError("There is no text to compare on.", "Pass a model and texts; None is the bundled model.")
 
 
 def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prepared]:
@@ -250,7 +224,8 @@ def run_both(
         empty_cache(str(candidate.model.device))
         halves = batch.halves(prepared.windows.lengths + candidate.frame.size) if is_out_of_memory(error) else []
         if not halves:
-            what = f"The model could not be compared on {candidate.model.device}: {cause(error)}."
+            place = shown_device(str(candidate.model.device))
+            what = f"The model could not be compared on {place}: {cause(error)}."
             raise DeviceUnavailable(what, "Use another device or another type.") from error
     else:
         yield batch, outcomes
@@ -291,28 +266,3 @@ def quantiles(differences: Sequence[np.ndarray]) -> Differences:
         return Differences()
     middle, ninety, ninety_nine = np.quantile(together, [0.5, 0.9, 0.99]).tolist()
     return Differences(float(together.max()), middle, ninety, ninety_nine)
-
-
-def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
-    """Return gold entities, checked before anything runs.
-
-    Raises:
-        ConfigurationError: For what is no gold, gold of another number of texts, and labels that the model does not have.
-    """
-    spans = gold_spans(gold)
-    if isinstance(texts, Sized) and len(texts) != len(spans):
-        raise other_number(len(spans), len(texts))
-    tables = pair.candidate.decoder.tables
-    known = {*tables.groups} if pair.candidate.settings.aggregation_strategy != "none" else {*tables.names}
-    labels = {label for entities in spans for _, _, label in entities}
-    if labels and not labels & known:
-        what = f"The labels of the gold ({', '.join(sorted(labels)[:5])}) are none of the model's."
-        raise ConfigurationError(what, f"Use those of the model: {', '.join(sorted(known))}.")
-    return spans
-
-
-def other_number(gold: int, texts: int) -> ConfigurationError:
-    """Return the error for gold of another number of texts."""
-    return ConfigurationError(
-        f"The gold is of {gold} texts, and there are {texts}.", "Pass the gold of the same texts."
-    )

@@ -1,59 +1,21 @@
-"""Parity: whether a model gives on a device, in a type, what it gives on the CPU in float32; the value and the judgement.
+"""Parity: whether a model gives on a device, in a type, what it gives on the CPU in float32; the value that says so.
 
-:mod:`.measurement` runs both and counts; this file says what the counts mean.
+:mod:`.measurement` runs both and counts, and :mod:`.judgement` says what the counts mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ...devices.simulation import NOTE, shows_simulated
 from ...interface.display import Report, Shown, Table
 from ...quantities import counted
-from ..findings import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, findings_table, worst
+from ..findings import FAILED, WARNING, Finding, findings_table, worst
+from .judgement import TOLERANCES, Tolerance, judged
 from .spans import Score, Spans
 
 REFERENCE = "cpu in float32"
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a type may be from float32 on the CPU before that is told.
-
-    Attributes:
-        logits: The largest absolute difference of a logit.
-        gradients: The largest relative difference of the gradient of a parameter.
-    """
-
-    logits: float
-    gradients: float | None
-
-
-TOLERANCES = {
-    "float32": Tolerance(1e-4, 1e-3),
-    "float16": Tolerance(5e-2, 1e-1),
-    "bfloat16": Tolerance(5e-1, 5e-1),
-    "int8": Tolerance(1e1, None),
-}
-"""For each type. float32: what devices that add in another order may differ by in models of this size. The others are about
-three times the largest difference seen with the two bundled models on a CPU, in 5,524 texts of 203,905 tokens whose logits
-go up to 11: 0.017 in float16 and 0.13 in bfloat16, which is about three times the rounding of one such number there (2**-11
-and 2**-8 of it); of gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a few tokens were off
-by up to 3.0: its logits say little, and the entities decide. ``benchmarks/parity.py`` prints the figures."""
-
-SPAN_AGREEMENT = 0.99
-"""The share of entities that must be the same, else a comparison has failed."""
-
-RECALL_LOSS = 0.01
-"""How much of the reference's recall of gold entities may be lost."""
-
-ROUNDING = 1e-9
-
-DOCTOR = "Do not use this device for this model; see what nb.doctor() says of it."
-ANOTHER_TYPE = "Use float32."
-WHERE_THEY_DIFFER = "Look at the entities; where they differ, use float32."
 
 
 @dataclass(frozen=True)
@@ -144,6 +106,12 @@ class ParityReport(Shown):
         """Whether the candidate is computed as the reference is."""
         return (self.device, self.dtype) == ("cpu", "float32")
 
+    @property
+    def differs(self) -> bool:
+        """Whether anything is not as in the reference, within the tolerances."""
+        judged_so = {one.name for one in self.findings if one.status in {WARNING, FAILED}}
+        return bool(judged_so - {"entities"}) or self.spans.exact != self.spans.all
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, strings and numbers, ready for JSON; no word of a text."""
         return {
@@ -163,8 +131,8 @@ class ParityReport(Shown):
         title = f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}"
         read = f"{counted(self.texts, 'text')} with {counted(self.tokens, 'token')}"
         sentences = [f"{read} in {counted(self.windows, 'window')}."]
-        if self.is_reference:
-            sentences.append("The candidate is computed as the reference is: any difference is a fault.")
+        if self.is_reference and self.differs:
+            sentences.append("The candidate is computed as the reference is: the difference is a fault.")
         simulated = (NOTE,) if shows_simulated(self.device) else ()
         tables = (findings_table("", self.findings), self.changes_table())
         return Report(title, (*simulated, *sentences, *self.notes), tables, figures=(self.figures_table(),))
@@ -197,81 +165,6 @@ class ParityReport(Shown):
             worst_one = f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
             rows.append(("largest relative difference of a gradient", worst_one))
         return Table("Figures", ("figure", "value"), tuple(rows))
-
-
-def judged(report: ParityReport) -> Iterator[Finding]:
-    """Yield what the counts of a comparison mean."""
-    yield of_numbers(report)
-    yield of_logits(report)
-    yield of_labels(report)
-    yield of_entities(report.spans)
-    if report.gold:
-        yield of_gold(*report.gold)
-    if report.gradients:
-        yield of_gradients(report.gradients, report.tolerance.gradients or 0.0)
-
-
-def of_numbers(report: ParityReport) -> Finding:
-    """Judge whether all logits are numbers."""
-    if report.not_numbers:
-        what = f"NaN or infinity in {counted(report.not_numbers, 'token')}"
-        remedy = DOCTOR if report.dtype == "float32" else "Use float32, or bfloat16, which has the range of float32."
-        return Finding("numbers", FAILED, what, remedy)
-    return Finding("numbers", OK, "every logit is a number")
-
-
-def of_logits(report: ParityReport) -> Finding:
-    """Judge how far logits are apart; float32 has no excuse, and in a reduced type the entities decide."""
-    tolerance = f"{report.tolerance.logits:.0e}"
-    if report.logits.maximum <= report.tolerance.logits:
-        return Finding("logits", OK, f"within {tolerance} of the reference")
-    if report.dtype == "float32":
-        return Finding("logits", FAILED, f"more than {tolerance} off the reference", DOCTOR)
-    return Finding("logits", WARNING, f"more than {tolerance} off the reference", WHERE_THEY_DIFFER)
-
-
-def of_labels(report: ParityReport) -> Finding:
-    """Judge the labels of tokens; a near tie may fall to either side, and what counts are entities."""
-    if not report.other_labels:
-        return Finding("labels", OK, "every token has the same label")
-    what = f"{report.other_labels:,} of {counted(report.tokens, 'token')} have another label"
-    return Finding("labels", WARNING, what, WHERE_THEY_DIFFER)
-
-
-def of_entities(spans: Spans) -> Finding:
-    """Judge the entities, by the share that is the same."""
-    if not spans.all:
-        remedy = "Compare on texts in which it finds some."
-        return Finding("entities", NOT_APPLICABLE, "none was found in these texts", remedy)
-    counts = {name: getattr(spans, name) for name in ("moved", "relabelled", "missing", "extra")}
-    others = "".join(f", {count:,} {name}" for name, count in counts.items() if count)
-    what = f"{spans.exact:,} of {spans.reference:,} exact{others}"
-    if spans.exact == spans.all:
-        return Finding("entities", OK, what)
-    status = WARNING if spans.agreement >= SPAN_AGREEMENT else FAILED
-    return Finding("entities", status, what, ANOTHER_TYPE if status == FAILED else "Look at the places below.")
-
-
-def of_gold(reference: Score, candidate: Score) -> Finding:
-    """Judge how many gold entities are found."""
-    what = f"{candidate.right:,} of {candidate.gold:,} found, the reference {reference.right:,}"
-    lost = recall_loss(reference, candidate)
-    status = OK if lost <= 0 else WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED
-    return Finding("gold entities", status, what, "" if status == OK else ANOTHER_TYPE)
-
-
-def of_gradients(gradients: GradientDifference, tolerance: float) -> Finding:
-    """Judge the gradients of one step."""
-    where = f"of {counted(gradients.parameters, 'parameter')}"
-    if gradients.largest <= tolerance:
-        return Finding("gradients", OK, f"the gradients {where} are within {tolerance:.0e} of the reference")
-    what = f"the gradient of {gradients.parameter}, one {where}, is more than {tolerance:.0e} off the reference"
-    return Finding("gradients", FAILED, what, "Do not train on this device in this type; see what nb.doctor() says.")
-
-
-def recall_loss(reference: Score, candidate: Score) -> float:
-    """Return how much of the reference's recall a candidate has lost; negative where it found more."""
-    return reference.recall - candidate.recall
 
 
 def place(span: tuple[int, int, str] | None) -> str:

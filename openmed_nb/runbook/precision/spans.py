@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from ...errors import ConfigurationError
 
 Span = tuple[int, int, str]
 """Where an entity begins and ends, in characters, and its label."""
 
 SHOWN_CHANGES = 20
 """So many changes are kept with their places; all are counted."""
-
-GOLD_REMEDY = (
-    "For each text give a list of (start, end, label), or of mappings with start, end, and label or entity_group."
-)
 
 
 @dataclass(frozen=True)
@@ -137,22 +132,66 @@ def without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
 
 
 def paired(left: Sequence[Span], right: Sequence[Span], fits: Callable[[Span, Span], bool]) -> list[tuple[Span, Span]]:
-    """Return as many pairs as there can be of spans that fit, each span in one (Kuhn's algorithm)."""
-    partner: dict[int, int] = {}
+    """Return as many pairs as there can be of spans that fit, each span in one (Kuhn's algorithm, the shortest way first).
 
-    def finds_one(place: int, seen: set[int]) -> bool:
-        """Give a span of the left a partner, for which others may change theirs."""
-        for number, other in enumerate(right):
-            if number not in seen and fits(left[place], other):
-                seen.add(number)
-                if number not in partner or finds_one(partner[number], seen):
-                    partner[number] = place
-                    return True
-        return False
-
+    Args:
+        left: The spans of one side.
+        right: Those of the other, in order.
+        fits: Tells whether two make a pair, which must touch.
+    """
+    touching = zip(left, those_that_touch(left, right), strict=True)
+    fitting = [[number for number in numbers if fits(one, right[number])] for one, numbers in touching]
+    holder: dict[int, int] = {}
+    held: dict[int, int] = {}
     for place in range(len(left)):
-        finds_one(place, set())
-    return [(left[place], right[number]) for number, place in sorted(partner.items())]
+        for number, one in way_to_a_free_one(place, fitting, holder, held):
+            holder[number], held[one] = one, number
+    return [(left[place], right[number]) for number, place in sorted(holder.items())]
+
+
+def those_that_touch(left: Sequence[Span], right: Sequence[Span]) -> list[range]:
+    """Return for each span the places of others, which are in order, among which all are that touch it.
+
+    Example:
+        >>> those_that_touch([(10, 12, "DRUG")], [(0, 3, "DRUG"), (8, 11, "DRUG"), (11, 14, "DRUG"), (20, 22, "DRUG")])
+        [range(1, 3)]
+    """
+    starts = [start for start, _, _ in right]
+    longest = max((end - start for start, end, _ in right), default=0)
+    return [range(bisect_left(starts, start - longest), bisect_right(starts, end)) for start, end, _ in left]
+
+
+def way_to_a_free_one(
+    place: int, fitting: Sequence[Sequence[int]], holder: Mapping[int, int], held: Mapping[int, int]
+) -> list[tuple[int, int]]:
+    """Return who of the left gets which of the right so that one more gets one; empty where there is no way.
+
+    Args:
+        place: Who has none.
+        fitting: Which of the right fit each of the left.
+        holder: Who has each of the right that somebody has.
+        held: The same the other way round.
+    """
+    asked: dict[int, int] = {}
+    waiting = deque([place])
+    while waiting:
+        one = waiting.popleft()
+        for number in fitting[one]:
+            if number not in asked:
+                asked[number] = one
+                if number not in holder:
+                    return way_back(number, place, asked, held)
+                waiting.append(holder[number])
+    return []
+
+
+def way_back(number: int, place: int, asked: Mapping[int, int], held: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return who gets which, from a free one of the right back to the one of the left that began to ask."""
+    way = [(number, asked[number])]
+    while way[-1][1] != place:
+        number = held[way[-1][1]]
+        way.append((number, asked[number]))
+    return way
 
 
 @dataclass(frozen=True)
@@ -201,58 +240,3 @@ def score(gold: Iterable[Span], found: Iterable[Span]) -> Score:
     """
     wanted, there = Counter(gold), Counter(found)
     return Score(wanted.total(), there.total(), (wanted & there).total())
-
-
-def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
-    """Return the gold entities of each text.
-
-    Args:
-        gold: For each text a list of ``(start, end, label)``, or of mappings with ``start``, ``end``, and ``label``,
-            ``entity_group`` or ``entity``.
-
-    Raises:
-        ConfigurationError: For anything else, with the number of the text.
-
-    Example:
-        >>> gold_spans([[(0, 6, "DISEASE")], [{"start": 4, "end": 9, "entity_group": "DISEASE"}]])
-        (((0, 6, 'DISEASE'),), ((4, 9, 'DISEASE'),))
-        >>> gold_spans([[], [(0, "6", "DISEASE")]])
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: The gold of text 1 has no entity at its place 0. For each text give a list \
-of (start, end, label), or of mappings with start, end, and label or entity_group.
-    """
-    if not is_list(gold):
-        raise ConfigurationError(f"The gold cannot be {type(gold).__name__}.", GOLD_REMEDY)
-    return tuple(spans_of(entities, number) for number, entities in enumerate(gold))
-
-
-def spans_of(entities: Any, number: int) -> tuple[Span, ...]:
-    """Return the gold entities of one text."""
-    if not is_list(entities):
-        raise ConfigurationError(f"The gold of text {number} cannot be {type(entities).__name__}.", GOLD_REMEDY)
-    spans = [span_of(entity) for entity in entities]
-    if None in spans:
-        what = f"The gold of text {number} has no entity at its place {spans.index(None)}."
-        raise ConfigurationError(what, GOLD_REMEDY)
-    return tuple(span for span in spans if span)
-
-
-def span_of(entity: Any) -> Span | None:
-    """Return an entity as a span, ``None`` where it is none."""
-    if isinstance(entity, Mapping):
-        label = next((entity[key] for key in ("entity_group", "entity", "label") if key in entity), None)
-        entity = (entity.get("start"), entity.get("end"), label)
-    if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
-        return None
-    start, end, label = entity
-    whole = all(hasattr(one, "__index__") and not isinstance(one, bool) for one in (start, end))
-    if not whole or not isinstance(label, str):
-        return None
-    first, last = int(start), int(end)
-    return (first, last, label) if 0 <= first < last else None
-
-
-def is_list(thing: Any) -> bool:
-    """Tell whether something is a series of things, and no text and no mapping."""
-    return hasattr(thing, "__iter__") and not isinstance(thing, (str, bytes, Mapping))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from .numbers import LARGEST_SIZE, number_in, whole_number_in
-from .values import Gpu
+from .values import NOTHING_REPORTED, Gpu
 
 IOREG = ["/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"]
 MEMORY_PRESSURE = ["/usr/bin/memory_pressure", "-Q"]
@@ -40,7 +40,7 @@ POWER_MODES = {
 
 POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
-CALM = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
+NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
 
 
 def parse_ioreg(output: str | None) -> Gpu:
@@ -137,6 +137,9 @@ def parse_speed_limit(output: str | None) -> int | None:
 def parse_heat(output: str | None) -> str | None:
     r"""Return whether the system slows the processor down, from what ``pmset -g therm`` says.
 
+    Apple Silicon usually reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that
+    no report says nothing.
+
     Example:
         >>> parse_heat("CPU_Speed_Limit \t= 62"), parse_heat("CPU_Speed_Limit \t= 100"), parse_heat("Error")
         ('limited', 'nominal', None)
@@ -144,7 +147,7 @@ def parse_heat(output: str | None) -> str | None:
     limit = parse_speed_limit(output)
     if limit is not None:
         return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
-    return "nominal" if all(note in (output or "") for note in CALM) else None
+    return NOTHING_REPORTED if all(note in (output or "") for note in NO_REPORTS) else None
 
 
 def parse_cores(facts: Mapping[str, str], name: str) -> int | None:

@@ -12,6 +12,7 @@ from ...quantities import in_bytes
 from ..findings import NOT_APPLICABLE, OK, WARNING, Finding
 
 NOT_KNOWN = "not known"
+NOTHING_REPORTED = "nothing reported"
 
 SLOWED_BY_HEAT = {True: "limited", False: "nominal", None: None}
 
@@ -56,8 +57,8 @@ class Signals(Shown):
         power_source: ``"adapter"``, ``"battery"`` or ``"UPS"``.
         battery: The charge of the battery, in percent.
         power_mode: ``"automatic"``, ``"low"`` or ``"high"``; Low Power Mode is ``"low"``.
-        heat: ``"nominal"``, or ``"limited"`` where the system slows its processor down. On Apple Silicon "nominal" means
-            that nothing was reported.
+        heat: ``"limited"`` where the system slows its processor down, ``"nominal"`` where it says that it does not, and
+            ``"nothing reported"`` where macOS has recorded nothing, as it usually is on Apple Silicon.
         speed_limit: How fast the processor may run, in percent.
         chip: The processor's name.
         performance_cores: How many fast cores it has.
@@ -129,8 +130,8 @@ class Condition:
     def finding(self, signals: Signals) -> Finding:
         """Return the finding."""
         state = self.reads(signals)
-        if state is None:
-            return Finding(self.name, NOT_APPLICABLE, NOT_KNOWN)
+        if state in {None, NOTHING_REPORTED}:
+            return Finding(self.name, NOT_APPLICABLE, state or NOT_KNOWN)
         if state in self.slow:
             return Finding(self.name, WARNING, f"{state}: {self.slow[state]}", self.remedy)
         return Finding(self.name, OK, state)
@@ -138,7 +139,7 @@ class Condition:
 
 def _heat(signals: Signals) -> str | None:
     said = {signals.heat, SLOWED_BY_HEAT[signals.gpu.slowed_by_heat]}
-    return next((state for state in ("limited", "nominal") if state in said), None)
+    return next((state for state in ("limited", "nominal", NOTHING_REPORTED) if state in said), None)
 
 
 CONDITIONS = (

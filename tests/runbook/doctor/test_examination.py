@@ -52,7 +52,7 @@ def examined(computer, experiments=STAND_INS):
         except OpenMedError as error:
             return error
 
-    return diagnose(examine(session.computer, choose, (), experiments))
+    return diagnose(examine(session.computer, choose, experiments=experiments))
 
 
 def bad(report):

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.runbook.doctor.model_checks import CHECKS, model_findings
 from openmed_nb.runbook.findings import FAILED, OK, WARNING
+from openmed_nb.session import Session
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def shorter_embeddings(model):
 PLANTED = [
     (larger_labels, {"labels": FAILED}),
     (smaller_labels, {"labels": FAILED}),
-    (half, {"16 bits": WARNING}),
+    (half, {"precision": WARNING}),
     (not_a_number, {"NaN": FAILED}),
     (infinite, {"NaN": FAILED}),
     (without_memory, {"weights": FAILED}),
@@ -154,6 +156,9 @@ def test_complex_weights():
     assert names(model_findings("complex", model)) == {"NaN": FAILED}
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`.:DeprecationWarning"
+)
 @pytest.mark.real_computer
 def test_compiled_model(tiny):
     """A model that was compiled is looked at as the one inside."""
@@ -175,6 +180,52 @@ def test_pipeline_and_loaded_model(keyword_model):
         from openmed_nb.session import SESSION
 
         SESSION.unload()
+
+
+@pytest.mark.real_computer
+class TestPrecision:
+    """What is said of a model in a reduced type."""
+
+    @pytest.fixture
+    def session(self, tmp_path):
+        """A session on the CPU that keeps certificates in a folder of its own."""
+        return Session({"OPENMED_NB_DATA": str(tmp_path), "OPENMED_DEVICE": "cpu"})
+
+    @staticmethod
+    def said(session, model=None):
+        """Return what the doctor finds about models, without their names."""
+        return [one for one in session.doctor(model).findings if "keyword" in one.name or "Bert" in one.name]
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+    def test_unvalidated(self, session, keyword_model, dtype):
+        """A loaded model without a certificate gives a warning with the reason and the command that validates it."""
+        with pytest.warns(OpenMedWarning):
+            pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
+        stays = ", device='cpu'" if dtype == "int8" else ""
+        command = f"nb.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
+        for (finding,) in (self.said(session), self.said(session, str(keyword_model)), self.said(session, pipe)):
+            assert (finding.status, finding.remedy) == (WARNING, f"Validate it: {command}.")
+            assert (
+                finding.evidence
+                == f"weights are {dtype}, with which entities can move or be lost; there is no certificate"
+            )
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+    def test_validated(self, session, keyword_model, dtype):
+        """A loaded model with a certificate is in order, and its type is named."""
+        assert session.validate_precision(str(keyword_model), ["no history of asthma ."] * 50, dtype, {}).accepted
+        session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
+        (finding,) = self.said(session)
+
+        assert (finding.status, finding.evidence.partition(" on ")[0]) == (OK, dtype)
+
+    def test_type_that_was_changed_in_memory(self, session, keyword_model):
+        """What is known of the files does not count for a model that was rounded after it was loaded."""
+        session.create_pipeline(str(keyword_model), OpenMedConfig()).model.half()
+        (finding,) = self.said(session)
+
+        assert finding.status == WARNING
+        assert finding.remedy == "Load it by its name, then nb.validate_precision('name', texts, dtype='float16')."
 
 
 @pytest.mark.parametrize("thing", [None, 3, "bundled", object, {"model": 1}, torch.nn.Linear])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from openmed_nb.devices.simulation.defects import KNOWN
 from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.runbook.doctor.probing import ProbeOutcome, bug_findings, fault, result_of, run_probes
-from openmed_nb.runbook.doctor.silent_bugs import BUGS, SilentBug, bugs_of
+from openmed_nb.runbook.doctor.silent_bugs import BUGS, MENDED, SilentBug, bugs_of
 from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING
 
 ALSO = {"pytorch#177116": {"pytorch#183535"}}
@@ -167,6 +168,14 @@ def test_every_row_is_complete(bug: SilentBug):
     assert bug.known
     assert bug.remedy.endswith(".")
     assert sum(bug.issue == other.issue for other in BUGS) == 1
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.issue)
+def test_error_of_old_releases_only(bug: SilentBug):
+    """An error that only releases had which this package does not take is said to be one of those."""
+    releases = [(int(major), int(minor)) for major, minor in re.findall(r"\b([12])\.(\d+)", bug.known)]
+
+    assert bug.known.endswith(MENDED) == (max(releases) < (2, 6))
 
 
 @pytest.mark.parametrize("issue", KNOWN)

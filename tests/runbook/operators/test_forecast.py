@@ -143,6 +143,17 @@ def test_text_is_the_same_every_time(odd: Forecast):
     assert str(nb.forecast(Odd(), IDS)) == str(odd)
 
 
+@pytest.mark.parametrize(
+    ("version", "shown"), [("2.13.0+cpu", "2.13.0"), ("2.13.0", "2.13.0"), ("2.14.0.dev20260710+cu130", "2.14.0")]
+)
+def test_text_is_the_same_for_every_build(version: str, shown: str):
+    """The report names the release of torch, and the mapping the build too."""
+    told = judged("Model", Trace({}, {}), OperatorTable(version, "a list", frozenset(), {}, frozenset()))
+
+    assert f"for torch {shown}." in str(told)
+    assert told.to_dict()["torch"] == version
+
+
 def test_ready_for_json(odd: Forecast):
     """The forecast is a mapping ready for JSON, with every row."""
     told = json.loads(json.dumps(odd.to_dict()))
@@ -153,6 +164,58 @@ def test_ready_for_json(odd: Forecast):
     assert {"operator", "verdict", "phase", "module", "class", "count", "refusal", "reason", "remedy"} == set(
         told["rows"][0]
     )
+
+
+class Decomposing(nn.Module):
+    """A model that decomposes a matrix in some way."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.function = function
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return a sum of what the matrix is made of."""
+        return self.function(self.inner(rows) + torch.diag(torch.arange(3.0))).sum()
+
+
+SINGULAR = [
+    (lambda matrix: torch.linalg.svd(matrix).S, "aten::linalg_svd", "always on the CPU"),
+    (lambda matrix: torch.linalg.svd(matrix, full_matrices=False).S, "aten::linalg_svd", "always on the CPU"),
+    (lambda matrix: torch.svd(matrix).S, "aten::linalg_svd", "always on the CPU"),
+    (lambda matrix: torch.svd_lowrank(matrix, 2)[1], "aten::linalg_svd", "always on the CPU"),
+    (torch.linalg.pinv, "aten::linalg_svd", "always on the CPU"),
+    (torch.linalg.svdvals, "aten::_linalg_svd", "falls back to the CPU"),
+    (torch.linalg.cond, "aten::_linalg_svd", "falls back to the CPU"),
+    (lambda matrix: torch.linalg.matrix_norm(matrix, 2), "aten::_linalg_svd", "falls back to the CPU"),
+    (lambda matrix: torch.linalg.matrix_norm(matrix, "nuc"), "aten::_linalg_svd", "falls back to the CPU"),
+    (lambda matrix: torch.svd(matrix, compute_uv=False).S, "aten::_linalg_svd", "falls back to the CPU"),
+]
+"""What is computed, the operator that leaves MPS for it, and what becomes of that."""
+
+
+@pytest.mark.parametrize(("function", "operator", "verdict"), SINGULAR)
+def test_singular_values_in_inference_and_in_training(
+    function: Callable[[torch.Tensor], torch.Tensor], operator: str, verdict: str
+):
+    """Singular vectors are always computed on the CPU, values alone fall back, with gradients and without."""
+    told = nb.forecast(Decomposing(function), torch.ones(3, 3))
+
+    assert {(row.operator, row.verdict, row.phase) for row in told.troubles} == {
+        (operator, verdict, phase) for phase in ("inference", "forward")
+    }
+
+
+@pytest.mark.real_computer
+@pytest.mark.filterwarnings("ignore:The operator")
+@pytest.mark.parametrize("function", [row[0] for row in SINGULAR if row[0] is not torch.linalg.pinv])
+def test_simulated_device_agrees_on_singular_values(function: Callable[[torch.Tensor], torch.Tensor]):
+    """What the forecast names is what falls back on the simulated device, under the name that MPS uses."""
+    told = nb.forecast(Decomposing(function), torch.ones(3, 3))
+    with nb.simulated_mps(fallback=True) as device:
+        function((torch.ones(3, 3) + torch.diag(torch.arange(3.0))).to("mps").requires_grad_())
+
+    assert [operator_table().named_by_mps(operator) for operator in told.leaving] == list(device.fallbacks)
 
 
 class Attention(nn.Module):
@@ -268,7 +331,10 @@ def told_of(calls: dict[Call, int], refusals: dict[Any, int] | None = None) -> F
 @pytest.mark.parametrize(
     ("operators", "verdict"),
     [
-        (["aten::mm"], "Every one of 1 operators runs on MPS."),
+        ([], "No operator leaves MPS."),
+        (["aten::mm"], "No operator leaves MPS."),
+        (["aten::mm", "aten::t"], "Every one of 2 operators runs on MPS."),
+        (["aten::mode"], "1 of 1 operator leaves MPS: aten::mode."),
         (["aten::mm", "aten::mode"], "1 of 2 operators leaves MPS: aten::mode."),
         (["aten::take", "aten::mode"], "2 of 2 operators leave MPS: aten::mode, aten::take."),
         (["aten::mm", "my::op"], "None of 2 operators leaves MPS. It is not known whether MPS has my::op."),
@@ -285,7 +351,7 @@ def test_what_may_be_wrong_is_no_refusal():
     told = told_of({call: 1}, {(ELEMENTS, call): 1})
 
     assert told.refused == ()
-    assert told.verdict == "None of 1 operators leaves MPS. MPS may be wrong with more than 2**31 elements."
+    assert told.verdict == "No operator leaves MPS. MPS may be wrong with more than 2**31 elements."
 
 
 def test_many_rows_are_cut_in_the_report_only():
@@ -321,6 +387,6 @@ def test_forecast_of_a_model_on_the_simulated_device():
         assert device.allocator.allocated <= made + 512
         assert dict(device.fallbacks) == {}
     assert told.simulated
-    assert "SIMULATED" in str(told)
+    assert str(told).splitlines()[1].strip() == "SIMULATED MPS is on; the forecast does not depend on it."
     assert told.leaving == ("aten::_linalg_eigh",)
     assert told.rows == nb.forecast(Values(), torch.ones(3, 3)).rows

@@ -4,6 +4,7 @@ import copy
 import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.operators.calls import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, PHASES, Trace
 from openmed_nb.runbook.operators.copies import cpu_copy
 from openmed_nb.runbook.operators.examples import Example, read_example
+from openmed_nb.runbook.operators.refusals import NO_PLAIN_TENSOR
 from openmed_nb.runbook.operators.table import operator_table
 from openmed_nb.runbook.operators.tracing import trace
 
@@ -208,13 +210,85 @@ def test_interrupt_passes_through():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_mode_that_an_interrupt_leaves_behind():
+    """Where an interrupt comes while torch has a mode half taken away, no mode stays behind, which would see everything."""
+
+    def interrupt(numbers: torch.Tensor) -> torch.Tensor:
+        watching = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        if not watching:
+            return numbers
+        watching[-1].__enter__()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        traced(Calling(interrupt), NUMBERS)
+
+    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
+
+
+@dataclass
+class Answer:
+    """What a model returns in a class of its own."""
+
+    name: str
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda numbers: Answer("a note", numbers * 2),
+        lambda numbers: {"answers": [Answer("a note", numbers * 2)]},
+        torch.fft.fft,
+    ],
+)
+def test_outputs_that_can_be_trained(function: Callable[..., Any]):
+    """Outputs in the fields of a dataclass, also inside of others, and complex ones are trained too."""
+    found = traced(nn.Sequential(nn.Linear(4, 4), Calling(function, weight=False)), NUMBERS)
+
+    assert found.notes == ()
+    assert phases_of(found) == set(PHASES)
+
+
+def test_training_step_inside_of_inference_mode():
+    """A trace that is asked for in inference mode has its training step, also of a model that was made there."""
+    with torch.inference_mode():
+        made_there = Model()
+        found = traced(made_there, NUMBERS)
+
+    assert found == traced(Model(), NUMBERS)
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    """Return rows of two lengths as one tensor."""
+    return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
+@pytest.mark.parametrize(
+    ("function", "make", "operator"),
+    [
+        (torch.sparse.mm, lambda: torch.eye(4).to_sparse(), "aten::_sparse_mm"),
+        (torch.matmul, lambda: torch.eye(4).to_sparse_csr(), "aten::matmul"),
+        (lambda nested, _square: nested * 2, lambda: nested(torch.strided), "aten::mul.Tensor"),
+        (lambda nested, _square: nested * 2, lambda: nested(torch.jagged), "aten::mul.Tensor"),
+    ],
+)
+def test_sparse_and_nested_tensors(function: Callable[..., Any], make: Callable[[], torch.Tensor], operator: str):
+    """Sparse and nested tensors are computed as they are; whether MPS has an operator for them is not known."""
+    found = traced(Calling(function, weight=False), (make(), torch.ones(4, 4)), training=False)
+
+    assert (NO_PLAIN_TENSOR.name, operator) in refused(found)
+    assert operator not in {call.operator for call in found.calls}
+
+
 @pytest.mark.parametrize(
     ("model", "note"),
     [
         (Model().requires_grad_(False), "No training step: no parameter of the model needs gradients."),
         (
             nn.Sequential(nn.Linear(4, 2), Calling(torch.zeros_like, weight=False)),
-            "No training step: nothing that the model returns depends on its parameters.",
+            "No training step: no tensor was found that depends on the parameters in what the model returns, a Tensor.",
         ),
     ],
 )
@@ -392,6 +466,25 @@ def test_model_that_cannot_be_copied():
         traced(model, NUMBERS)
 
 
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [(nn.Linear(4, 2, device="meta"), NUMBERS), (nn.Linear(4, 2), torch.ones(3, 4, device="meta"))],
+)
+def test_tensors_without_memory(model: nn.Module, inputs: torch.Tensor):
+    """Weights and example inputs that have a shape only cannot be computed with, and the error says so."""
+    with pytest.raises(ConfigurationError, match=r"no memory \(device meta\)"):
+        traced(model, inputs)
+
+
+def test_model_that_is_part_of_itself():
+    """A model that has no end gives one of our errors."""
+    model = nn.Linear(4, 2)
+    model.add_module("itself", model)
+
+    with pytest.raises(ConfigurationError, match="Linear cannot be copied: "):
+        cpu_copy(model)
+
+
 def test_lazy_model_is_traced():
     """A model whose weights get their shapes in the first pass is traced, and stays without shapes."""
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
@@ -401,6 +494,9 @@ def test_lazy_model_is_traced():
     assert isinstance(model[0].weight, nn.UninitializedParameter)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`.:DeprecationWarning"
+)
 def test_compiled_model_is_traced_as_what_it_was_made_of():
     """Of what torch.compile made, a model or a part of one, the inside is traced."""
     found = traced(torch.compile(Model()), NUMBERS, training=False)
@@ -410,6 +506,12 @@ def test_compiled_model_is_traced_as_what_it_was_made_of():
     assert places_of(part, "aten::linear", INFERENCE) == {"0._orig_mod.inner (Linear)": 1}
 
 
+@pytest.mark.filterwarnings(
+    *(
+        f"ignore:`torch.jit.{name}` is deprecated. Please switch to `torch.compile` or `torch.export`.:DeprecationWarning"
+        for name in ("trace", "trace_method")
+    )
+)
 def test_model_of_torchscript_is_traced():
     """A model of TorchScript is traced, and its training step too."""
     found = traced(torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS)

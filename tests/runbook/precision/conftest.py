@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def close_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module with a model whose answers hang on a thousandth of a logit."""
+    """The module with models whose answers hang on a thousandth of a logit."""
     return helper(FOLDER / "close_models.py")
 
 
@@ -33,6 +33,12 @@ def close_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
 def close_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model that finds asthma in float32 and not in 16 bits; tests read it and do not change it."""
     return tiny.save(tmp_path_factory.mktemp("close"), close_models.close_bert(tiny))
+
+
+@pytest.fixture(scope="session")
+def border_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that ends a disease elsewhere in 16 bits; tests read it and do not change it."""
+    return tiny.save(tmp_path_factory.mktemp("border"), close_models.close_border(tiny))
 
 
 @pytest.fixture

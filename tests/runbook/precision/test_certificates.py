@@ -16,12 +16,11 @@ from openmed_nb.runbook.precision.certificates import (
     Certificate,
     Evidence,
     Identity,
-    changes,
-    expired_because,
 )
+from openmed_nb.runbook.precision.expiry import changes, expired_because
 
 HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
-EVIDENCE = Evidence(20, "09b4", 900, 60, 60, 0, 0, 0, 0, None, 0.85, 1.4)
+EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, None, 0.85, 1.4)
 CERTIFICATE = Certificate(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
 
 CHANGED = {
@@ -30,9 +29,11 @@ CHANGED = {
     "tokenizer": ("t2", "the tokenizer changed"),
     "torch": ("2.14.0", "torch was 2.13.0 and is 2.14.0"),
     "transformers": ("5.18.0", "transformers was 5.17.0 and is 5.18.0"),
-    "device": ("cpu", "it was measured on mps, and this is cpu"),
-    "device_name": ("Apple M4", "it was measured on Apple M2 Pro, this is Apple M4"),
-    "simulated": (True, "it was measured on mps, and this is mps (SIMULATED)"),
+}
+OTHER_DEVICES = {
+    "device": ("cpu", "it was validated on mps only"),
+    "device_name": ("Apple M4", "it was validated on Apple M2 Pro only"),
+    "simulated": (True, "it was validated on mps only"),
 }
 
 
@@ -60,7 +61,7 @@ def test_another_name_for_the_same_files(store):
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_every_change_expires(store, name):
-    """A change of files, versions or device expires a certificate, and is told in words."""
+    """A change of files or versions expires a certificate, and is told in words."""
     store.store(CERTIFICATE)
     value, words = CHANGED[name]
     now = replace(HERE, **{name: value})
@@ -70,16 +71,81 @@ def test_every_change_expires(store, name):
     assert store.explain(now) == f"its certificate expired: {words}"
 
 
-@given(st.sets(st.sampled_from(sorted(CHANGED))))
-def test_every_set_of_changes_is_told(names):
-    """Any set of changes is told, each once, and no change is nothing."""
-    now = replace(HERE, **{name: CHANGED[name][0] for name in names})
+@pytest.mark.parametrize("name", OTHER_DEVICES)
+def test_another_device_is_told(store, name):
+    """A certificate of another device has not expired: it counts there, and that is told in words."""
+    store.store(CERTIFICATE)
+    value, words = OTHER_DEVICES[name]
+    now = replace(HERE, **{name: value})
+
+    assert store.find(now) is None
+    assert store.explain(now) == words
+    assert store.explain(replace(now, torch="2.14.0")) == words
+    assert store.explain(replace(now, weights="w2")) == "there is no certificate"
+
+
+def test_all_other_devices_are_told(store):
+    """Of several other devices each is told once; a certificate of this one that expired is told first."""
+    elsewhere = {"device": "cuda", "device_name": "NVIDIA T4"}
+    store.store(CERTIFICATE)
+    store.store(replace(CERTIFICATE, identity=replace(HERE, transformers="5.16.0")))
+    store.store(replace(CERTIFICATE, identity=replace(HERE, **elsewhere)))
+
+    assert store.explain(replace(HERE, device="cpu", device_name="AMD EPYC")) == "it was validated on cuda and mps only"
+    assert (
+        store.explain(replace(HERE, torch="3.0", **elsewhere)) == "its certificate expired: torch was 2.13.0 and is 3.0"
+    )
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+def test_simulated_device_is_never_told_for_a_real_one(store, device):
+    """A certificate of a simulated device is not mentioned for a real device, whatever else changed."""
+    store.store(replace(CERTIFICATE, identity=replace(HERE, simulated=True)))
+    for now in (HERE, replace(HERE, torch="2.14.0")):
+        assert store.explain(replace(now, device=device)) == "there is no certificate"
+
+
+@given(st.sets(st.sampled_from(sorted(CHANGED))), st.sets(st.sampled_from(sorted(OTHER_DEVICES))))
+def test_every_set_of_changes_is_told(names, device):
+    """Any set of changes of files and versions is told, each once; no change, and another device, is nothing."""
+    now = replace(HERE, **{name: {**CHANGED, **OTHER_DEVICES}[name][0] for name in names | device})
     told = expired_because(CERTIFICATE, now)
 
+    assert set(changes(HERE, now)) == names | device
     assert bool(told) == bool(names)
-    assert set(changes(HERE, now)) == names
-    assert all(CHANGED[name][1] in told for name in names - {"device", "device_name", "simulated"})
-    assert ("it was measured on" in told) == bool(names & {"device", "device_name", "simulated"})
+    assert all(told.count(CHANGED[name][1]) == 1 for name in names)
+
+
+REJUDGED = {
+    "nothing kept": ({"exact": 0, "missing": 60}, "only 0 of 60 entities are the same"),
+    "no entity": ({"exact": 0}, "0 entities are too few to tell; 50 are needed"),
+    "too much moved": ({"exact": 58, "moved": 2}, "only 58 of 60 entities are the same"),
+    "too few": ({"exact": 49}, "49 entities are too few to tell; 50 are needed"),
+    "recall": ({"recall_reference": 0.9, "recall": 0.8}, "it finds 80.0% of the gold entities, float32 90.0%"),
+    "NaN": ({"not_numbers": 3}, "3 tokens became NaN or infinity"),
+    "several": (
+        {"exact": 20, "extra": 5},
+        "only 20 of 25 entities are the same, and 20 entities are too few to tell; 50 are needed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("counts", "words"), REJUDGED.values(), ids=REJUDGED)
+def test_stored_counts_are_judged_again(store, counts, words):
+    """A certificate whose counts are not enough today does not count, whatever gate it says it passed, and tells why."""
+    weak = {"span_agreement": 0.0, "recall_loss": 1.0, "minimum_entities": 0}
+    store.store(replace(CERTIFICATE, evidence=replace(EVIDENCE, **counts), gate=weak))
+
+    assert store.find(HERE) is None
+    assert store.explain(HERE) == f"its certificate does not count: {words}"
+    assert store.explain(replace(HERE, torch="2.14.0")) == "there is no certificate"
+
+
+def test_gate_of_another_release_does_not_matter(store):
+    """A certificate counts by its counts, whatever was asked for when it was made."""
+    for gate in ({}, {"span_agreement": 0.0}, {"span_agreement": 1.0, "other": 3.0}):
+        store.store(replace(CERTIFICATE, gate=gate))
+        assert store.find(HERE) is not None
 
 
 @pytest.mark.parametrize("field", ["dtype", "model"])
@@ -119,6 +185,12 @@ DAMAGED = {
     ),
     "yes for a number": json.dumps(
         {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "texts": True}}
+    ),
+    "fewer than none": json.dumps(
+        {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "extra": -5}}
+    ),
+    "no number": json.dumps(
+        {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "recall": float("nan")}}
     ),
     "no date": json.dumps({**CERTIFICATE.to_dict(), "date": 5}),
     "deep": "[" * 100_000,
@@ -160,6 +232,33 @@ def test_certificate_of_something_else_in_its_place(store):
     assert store.explain(other) == "its certificate expired: the weights changed"
 
 
+def test_certificate_of_another_type_in_its_place(store):
+    """A certificate whose type was changed in its file counts for neither type."""
+    other = replace(HERE, dtype="float16")
+    store.file(HERE).parent.mkdir(parents=True)
+    store.file(HERE).write_text(json.dumps(replace(CERTIFICATE, identity=other).to_dict()), "utf-8")
+
+    assert (store.find(HERE), store.find(other)) == (None, None)
+    assert store.explain(HERE) == "there is no certificate"
+
+
+def test_renamed_certificate_is_not_called_expired(store):
+    """A file of another name is not looked at, and does not count as expired."""
+    file = store.store(CERTIFICATE)
+    file.rename(file.with_name("copy.json"))
+
+    assert store.find(HERE) is None
+    assert store.explain(HERE) == "there is no certificate"
+
+
+def test_home_of_nobody():
+    """A folder in the home of somebody who is not known is an error with the variable that names another."""
+    with pytest.raises(
+        ConfigurationError, match="OPENMED_NB_DATA is '~nobody at all/data', and that home is not known"
+    ):
+        certificate_store({"OPENMED_NB_DATA": "~nobody at all/data"})
+
+
 def test_folder_that_cannot_be_written(tmp_path):
     """A folder that cannot be written is an error with the variable that names another; reading it finds nothing."""
     (tmp_path / "file").write_text("no folder")
@@ -198,4 +297,5 @@ def test_certificate_of_a_simulated_device_says_so():
     simulated = replace(CERTIFICATE, identity=replace(HERE, simulated=True))
 
     assert str(simulated).splitlines()[0] == "Certificate: mine in bfloat16 on mps (SIMULATED)"
+    assert ("device", "mps (SIMULATED)") in simulated.report().figures[0].rows
     assert "SIMULATED MPS: no figure here is one of MPS." in str(simulated)

@@ -6,7 +6,7 @@ import json
 import shutil
 import warnings
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import torch
@@ -22,16 +22,16 @@ from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.real_computer
 
-EVIDENCE = Evidence(20, "09b4", 900, 60, 60, 0, 0, 0, 0, None, None, 1.4)
+EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 
 @pytest.fixture
 def certify(session, keyword_model, data):
-    """A function that stores a certificate for the keyword model in a type, with a speed."""
+    """A function that stores a certificate for a model, the keyword model as a rule, in a type, with a speed."""
 
-    def certify(dtype, speed=1.4, device="cpu"):
-        spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    def certify(dtype, speed=1.4, device="cpu", folder=keyword_model):
+        spec = LoadSpec.of(str(folder), OpenMedConfig())
         identity = identity_of(spec, dtype, device, session.computer)
         certificate = Certificate(identity, replace(EVIDENCE, speed_up=speed), "2026-03-01", {})
         certificate_store({"OPENMED_NB_DATA": str(data)}).store(certificate)
@@ -86,7 +86,7 @@ class TestAuto:
             "  'auto' took it: it is validated here for this model, and the fastest of those that are.",
             "  type      certificate",
             "  bfloat16  On 20 texts it kept 60 of 60 entities.",
-            "  float16   On 20 texts it kept 60 of 60 entities. It is not faster than float32.",
+            "  float16   On 20 texts it kept 60 of 60 entities. It is not clearly faster than float32.",
             "  int8      There is no certificate.",
         ]
 
@@ -143,6 +143,22 @@ class TestAuto:
 
         assert [one["word"] for one in found[0]] == ["asthma"]
         assert [one.dtype for one in session.inventory()] == ["int8"]
+
+    def test_under_the_simulation_the_first_validated(self, certify, session, loaded_as):
+        """On a simulated device no speed is known: the first validated type is taken, and it is said why."""
+        session.simulate("8 GiB")
+        try:
+            for dtype in ("float16", "bfloat16"):
+                certify(dtype, None, "mps")
+            precision = loaded_as("auto").precision
+        finally:
+            session.unload()
+            session.end_simulation()
+
+        assert (precision.dtype, precision.device) == ("bfloat16", "mps (SIMULATED)")
+        assert "the first that is validated here; under the simulation no speed is measured" in str(precision)
+        assert "faster" not in str(precision)
+        assert precision.to_dict()["candidates"][0]["faster"] is None
 
 
 def test_fastest_of_nothing():
@@ -214,7 +230,7 @@ class TestWarning:
         """A model that follows the session to a device where its type is not validated warns, there and back."""
         certify("bfloat16")
         pipe = loaded_as("bfloat16")
-        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and its certificate expired"):
+        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"):
             session.simulate("8 GiB")
         session.end_simulation()
         assert str(pipe.device) == "cpu"
@@ -231,6 +247,18 @@ class TestWarning:
                 session.end_simulation()
         assert (str(pipe.device), nb.device().simulated) == ("cpu", False)
         assert [one["word"] for one in pipe(NOTE)] == ["asthma"]
+
+    def test_files_that_changed_since_the_load(self, certify, session, keyword_model, close_model, tmp_path):
+        """The certificate of files that were put in place later does not count for the model in memory."""
+        folder = shutil.copytree(close_model, tmp_path / "model")
+        with pytest.warns(OpenMedWarning, match="there is no certificate"):
+            session.create_pipeline(str(folder), OpenMedConfig(), dtype="bfloat16")
+        shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
+        certify("bfloat16", folder=folder)
+        with pytest.warns(OpenMedWarning):
+            session.simulate("8 GiB")
+        with pytest.warns(OpenMedWarning, match="on cpu, and its files changed since it was loaded"):
+            session.end_simulation()
 
     def test_move_that_would_warn_as_an_error(self, session, loaded_as):
         """Where warnings are errors, a model does not move to where its type is not validated, and nothing changes."""
@@ -251,6 +279,11 @@ class TestWarning:
             {"dtype": "bfloat16", "revision": "v2", "allow_pickle": True},
             None,
             "nb.validate_precision('bundled', texts, dtype='bfloat16', revision='v2', allow_pickle=True)",
+        ),
+        (
+            {"dtype": "bfloat16", "cache_dir": PurePosixPath("models")},
+            None,
+            "nb.validate_precision('bundled', texts, dtype='bfloat16', cache_dir='models')",
         ),
     ],
 )

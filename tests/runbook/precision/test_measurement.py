@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
+import threading
 
 import pytest
 import torch
@@ -15,7 +17,6 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load
 from openmed_nb.runbook.precision.measurement import parity_of
 from openmed_nb.runbook.precision.pairs import evaluating, float32_copy, pair_of_files, pair_of_pipeline
-from openmed_nb.runbook.precision.speed import speed_up
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
@@ -120,6 +121,12 @@ class TestWhatDiffers:
         assert report.other_labels == 1
         assert report.status == "failed"
 
+    def test_type_without_a_tolerance(self, pipe):
+        """A model in a type for which there is no tolerance, such as float64, is refused before anything is computed."""
+        pipe.model.double()
+        with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on its model"):
+            pair_of_pipeline(pipe)
+
     def test_quantiles_are_of_the_largest_of_each_token(self, pipe):
         """Of each token the largest difference of a logit counts; the quantiles are over all tokens."""
         pair = pair_of_pipeline(pipe)
@@ -140,6 +147,24 @@ class TestWhatDiffers:
         assert (report.spans.exact, report.spans.missing) == (1, 3)
         assert report.logits.maximum < 1e-6
         assert report.findings[0].status == "failed"
+
+    def test_candidate_that_overflows(self, tiny, tmp_path):
+        """A model whose weights are too large for float16 has failed there, and that is no error."""
+
+        def enlarge(model):
+            model.classifier.weight[0, 0] = 7e4
+
+        spec = with_weight(tiny, tmp_path, enlarge).in_dtype("float16")
+        report = parity_of(pair_of_files(spec, "cpu"), [NOTE])
+        assert (report.not_numbers, report.status) == (12, "failed")
+
+    def test_autocast_around_does_not_count(self, close_model, close_models):
+        """In a block of autocast the reference is not rounded too, and what moves is found."""
+        spec = LoadSpec.of(str(close_model), OpenMedConfig(dtype="bfloat16"))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            report = parity_of(pair_of_files(spec, "cpu"), [close_models.NOTE])
+            assert torch.is_autocast_enabled("cpu")
+        assert (report.spans.reference, report.spans.missing) == (1, 1)
 
     def test_reference_that_computes_nan(self, tiny, tmp_path):
         """Where the reference itself computes no numbers, there is nothing to compare with."""
@@ -182,6 +207,16 @@ def test_copy_shares_nothing(pipe):
     assert not theirs & {one.data_ptr() for one in (*pipe.model.parameters(), *pipe.model.buffers())}
     assert [one.requires_grad for one in copied.parameters()] == [one.requires_grad for one in pipe.model.parameters()]
     assert {one.dtype for one in copied.buffers()} == {one.dtype for one in pipe.model.buffers()}
+
+
+def test_model_that_cannot_be_copied(pipe):
+    """A pipeline whose model holds what nobody can copy, such as a hook with a lock, gives an error that says so."""
+    lock = threading.Lock()
+    pipe.model.register_forward_hook(functools.partial(lambda *_: None, lock))
+    with pytest.raises(
+        ConfigurationError, match=r"BertForTokenClassification cannot be copied: cannot pickle '_thread\.lock'"
+    ):
+        pair_of_pipeline(pipe)
 
 
 class TestGradients:
@@ -235,18 +270,20 @@ class TestGold:
     @pytest.mark.parametrize(
         ("texts", "gold", "said"),
         [
-            (TEXTS, GOLD[:1], "The gold is of 1 texts, and there are 2"),
+            (TEXTS, GOLD[:1], "The gold is of 1 text, and there are 2"),
             (TEXTS[:1], GOLD, "The gold is of 2 texts, and there are 1"),
             (iter(TEXTS), GOLD[:1], "There is no gold for text 1"),
             (iter(TEXTS[:1]), GOLD, "The gold is of 2 texts, and there are 1"),
             (TEXTS, ([], [(0, 25, D)]), "gold of text 1 ends after character 24"),
-            (TEXTS, ([], [(0, 6, "Disease")]), r"The labels of the gold \(Disease\) are none of the model's"),
+            (TEXTS, ([], [(16, 22, "O")]), "Use those of the model: DISEASE\\."),
+            (TEXTS, ([], [(16, 22, "asthma")]), "The labels of the gold are none of the model's. Use those .* DISEASE"),
         ],
     )
     def test_gold_of_something_else(self, spec, texts, gold, said):
         """Gold of other texts, or with labels that the model cannot give, is an error with the number of the text."""
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=said) as caught:
             parity_of(pair_of_files(spec, "cpu"), texts, gold=gold)
+        assert "asthma" not in str(caught.value)
 
 
 class TestTexts:
@@ -301,12 +338,6 @@ def test_batch_that_does_not_fit_is_halved(pipe):
     pipe.model.register_forward_pre_hook(lambda *given, **named: refuse(*given, **named, most=0), with_kwargs=True)
     with pytest.raises(DeviceUnavailable, match="could not be compared on cpu: CUDA out of memory"):
         parity_of(pair, texts)
-
-
-def test_speed_is_measured_in_turn(pipe):
-    """The same model is about as fast as itself."""
-    annotator = pipe.own_annotator()
-    assert 0.2 < speed_up(annotator, annotator, [NOTE] * 20) < 5
 
 
 class TestVerb:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.precision.parity import TOLERANCES, Differences, GradientDifference, ParityReport
+from openmed_nb.runbook.precision.judgement import TOLERANCES
+from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport
 from openmed_nb.runbook.precision.spans import Change, Score, Spans
 
 GOOD = ParityReport(
@@ -38,16 +39,21 @@ def found(report):
     [
         (GOOD, "logits", "ok"),
         (replace(GOOD, logits=Differences(1e-4)), "logits", "ok"),
-        (replace(GOOD, logits=Differences(1.1e-4)), "logits", "failed"),
+        (replace(GOOD, logits=Differences(1.1e-4)), "logits", "warning"),
+        (replace(GOOD, logits=Differences(5e-2)), "logits", "warning"),
+        (replace(GOOD, logits=Differences(6e-2)), "logits", "failed"),
+        (replace(GOOD, logits=Differences(1.1e-4), spans=Spans(exact=199, moved=1)), "logits", "failed"),
         (replace(HALF, logits=Differences(0.5)), "logits", "ok"),
         (replace(HALF, logits=Differences(0.6)), "logits", "warning"),
+        (replace(GOOD, dtype="int8", logits=Differences(0.1)), "logits", "not applicable"),
+        (replace(GOOD, dtype="int8", logits=Differences(1e6)), "logits", "not applicable"),
         (GOOD, "numbers", "ok"),
         (replace(GOOD, not_numbers=1), "numbers", "failed"),
         (replace(HALF, not_numbers=1), "numbers", "failed"),
         (GOOD, "labels", "ok"),
         (replace(GOOD, other_labels=1), "labels", "warning"),
         (GOOD, "entities", "ok"),
-        (replace(GOOD, spans=Spans()), "entities", "not applicable"),
+        (replace(GOOD, spans=Spans()), "entities", "warning"),
         (replace(GOOD, spans=Spans(exact=99, moved=1)), "entities", "warning"),
         (replace(GOOD, spans=Spans(exact=98, moved=1, extra=1)), "entities", "failed"),
         (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 90))), "gold entities", "ok"),
@@ -60,7 +66,7 @@ def found(report):
     ],
 )
 def test_judgement(report, name, status):
-    """Each count is judged by its tolerance; float32 has no excuse, and in a reduced type the entities decide."""
+    """Each count is judged by its tolerance; in float32 a logit may be off a little more where every entity is the same."""
     assert found(report)[name] == status
     assert report.status == max(found(report).values(), key=("not applicable", "ok", "warning", "failed").index)
 
@@ -68,23 +74,61 @@ def test_judgement(report, name, status):
 def test_every_type_has_its_tolerance():
     """There is a tolerance for every type that models are loaded in, and none is smaller than that of float32."""
     assert set(TOLERANCES) == {*DTYPES} - {"auto"}
-    assert min(one.logits for one in TOLERANCES.values()) == TOLERANCES["float32"].logits
+    assert min(one.logits for one in TOLERANCES.values() if one.logits) == TOLERANCES["float32"].logits
 
 
 def test_what_went_wrong_has_a_remedy():
     """Every finding that is not ok says what to do, and no other does."""
-    bad = replace(
-        GOOD,
-        logits=Differences(1.0),
-        not_numbers=2,
-        other_labels=3,
-        spans=Spans(exact=1, missing=1),
-        gold=(Score(2, 2, 2), Score(2, 2, 1)),
-        gradients=GradientDifference(1.0, "classifier.bias", 38),
-    )
-
-    assert [bool(one.remedy) for one in bad.findings] == [True] * 6
+    assert [bool(one.remedy) for one in BAD.findings] == [True] * 6
     assert not any(one.remedy for one in GOOD.findings)
+
+
+BAD = replace(
+    GOOD,
+    logits=Differences(1.0),
+    not_numbers=2,
+    other_labels=3,
+    spans=Spans(exact=1, missing=1),
+    gold=(Score(2, 2, 2), Score(2, 2, 1)),
+    gradients=GradientDifference(1.0, "classifier.bias", 38),
+)
+
+
+WAYS_OUT = {
+    ("mps", "float32"): ("Use the CPU for this model.",) * 4 + ("Train on the CPU.",),
+    ("cpu", "float32"): ("Load the model again.",) * 5,
+    ("cpu", "bfloat16"): (
+        "Use float32.",
+        "Look at the entities: they decide.",
+        *("Use float32.",) * 2,
+        "Train in float32.",
+    ),
+    ("mps", "float16"): (
+        "Use bfloat16, which has the range of float32.",
+        "Look at the entities: they decide.",
+        *("Use float32.",) * 2,
+        "Train in float32.",
+    ),
+    ("cpu", "int8"): ("Use float32.", "", *("Use float32.",) * 2, "Train in float32."),
+}
+
+
+@pytest.mark.parametrize(("way", "remedies"), WAYS_OUT.items(), ids=map("-".join, WAYS_OUT))
+def test_remedy_leaves_the_type_or_the_device(way, remedies):
+    """A remedy leaves the type or the device that is in question, and is one thing to do; nobody is sent to where they are."""
+    device, dtype = way
+    bad = replace(BAD, device=device, dtype=dtype, logits=Differences(100.0))
+    found = {one.name: one.remedy for one in bad.findings if one.name != "labels"}
+
+    assert found == dict(zip(("numbers", "logits", "entities", "gold entities", "gradients"), remedies, strict=True))
+
+
+def test_without_entities_nothing_is_told():
+    """Texts in which neither way finds an entity give a warning, not a good result."""
+    report = replace(GOOD, spans=Spans())
+
+    assert report.status == "warning"
+    assert "no entity was found in either: nothing can be told" in str(report)
 
 
 def test_text_has_no_figure_of_this_computer():
@@ -97,7 +141,7 @@ def test_text_has_no_figure_of_this_computer():
         "  20 texts with 1,000 tokens in 22 windows.",
         "  check     result  evidence",
         "  numbers   ok      every logit is a number",
-        "  logits    ok      within 1e-04 of the reference",
+        "  logits    ok      within 0.0001 of the reference",
         "  labels    ok      every token has the same label",
         "  entities  ok      200 of 200 exact",
     ]
@@ -114,10 +158,13 @@ def test_places_of_entities_are_shown():
 
 
 def test_same_way_as_the_reference_says_so():
-    """A candidate on the CPU in float32 is said to be what the reference is."""
-    assert "any difference is a fault" in str(replace(GOOD, device="cpu"))
-    assert "any difference is a fault" not in str(GOOD)
-    assert "any difference is a fault" not in str(replace(HALF, device="cpu"))
+    """A candidate on the CPU in float32 that differs is said to be computed as the reference is, and no other."""
+    assert "the difference is a fault" in str(replace(GOOD, device="cpu", other_labels=1))
+    assert "the difference is a fault" in str(replace(GOOD, device="cpu", spans=Spans(exact=99, extra=1)))
+    assert "the difference is a fault" not in str(replace(GOOD, device="cpu"))
+    assert "the difference is a fault" not in str(replace(GOOD, device="cpu", spans=Spans()))
+    assert "the difference is a fault" not in str(replace(GOOD, other_labels=1))
+    assert "the difference is a fault" not in str(replace(HALF, device="cpu", other_labels=1))
 
 
 def test_simulated_device_says_so():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -13,13 +14,14 @@ from safetensors.torch import load_file, save_file
 import openmed_nb as nb
 from openmed_nb.devices import backend
 from openmed_nb.devices.machine import Machine
-from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.runbook.precision.certificate_store import certificate_store
 from openmed_nb.runbook.precision.certificates import Identity, identity_of
-from openmed_nb.runbook.precision.gate import Gate, judge
+from openmed_nb.runbook.precision.gate import judge
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
+from openmed_nb.runbook.precision.requirements import Gate
 from openmed_nb.runbook.precision.spans import Score, Spans
 from openmed_nb.session import SESSION, Session
 
@@ -72,7 +74,7 @@ class OtherTorch:
         ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
         (
             {"gold": (Score(100, 100, 90), Score(100, 100, 88))},
-            ["It finds 88 of 100 gold entities, float32 90."],
+            ["It finds 88.0% of the gold entities, float32 90.0%."],
         ),
     ],
 )
@@ -93,7 +95,7 @@ def test_certificate_names_what_it_was_measured_on():
     evidence = certificate.evidence
     assert certificate.identity == IDENTITY
     assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint) == (9, 900, "f")
-    assert (evidence.entities, evidence.exact, evidence.missing) == (100, 99, 1)
+    assert (evidence.not_numbers, evidence.exact, evidence.missing) == (0, 99, 1)
     assert (evidence.recall_reference, evidence.recall, evidence.speed_up) == (0.9, 0.9, 1.432)
     assert certificate.gate == {"span_agreement": 0.99, "recall_loss": 0.01, "minimum_entities": 50}
     assert certificate.date == "2026-03-01"
@@ -106,7 +108,7 @@ def test_what_is_shown():
 
     assert str(refused).splitlines()[:3] == [
         "Refused: mine in bfloat16 on cpu",
-        "  Only 50 of 100 entities are the same. Use float32, or try another type.",
+        "  Only 50 of 100 entities are the same. Use float32.",
         "  Asked for: 99% of the entities the same, at least 50.",
     ]
     assert str(accepted).splitlines()[:2] == [
@@ -119,8 +121,8 @@ def test_what_is_shown():
     assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
 
 
-def test_model_whose_entities_move_is_refused(session, close_model):
-    """A model whose entities hang on a thousandth of a logit is refused in bfloat16, and gets no certificate."""
+def test_model_whose_entities_are_lost_is_refused(session, close_model):
+    """A model that loses its entities in bfloat16 is refused, and gets no certificate."""
     verdict = session.validate_precision(str(close_model), CLOSE, "bfloat16", {})
 
     assert [one.reason for one in verdict.refusals] == ["Only 0 of 60 entities are the same."]
@@ -129,13 +131,23 @@ def test_model_whose_entities_move_is_refused(session, close_model):
         session.create_pipeline(str(close_model), OpenMedConfig(), dtype="bfloat16")
 
 
+def test_model_whose_borders_move_is_refused(session, border_model, close_models):
+    """A model that finds every entity in bfloat16, but with another end, is refused."""
+    verdict = session.validate_precision(str(border_model), [close_models.BORDER] * 60, "bfloat16", {})
+    spans = verdict.parity.spans
+
+    assert (spans.moved, spans.all, verdict.certificate) == (60, 60, None)
+    assert (spans.changes[0].reference, spans.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
+    assert [one.reason for one in verdict.refusals] == ["Only 0 of 60 entities are the same."]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
     verdict = session.validate_precision(str(keyword_model), SURE, dtype, {})
 
     assert verdict.accepted, verdict
-    assert verdict.certificate.evidence.entities == 60
+    assert verdict.certificate.evidence.spans.reference == 60
     pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[0])] == ["diabetes mellitus", "hypertension"]
 
@@ -149,6 +161,27 @@ def test_gold_is_part_of_the_certificate(session, keyword_model):
     evidence = session.validate_precision(str(keyword_model), SURE, "bfloat16", {}, gold).certificate.evidence
 
     assert (evidence.recall_reference, evidence.recall) == (1.0, 1.0)
+
+
+def test_gold_without_entities_gives_no_recall(session, keyword_model):
+    """Where the gold has no entity, there is no recall to keep."""
+    verdict = session.validate_precision(str(keyword_model), SURE, "bfloat16", {}, [[] for _ in SURE])
+
+    assert (verdict.certificate.evidence.recall_reference, verdict.certificate.evidence.recall) == (None, None)
+
+
+def test_files_that_change_meanwhile(session, keyword_model, close_model, tmp_path, data):
+    """Where other weights are put in place while a model is measured, nothing is stored for those that were there before."""
+    folder = shutil.copytree(close_model, tmp_path / "model")
+
+    def put_others_in_place(activity):
+        if activity and activity.doing == "Validating":
+            shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
+
+    session.listen(put_others_in_place)
+    with pytest.raises(ModelUnusable, match="changed while it was measured"):
+        session.validate_precision(str(folder), CLOSE, "bfloat16", {})
+    assert not data.exists()
 
 
 class TestExpiry:
@@ -180,14 +213,14 @@ class TestExpiry:
 
     def test_torch(self, new_session, accepted):
         """Another torch expires it."""
-        version = backend.installed_torch().version.replace(".", r"\.").replace("+", r"\+")
+        version = re.escape(torch.__version__)
         with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
             self.loads(new_session(seam=OtherTorch("9.0.0")), accepted)
 
     def test_device(self, new_session, accepted):
-        """Another processor expires it."""
+        """On another processor it does not count."""
         other = new_session(machine=lambda: Machine("Linux", "arm64", chip="Apple M9", gpu_driver=False))
-        with pytest.warns(OpenMedWarning, match=r"expired: it was measured on .*, this is Apple M9\."):
+        with pytest.warns(OpenMedWarning, match=r"on cpu, and it was validated on .+ only\."):
             self.loads(other, accepted)
 
     def test_transformers(self, session, accepted, data):
@@ -262,6 +295,9 @@ def test_simulated_certificate_counts_on_the_simulated_device_alone(session, key
     assert verdict.certificate.identity.simulated
     assert "SIMULATED MPS: no figure here is one of MPS." in str(verdict)
     assert "SIMULATED" in str(verdict.certificate)
+    assert verdict.certificate.evidence.speed_up is None
+    assert "where no speed is measured" in str(verdict)
+    assert not [name for table in verdict.report().figures for name, _ in table.rows if name == "speed_up"]
     assert there.precision.candidates[0].certificate == verdict.certificate
-    with pytest.warns(OpenMedWarning, match=r"it was measured on mps \(SIMULATED\), and this is cpu"):
+    with pytest.warns(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
         session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype="bfloat16")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.precision.spans import SHOWN_CHANGES, Score, Spans, compare_spans, gold_spans, score
+from openmed_nb.runbook.precision.gold import gold_spans
+from openmed_nb.runbook.precision.spans import SHOWN_CHANGES, Score, Spans, compare_spans, score
 
 D, G = "DISEASE", "GENE"
 
@@ -115,6 +118,15 @@ def test_scores_are_of_exact_borders_and_labels():
     assert (Score().recall, Score().precision, Score().f1) == (1.0, 1.0, 1.0)
 
 
+def test_many_moved_entities_of_one_text():
+    """Two thousand entities of one text that all moved by half their length are paired, one with one, without a deep stack."""
+    reference = [(10 * place, 10 * place + 10, D) for place in range(2000)]
+    candidate = [(start + 5, end + 5, D) for start, end, _ in reference]
+
+    assert compare_spans(reference, candidate).moved == compare_spans(candidate, reference).moved == 2000
+    assert compare_spans(reference[1:], candidate).extra == 1
+
+
 @pytest.mark.parametrize(
     "entity",
     [
@@ -123,6 +135,8 @@ def test_scores_are_of_exact_borders_and_labels():
         {"start": 4, "end": 10, "label": D},
         {"start": 4, "end": 10, "entity_group": D, "score": 0.9, "word": "asthma"},
         {"start": 4, "end": 10, "entity": D},
+        {"start": 4, "end": 10, "entity": "asthma", "label": D},
+        (np.int64(4), torch.tensor(10), D),
     ],
 )
 def test_forms_of_gold(entity):
@@ -145,6 +159,8 @@ def test_forms_of_gold(entity):
         ([[(-1, 6, D)]], "text 0 has no entity at its place 0"),
         ([[(0.0, 6.0, D)]], "text 0 has no entity at its place 0"),
         ([[(False, True, D)]], "text 0 has no entity at its place 0"),
+        ([[(np.array([4, 5]), 10, D)]], "text 0 has no entity at its place 0"),
+        ([[(torch.tensor(4.0), 10, D)]], "text 0 has no entity at its place 0"),
         ([[{"start": 4, "end": 10}]], "text 0 has no entity at its place 0"),
         ([["asthma"]], "text 0 has no entity at its place 0"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def recorded(name: str) -> str:
     return (RECORDED / f"{name}.txt").read_text("utf-8")
 
 
-SYSCTL = parse_sysctl(recorded("sysctl"))
+SYSCTL = parse_sysctl("".join(map(recorded, ("sysctl_pressure", "sysctl_swap", "sysctl_cores"))))
 M1 = Gpu(utilisation=2, memory_used=340983808)
 M4 = Gpu("Apple M4", 10, 30, 356089856)
 H200 = Gpu(
@@ -33,7 +34,7 @@ H200 = Gpu(
     41,
     82.07,
     slowed_by_heat=False,
-    uuid="GPU-f1190c7f-2ce9-2356-17b4-1dbd8efbc418",
+    uuid="GPU-00000000-1111-2222-3333-444444444444",
 )
 
 READ = [
@@ -62,7 +63,10 @@ READ = [
     (macos.parse_power_mode, " lowpowermode         0\n", "automatic"),
     (macos.parse_power_mode, " powermode            1\n", "low"),
     (macos.parse_power_mode, " powermode            2\n", "high"),
-    (macos.parse_heat, recorded("therm_calm"), "nominal"),
+    (macos.parse_heat, recorded("therm_calm"), "nothing reported"),
+    (macos.parse_heat, "CPU_Speed_Limit \t= 100\n", "nominal"),
+    (macos.parse_heat, f"{recorded('therm_calm')}CPU_Speed_Limit \t= 100\n", "nominal"),
+    (macos.parse_heat, "Note: No thermal warning level has been recorded\n", None),
     (macos.parse_heat, recorded("therm_limited"), "limited"),
     (macos.parse_speed_limit, recorded("therm_calm"), None),
     (macos.parse_speed_limit, recorded("therm_limited"), 62),
@@ -89,6 +93,13 @@ PARSERS = [
     macos.parse_heat,
     macos.parse_speed_limit,
 ]
+
+
+def test_every_recorded_file_has_its_source():
+    """The list of sources names every recorded file, and no other."""
+    named = re.findall(r"`(\w+\.txt)`", (RECORDED / "README.md").read_text("utf-8"))
+
+    assert sorted(named) == sorted(file.name for file in RECORDED.glob("*.txt"))
 
 
 def called(value: object) -> str | None:

@@ -20,7 +20,7 @@ BOX = Machine("Linux", "x86_64", gpu_driver=True)
 
 LAPTOP = {
     tuple(macos.IOREG): "ioreg_m4",
-    tuple(macos.SYSCTL): "sysctl",
+    tuple(macos.SYSCTL): "sysctl_pressure sysctl_swap sysctl_cores",
     tuple(macos.MEMORY_PRESSURE): "memory_pressure",
     tuple(macos.BATTERY): "batt_battery",
     tuple(macos.POWER_SETTINGS): "power_lowpowermode",
@@ -35,8 +35,8 @@ def answering(files):
 
     def run(command):
         asked.append(command)
-        name = files.get(tuple(command))
-        return None if name is None else (RECORDED / f"{name}.txt").read_text("utf-8")
+        names = files.get(tuple(command))
+        return names and "".join((RECORDED / f"{name}.txt").read_text("utf-8") for name in names.split())
 
     return run, asked
 
@@ -108,6 +108,9 @@ CONDITIONS = [
     ({"power_mode": "low"}, "power mode", WARNING),
     ({}, "power mode", NOT_APPLICABLE),
     ({"heat": "nominal"}, "heat", OK),
+    ({"heat": "nothing reported"}, "heat", NOT_APPLICABLE),
+    ({"gpu": Gpu(slowed_by_heat=False), "heat": "nothing reported"}, "heat", OK),
+    ({"gpu": Gpu(slowed_by_heat=True), "heat": "nothing reported"}, "heat", WARNING),
     ({"heat": "limited"}, "heat", WARNING),
     ({"gpu": Gpu(slowed_by_heat=True)}, "heat", WARNING),
     ({"gpu": Gpu(slowed_by_heat=True), "heat": "nominal"}, "heat", WARNING),
@@ -124,6 +127,14 @@ def test_finding(state, name, status):
     assert finding.status == status
     assert bool(finding.remedy) is (status == WARNING)
     assert not any(character.isdigit() for character in finding.evidence)
+
+
+def test_nothing_reported_is_said_so():
+    """Where macOS has reported nothing of heat, that is what the report says."""
+    signals = Signals(heat="nothing reported")
+
+    assert signals.findings()[-1].evidence == "nothing reported"
+    assert str(signals).splitlines()[-1].split("  ")[-1].strip() == "nothing reported"
 
 
 def test_text_has_no_figures():

@@ -1,0 +1,62 @@
+"""When a type counts as faster: where nearly every pair of readings says so, however busy the computer is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.annotation.building import build_pipeline
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.loading import LoadSpec, load
+from openmed_nb.runbook.precision.speed import PAIRS, WORTH, gain_of, seconds_in_turn, speed_up
+
+SECONDS = st.floats(1e-3, 1e3)
+READINGS = st.lists(st.tuples(SECONDS, SECONDS), min_size=PAIRS, max_size=PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "gain"),
+    [
+        ([(1.0, 1.0)] * 9, 1.0),
+        ([(1.0, 2.0)] * 9, 1.0),
+        ([(2.0, 1.0)] * 9, 2.0),
+        ([(2.0, 1.0)] * 8 + [(1.0, 9.0)], 2.0),
+        ([(2.0, 1.0)] * 7 + [(1.0, 1.0)] * 2, 1.0),
+        ([(1.05, 1.0)] * 9, 1.0),
+        ([(1.06, 1.0)] * 9, 1.06),
+        ([(1.5, 1.0)] * 4 + [(1.6, 1.0)] + [(9.0, 1.0)] * 4, 1.6),
+        ([(0.66, 1.0), (2.16, 1.0), (1.0, 1.0)] * 3, 1.0),
+        ([(2.16, 1.0)] * 6 + [(0.66, 1.0)] * 3, 1.0),
+    ],
+)
+def test_gain(seconds, gain):
+    """The middle ratio counts where all pairs but one are worth it, and otherwise no gain is certain."""
+    assert gain_of(seconds) == gain
+
+
+@given(READINGS)
+def test_only_one_of_two_ways_is_faster(seconds):
+    """Of two ways at most one is faster, and what is faster is worth it."""
+    there, back = gain_of(seconds), gain_of([(fast, slow) for slow, fast in seconds])
+
+    assert min(there, back) == 1.0
+    assert there == 1.0 or there > WORTH
+
+
+def test_ways_take_turns():
+    """Both ways are called once to warm up, and then in pairs, in an order that changes from pair to pair."""
+    called = []
+    seconds = seconds_in_turn(lambda: called.append("A"), lambda: called.append("B"), 3)
+
+    assert "".join(called) == "BAABBAAB"
+    assert len(seconds) == 3
+
+
+@pytest.mark.real_computer
+def test_ways_of_a_model_are_compared(keyword_model):
+    """Two ways of a model give a number, one where nothing is certain."""
+    pipe = build_pipeline(load(LoadSpec.of(str(keyword_model), OpenMedConfig()), "cpu"), "first", {})
+    annotator = pipe.own_annotator()
+
+    assert speed_up(annotator, annotator, ["no history of asthma ."] * 3) >= 1.0
