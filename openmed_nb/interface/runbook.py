@@ -132,7 +132,8 @@ def validate_precision(
     names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
     ``dtype="auto"`` takes the type from then on where nearly every reading was faster than float32, and loading the model in
     this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its
-    counts are enough for what is asked for. Where the type is refused, an older certificate of the same is removed.
+    counts are enough for what is asked for. Where something speaks against the type, which too few texts do not, an older
+    certificate of the same is removed. A text that comes again does not count.
 
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.

@@ -34,6 +34,9 @@ TYPES: dict[str, tuple[type, ...]] = {
 DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
 """``auto`` is a reduced type that was validated for the model on the device and is faster, or else float32."""
 
+SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+"""What Accelerate, the Trainer and torch call some of them, and how they are called here."""
+
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
@@ -102,13 +105,24 @@ def check_dtype(dtype: object) -> str:
         ConfigurationError: For any other; float64 does not exist on MPS.
 
     Example:
-        >>> check_dtype("bfloat16")
-        'bfloat16'
+        >>> check_dtype("bfloat16"), check_dtype("fp16")
+        ('bfloat16', 'float16')
     """
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     if name not in DTYPES:
         raise ConfigurationError(f"Models cannot be loaded as {name!r}.", f"Use one of {', '.join(DTYPES)}.")
     return name
+
+
+def dtype_name(dtype: object) -> str:
+    """Return the name of a type as torch has it, whether or not a model can be loaded so.
+
+    Example:
+        >>> dtype_name("torch.float64"), dtype_name("bf16")
+        ('float64', 'bfloat16')
+    """
+    name = str(dtype).removeprefix("torch.")
+    return SHORT_DTYPES.get(name, name)
 
 
 def check_task(task: str) -> str:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ...devices.request import kind_of
 from ...errors import ConfigurationError, ModelUnusable
 from ...interface.display import Report, Shown
+from ...models.config import dtype_name
 from ...models.content import content_of
 from ...models.loading import LoadSpec, load, model_folder
+from ...quantities import counted
 from .certificate_store import CertificateStore
 from .certificates import Certificate, Evidence, Identity
 from .dtype_choice import REDUCED
+from .inputs import distinct
 from .measurement import parity_of
 from .pairs import Pair, pair_of_files, undisturbed, with_model
 from .parity import ParityReport
@@ -128,7 +131,7 @@ def check_reduced(dtype: object) -> str:
         >>> check_reduced("int8")
         'int8'
     """
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     if name not in REDUCED:
         raise ConfigurationError(f"{name!r} is no reduced type.", f"Use one of {', '.join(REDUCED)}.")
     return name
@@ -141,14 +144,14 @@ def check_named(model: Any) -> None:
         ConfigurationError: For a pipeline or anything else; its weights need not be those of any file.
     """
     if model is not None and not isinstance(model, (str, os.PathLike)):
-        what = f"A certificate is of the files of a model, and {type(model).__name__} is none."
-        raise ConfigurationError(what, "Pass the name or the folder of the model; None is the bundled one.")
+        what = f"A certificate is of the files of a model, and {type(model).__name__} names none."
+        raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
 
 
 def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where it is kept
     spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity, store: CertificateStore
 ) -> PrecisionVerdict:
-    """Measure a model in a reduced type, judge it, and store its certificate, or remove an older one.
+    """Measure a model in a reduced type, judge it, and store its certificate, or remove an older one that is refuted.
 
     Args:
         spec: The model in the reduced type.
@@ -159,7 +162,12 @@ def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where i
         store: Where it is stored.
     """
     pair, gate = pair_of_files(spec, device), Gate()
+    given, (texts, gold) = len(texts), distinct(texts, gold)
     report = parity_of(pair, texts, gold)
+    if len(texts) < given:
+        report = replace(
+            report, notes=(*report.notes, f"{counted(given - len(texts), 'repeated text')} did not count.")
+        )
     verdict = judge(report, gate, identity)
     if verdict.accepted:
         gain = None
@@ -168,11 +176,16 @@ def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where i
                 gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
         verdict = judge(report, gate, identity, gain, today())
     check_unchanged(spec, identity)
+    settle(verdict, identity, store)
+    return verdict
+
+
+def settle(verdict: PrecisionVerdict, identity: Identity, store: CertificateStore) -> None:
+    """Store the certificate of a verdict, or remove an older one where something speaks against the type."""
     if verdict.certificate:
         store.store(verdict.certificate)
-    else:
+    elif any(one.against for one in verdict.refusals):
         store.remove(identity)
-    return verdict
 
 
 def check_unchanged(spec: LoadSpec, identity: Identity) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from ...annotation.corpus import stream_of
+from ...annotation.fingerprints import fingerprint_of
 from ...errors import ConfigurationError
 from ...quantities import counted
 from .gold import gold_spans
@@ -26,10 +27,13 @@ def checked_texts(texts: Any) -> Any:
         >>> checked_texts(None)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: There is no text to compare on. Pass a model and texts; None is the bundled model.
+        openmed_nb.errors.ConfigurationError: There is no text to compare on. Pass the model first and then the texts; None is \
+the bundled model.
     """
     if texts is None:
         raise no_text()
+    if isinstance(texts, str):
+        raise ConfigurationError("str is no series of texts.", "Pass the model first and then a list of texts.")
     stream = stream_of(texts)
     if not isinstance(texts, Sized):
         return stream
@@ -40,7 +44,26 @@ def checked_texts(texts: Any) -> Any:
 
 def no_text() -> ConfigurationError:
     """Return the error for no text at all."""
-    return ConfigurationError("There is no text to compare on.", "Pass a model and texts; None is the bundled model.")
+    what = "Pass the model first and then the texts; None is the bundled model."
+    return ConfigurationError("There is no text to compare on.", what)
+
+
+def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
+    """Return texts without those that were there before, each with its gold: the same note twice tells nothing new.
+
+    Gold of another number of texts is left as it is, for :func:`checked_gold` to refuse.
+
+    Example:
+        >>> distinct(["asthma", "fever", "asthma"], [[1], [], [1]])
+        (['asthma', 'fever'], [[1], []])
+    """
+    gold = list(gold) if isinstance(gold, Iterator) else gold
+    if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
+        return texts, gold
+    first: dict[int, int] = {}
+    for place, text in enumerate(texts):
+        first.setdefault(fingerprint_of(text), place)
+    return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
 
 
 def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:

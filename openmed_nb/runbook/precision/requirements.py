@@ -27,10 +27,17 @@ class Gate:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a type is refused, and one thing to do."""
+    """Why a type is refused, and one thing to do.
+
+    Attributes:
+        reason: What was seen.
+        remedy: What to do.
+        against: Whether that speaks against the type; too few texts do not.
+    """
 
     reason: str
     remedy: str
+    against: bool = True
 
 
 def refusals(evidence: Evidence, dtype: str, gate: Gate) -> Iterator[Refusal]:
@@ -58,4 +65,4 @@ def refusals(evidence: Evidence, dtype: str, gate: Gate) -> Iterator[Refusal]:
         yield Refusal(f"It finds {recalls}.", FLOAT32_INSTEAD)
     if spans.reference < gate.minimum_entities:
         what = f"{counted(spans.reference, 'entity is', 'entities are')} too few to tell; {gate.minimum_entities} are needed."
-        yield Refusal(what, "Repeat it with more texts.")
+        yield Refusal(what, "Repeat it with more texts, each different.", against=False)

@@ -213,7 +213,8 @@ class TestPrecision:
     @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
     def test_validated(self, session, keyword_model, dtype):
         """A loaded model with a certificate is in order, and its type is named."""
-        assert session.validate_precision(str(keyword_model), ["no history of asthma ."] * 50, dtype, {}).accepted
+        texts = ["no history of asthma ." + " " * number for number in range(50)]
+        assert session.validate_precision(str(keyword_model), texts, dtype, {}).accepted
         session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
         (finding,) = self.said(session)
 

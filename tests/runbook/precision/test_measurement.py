@@ -301,6 +301,11 @@ class TestTexts:
         with pytest.raises(ConfigurationError, match="is no series of texts"):
             session.parity(str(keyword_model), texts, {})
 
+    def test_model_and_texts_in_the_other_order(self):
+        """A name in the place of the texts is an error that says the order."""
+        with pytest.raises(ConfigurationError, match="Pass the model first and then a list of texts"):
+            nb.parity([NOTE], "bundled")
+
     @pytest.mark.parametrize("text", [None, 5, "\ud800 asthma"])
     def test_unreadable_text_is_named_by_its_number(self, session, keyword_model, text):
         """A text that cannot be read is an error with its number."""
@@ -390,7 +395,7 @@ class TestVerb:
 
     def test_texts_in_the_place_of_the_model(self):
         """Texts without a model are an error that says the order."""
-        with pytest.raises(ConfigurationError, match="Pass a model and texts"):
+        with pytest.raises(ConfigurationError, match="Pass the model first and then the texts"):
             nb.parity([NOTE])
 
 

@@ -19,7 +19,7 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.runbook.precision.certificate_store import certificate_store
 from openmed_nb.runbook.precision.certificates import Identity, identity_of
-from openmed_nb.runbook.precision.gate import judge
+from openmed_nb.runbook.precision.gate import judge, settle
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
 from openmed_nb.runbook.precision.requirements import Gate
 from openmed_nb.runbook.precision.spans import Score, Spans
@@ -27,9 +27,13 @@ from openmed_nb.session import SESSION, Session
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
-SURE = ["the patient has diabetes mellitus and hypertension .", "no history of asthma ."] * 20
-"""Texts with 60 entities."""
-CLOSE = ["the patient has asthma ."] * 60
+SURE = [
+    text + " " * number
+    for number in range(20)
+    for text in ("the patient has diabetes mellitus and hypertension .", "no history of asthma .")
+]
+"""Texts with 60 entities, each another one by the spaces at its end."""
+CLOSE = ["the patient has asthma ." + " " * number for number in range(60)]
 
 REPORT = ParityReport("mine", "cpu", "bfloat16", 9, "f", 900, 9, Differences(0.1), 0, 0, Spans(exact=100))
 IDENTITY = Identity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
@@ -133,7 +137,9 @@ def test_model_whose_entities_are_lost_is_refused(session, close_model):
 
 def test_model_whose_borders_move_is_refused(session, border_model, close_models):
     """A model that finds every entity in bfloat16, but with another end, is refused."""
-    verdict = session.validate_precision(str(border_model), [close_models.BORDER] * 60, "bfloat16", {})
+    verdict = session.validate_precision(
+        str(border_model), [close_models.BORDER + " " * number for number in range(60)], "bfloat16", {}
+    )
     spans = verdict.parity.spans
 
     assert (spans.moved, spans.all, verdict.certificate) == (60, 60, None)
@@ -150,6 +156,14 @@ def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     assert verdict.certificate.evidence.spans.reference == 60
     pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[0])] == ["diabetes mellitus", "hypertension"]
+
+
+def test_repeated_texts_count_once(session, keyword_model):
+    """The same text many times gives no certificate, and the verdict says that it did not count."""
+    verdict = session.validate_precision(str(keyword_model), ["no history of asthma ."] * 60, "bfloat16", {})
+
+    assert [one.reason for one in verdict.refusals] == ["1 entity is too few to tell; 50 are needed."]
+    assert "59 repeated texts did not count." in str(verdict)
 
 
 def test_gold_is_part_of_the_certificate(session, keyword_model):
@@ -234,9 +248,18 @@ class TestExpiry:
         with pytest.warns(OpenMedWarning, match=r"expired: transformers was 5\.0\.0 and is 5\."):
             self.loads(session, accepted)
 
-    def test_refusal_removes_it(self, session, accepted, data):
-        """Where the same is refused later, on other texts, the older certificate is gone."""
+    def test_too_few_texts_do_not_remove_it(self, session, accepted, data):
+        """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
         assert not session.validate_precision(str(accepted), SURE[:2], "bfloat16", {}).accepted
+        assert len(list((data / "certificates").iterdir())) == 1
+        self.loads(session, accepted)
+
+    def test_refusal_removes_it(self, session, accepted, data):
+        """Where the same is refused later, because entities are lost, the older certificate is gone."""
+        refuted = replace(REPORT, spans=Spans(exact=50, missing=50))
+        store = certificate_store({"OPENMED_NB_DATA": str(data)})
+        identity = identity_of(LoadSpec.of(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer)
+        settle(judge(refuted, Gate(), identity), identity, store)
         assert list((data / "certificates").iterdir()) == []
         with pytest.warns(OpenMedWarning, match="there is no certificate"):
             self.loads(session, accepted)
@@ -261,7 +284,7 @@ class TestArguments:
     def test_pipeline_is_no_name(self, session, keyword_model):
         """A pipeline has no files that a certificate could be of."""
         pipe = session.create_pipeline(str(keyword_model), OpenMedConfig())
-        with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline is none"):
+        with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline names none"):
             nb.validate_precision(pipe, SURE)
 
     @pytest.mark.parametrize(("texts", "said"), [(None, "no text"), ([], "no text"), ("asthma", "no series of texts")])
