@@ -74,6 +74,7 @@ def test_failed_load_says_nothing_and_leaves_transformers_settings(folder, capfd
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.real_computer  # A simulated device belongs to one thread.
 def test_loads_in_several_threads_keep_their_types(keyword_model, load_folder):
     """Models that are loaded at the same time in other types get their own: transformers sets torch's default type for a load."""
 
