@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .devices.choice import DeviceChoice
     from .devices.environment import EnvPlan
     from .errors import OpenMedError, OpenMedWarning
+    from .interface.cluster import cluster
     from .interface.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
     from .interface.models import ModelLoader, annotate, load_model, load_pipeline
     from .interface.panel.opening import panel
@@ -77,6 +78,7 @@ _HOMES = {
     "apply_mps_tuning": "interface.devices",
     "check_loader": "interface.preparation",
     "checkpoint_activations": "training.activations",
+    "cluster": "interface.cluster",
     "device": "interface.devices",
     "doctor": "interface.runbook",
     "epochs": "interface.training",
@@ -125,6 +127,7 @@ __all__ = [
     "apply_mps_tuning",
     "check_loader",
     "checkpoint_activations",
+    "cluster",
     "device",
     "doctor",
     "epochs",

@@ -16,6 +16,10 @@ OpenMedError
 │   ├── BatchRefused        a batch of which a device would make wrong numbers without an error
 │   └── NonFinite           NaN or infinity in the loss or in the gradients
 ├── UnreadableText          a text that no tokenizer can read
+├── ClusterError
+│   ├── ClusterUnusable     a cluster that does not start, or has no worker left
+│   ├── WorkersDiffer       workers that would give other answers to one text
+│   └── WorkerKilled        a text that ends every worker that reads it
 └── MagicError              a magic line that cannot be understood
 
 KeyboardInterrupt
@@ -125,6 +129,22 @@ class NonFinite(TrainingError, FloatingPointError):
 
 class UnreadableText(OpenMedError, ValueError):
     """A text that no tokenizer can read; its words are never part of the message."""
+
+
+class ClusterError(OpenMedError, RuntimeError):
+    """Something about workers on this computer or on others."""
+
+
+class ClusterUnusable(ClusterError):
+    """A cluster that does not start, or that has no worker left."""
+
+
+class WorkersDiffer(ClusterError):
+    """Workers that would give other answers to one text: other versions, or another model by one name."""
+
+
+class WorkerKilled(ClusterError):
+    """A text that ends every worker that reads it; its words are never part of the message."""
 
 
 class MagicError(OpenMedError, ValueError):

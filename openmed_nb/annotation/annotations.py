@@ -102,7 +102,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         summary = self.summary()
         if not self.show_text:
             return Report(summary.title, (*summary.sentences, HIDDEN), tables=summary.tables[:1])
-        shown = f"Shown: the first {len(self.first_texts)} texts." if len(self.first_texts) < len(self) else ""
+        shown = f"Shown: the first {len(self.first_texts)} texts." if 0 < len(self.first_texts) < len(self) else ""
         sentences = (*summary.sentences, *([shown] if shown else []))
         return Report(summary.title, sentences, tables=summary.tables[:1], pieces=tuple(self._pieces()))
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .references import Reference
+
 FIRST_PART = 8
 """The first chunk has one in so many of the characters of a full one, the next twice as many: answers come soon."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Chunk:
-    """Consecutive texts of a stream.
+    """Consecutive texts of a stream; it is not shown, because a worker's log would show what failed.
 
     Attributes:
         first: The number of the first text in the stream.
@@ -65,4 +67,6 @@ def weight(text: Any) -> int:
     """Return about how many characters a text has; every text counts, also an empty one."""
     if isinstance(text, str):
         return len(text) + 1
+    if isinstance(text, Reference):
+        return text.characters + 1
     return 1 + sum(map(weight, text)) if isinstance(text, list) else 1

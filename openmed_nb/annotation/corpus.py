@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from .annotations import SHOWN_TEXTS, Annotations
 from .answers import Answered, Answers
 from .fingerprints import fingerprint_of, settings_of
 from .progress import progress_bar
+from .references import Reference
 from .results import NoFile, results
 from .resume import ResultsFile
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
-    from .stream import Annotator
+    from .stream import Answer
 
 Resume = str | os.PathLike[str] | Annotations | None
 """A file of results, or what an interrupted run has left in memory."""
@@ -28,27 +29,53 @@ Resume = str | os.PathLike[str] | Annotations | None
 ON_ERROR = ("raise", "record")
 
 
-def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
-    pipe: AnnotationPipeline,
+@dataclass(frozen=True)
+class Source:
+    """What answers a stream of texts: a pipeline of this process, or the workers of a cluster.
+
+    Attributes:
+        answers: Takes texts and the number of the first, and yields the answers to them chunk by chunk, in their order.
+        settings: What tells a run from another, the model and everything that changes its answers.
+        device: Where it runs.
+    """
+
+    answers: Callable[[Iterable[Any], int], Iterator[list[Answer]]]
+    settings: Mapping[str, Any]
+    device: str
+
+    @classmethod
+    def of(cls, pipe: AnnotationPipeline, batch_tokens: int | None = None) -> Source:
+        """Return a pipeline as what answers, with so many tokens at once."""
+        annotator = pipe.own_annotator(batch_tokens)
+        return cls(annotator.answers, settings_of(pipe, annotator), shown_device(str(pipe.device)))
+
+
+def annotate_texts(
+    pipe: AnnotationPipeline, texts: Iterable[Any], model: str, *, batch_tokens: int | None = None, **running: Any
+) -> Annotations:
+    """Return what a pipeline finds in many texts; see :func:`openmed_nb.annotate`."""
+    return annotate_from(Source.of(pipe, batch_tokens), texts, model, **running)
+
+
+def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
+    source: Source,
     texts: Iterable[Any],
     model: str,
     *,
-    batch_tokens: int | None = None,
     progress: bool = True,
     resume: Resume = None,
     on_error: str = "raise",
     show_text: bool = True,
 ) -> Annotations:
-    """Return what a pipeline finds in many texts; see :func:`openmed_nb.annotate`.
+    """Return what a source of answers says of many texts; see :func:`openmed_nb.annotate`.
 
     Whatever ends a run early carries what was done until then in its attribute ``annotations``.
     """
     if on_error not in ON_ERROR:
         raise ConfigurationError(f"on_error cannot be {on_error!r}.", f"Use one of {', '.join(ON_ERROR)}.")
-    annotator = pipe.own_annotator(batch_tokens)
-    reading = Reading(stream_of(texts), annotator.settings.delimiter or "")
-    answers = Answers("entity" if annotator.settings.aggregation_strategy == "none" else "entity_group")
-    device, settings = shown_device(str(pipe.device)), settings_of(pipe, annotator)
+    settings, device = source.settings, source.device
+    reading = Reading(stream_of(texts), settings["delimiter"] or "")
+    answers = Answers("entity" if settings["aggregation_strategy"] == "none" else "entity_group")
     total = len(texts) if isinstance(texts, Sized) else None
 
     def done() -> Annotations:
@@ -58,7 +85,7 @@ def annotate_texts(  # noqa: PLR0913 - the options of openmed_nb.annotate
         run = CorpusRun(reading, answers, file, bar)
         try:
             run.replay(file.earlier())
-            run.go_on(annotator, on_error)
+            run.go_on(source, on_error)
         except KeyboardInterrupt:
             raise Interrupted(len(answers), done(), file.name) from None
         except Exception as error:
@@ -124,7 +151,7 @@ class Reading(Iterator[Any]):
     def __next__(self) -> Any:
         text = next(self.stream)
         self.pulled.append(fingerprint_of(text))
-        if len(self.first_texts) < SHOWN_TEXTS:
+        if len(self.first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
             self.first_texts.append(self.shown(text))
         return text
 
@@ -168,9 +195,9 @@ class CorpusRun:
                 raise ConfigurationError(what, remedy)
             self.add(answered)
 
-    def go_on(self, annotator: Annotator, on_error: str) -> None:
+    def go_on(self, source: Source, on_error: str) -> None:
         """Annotate the texts that are left; with ``raise``, up to the first that cannot be."""
-        for chunk in annotator.answers(self.reading, first=len(self.answers)):
+        for chunk in source.answers(self.reading, len(self.answers)):
             failures = [answer for answer in chunk if isinstance(answer, OpenMedError)]
             stop = chunk.index(failures[0]) if failures and on_error == "raise" else len(chunk)
             told = [str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk[:stop]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK
 from ..models.quantization import packed_layers
+from .references import Reference
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -30,9 +31,11 @@ def fingerprint_of(text: Any) -> int:
 
 
 def readable(text: Any) -> str:
-    """Return a text, the words of one that is split, or the kind of anything else."""
+    """Return a text, the words of one that is split, what tells one that is elsewhere, or the kind of anything else."""
     if isinstance(text, str):
         return text
+    if isinstance(text, Reference):
+        return f"\0{text.identity}"
     words = map(readable, text) if isinstance(text, list) else ()
     return "\0".join((f"\0{type(text).__name__}", *words))
 

@@ -13,6 +13,7 @@ from .batches import Batch, Budget, plan_batches
 from .chunks import Chunk, in_chunks
 from .decoding import Decoder, Entity, Predictions, word_starts
 from .forward import ForwardRun, Network, collect, start
+from .references import read
 from .texts import unreadable
 from .tokens import Tokens, Truncation, tokenise, tokenise_words
 from .windows import Windows, plan_windows
@@ -123,6 +124,19 @@ class Annotator:
         if chunk.error:
             raise chunk.error
 
+    def answers_to(self, chunk: Chunk) -> list[Answer]:
+        """Return the answers to the texts of one chunk.
+
+        Raises:
+            DeviceUnavailable: Where the device fails.
+        """
+        prepared = self.prepare(chunk)
+        if prepared is None:
+            return []
+        run = ForwardRun(prepared.tokens, prepared.windows)
+        start(self.network, run, self.batches(prepared, self.budget))
+        return self.decode(prepared, collect(run, self.network))
+
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
         """Return the entities of texts.
 
@@ -141,13 +155,13 @@ class Annotator:
         if not chunk.texts:
             return None
         delimiter = self.settings.delimiter
+        texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
         checked = (
-            (place, unreadable(text, chunk.first + place, delimiter is not None))
-            for place, text in enumerate(chunk.texts)
+            (place, unreadable(text, chunk.first + place, delimiter is not None)) for place, text in enumerate(texts)
         )
         failures: dict[int, OpenMedError] = {place: failure for place, failure in checked if failure}
         empty: Any = "" if delimiter is None else []
-        readable = [empty if place in failures else text for place, text in enumerate(chunk.texts)]
+        readable = [empty if place in failures else text for place, text in enumerate(texts)]
         if delimiter is None:
             tokens = tokenise(self.tokenizer, readable, self.truncation())
         else:

@@ -55,7 +55,9 @@ def check_words(words: object, name: str) -> None:
 
 
 def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
-    """Return why the text of a number cannot be read, ``None`` where it can."""
+    """Return why the text of a number cannot be read, ``None`` where it can; what it failed with stands in its place."""
+    if isinstance(text, UnreadableText):
+        return text
     try:
         (check_words if split else check_text)(text, f"Text {number}")
     except UnreadableText as error:

@@ -111,6 +111,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     texts: Iterable[str],
     model: Any = None,
     *,
+    client: Any = None,
     batch_tokens: int | None = None,
     progress: bool = True,
     resume: Any = None,
@@ -122,9 +123,13 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Args:
         texts: A list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything that gives strings one
-            by one. They are read as they are needed; some 40 bytes for each entity are kept, and the first texts.
+            by one. They are read as they are needed; some 40 bytes for each entity are kept, and the first texts. Or the
+            ``pathlib.Path`` of files that are a text each, with ``*`` for any name, or a list of such paths.
         model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model, or a pipeline of
             :func:`load_pipeline`.
+        client: A ``dask.distributed.Client``: the workers of its cluster do it, each with the model on the best device of
+            its computer; see :func:`openmed_nb.cluster`. They then read files, and columns of ``dask.dataframe``, themselves.
+            A model is named, and a folder must be there on every computer.
         batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
         progress: Whether to show a bar with texts per second, for what takes more than a second.
         resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
@@ -142,6 +147,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         UnreadableText: For a text that cannot be read, with ``on_error="raise"``.
         DeviceUnavailable: For a text that does not fit in memory alone, and where the device fails.
         ConfigurationError: For what is no series of texts, an option that does not exist, or a file of another run.
+        ClusterError: Where workers would give other answers than others, where none is left, and for a text that ends
+            every worker that reads it, with ``on_error="raise"``.
         Interrupted: Where the run was stopped, a ``KeyboardInterrupt``. Every error has an attribute ``annotations``
             with what was done until then.
 
@@ -154,6 +161,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         texts,
         model,
         arguments,
+        client=client,
         batch_tokens=batch_tokens,
         progress=progress,
         resume=resume,

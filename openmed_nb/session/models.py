@@ -17,6 +17,7 @@ from .devices import DeviceVerbs
 if TYPE_CHECKING:
     from ..annotation.annotated import AnnotatedText
     from ..annotation.annotations import Annotations
+    from ..annotation.corpus import Source
     from ..models.inventory import Inventory
     from ..models.loading import LoadedModel, LoadSpec
     from ..runbook.precision.dtype_choice import DtypeChoice
@@ -73,25 +74,51 @@ class ModelVerbs(DeviceVerbs):
             pipe.precision = plan.precision
             return pipe
 
-    def annotate(self, texts: Any, model: Any, arguments: Mapping[str, Any], /, **running: Any) -> Annotations:
+    def annotate(
+        self,
+        texts: Any,
+        model: Any,
+        arguments: Mapping[str, Any],
+        /,
+        client: Any = None,
+        batch_tokens: int | None = None,
+        **running: Any,
+    ) -> Annotations:
         """Return the entities that a model finds in many texts.
 
         Args:
-            texts: Any series of texts.
+            texts: Any series of texts, or the paths of files of text.
             model: The name of a model, ``None`` for the bundled one, or a pipeline of ours.
             arguments: Those of :meth:`create_pipeline`, for a name.
-            running: Those of ``annotation.corpus.annotate_texts``.
+            client: The Dask client of a cluster whose workers do it; ``None`` does it here.
+            batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
+            running: Those of ``annotation.corpus.annotate_from``.
         """
-        from ..annotation.corpus import annotate_texts, checked_pipeline
+        from ..annotation.corpus import annotate_from
 
         with self._listeners.told_after():
-            if model is None or isinstance(model, (str, os.PathLike)):
-                name = "bundled" if model is None else str(model)
-                pipe = self.create_pipeline(name, OpenMedConfig(), **arguments)
+            if client is None:
+                name, texts, source = self._source(texts, model, arguments, batch_tokens)
             else:
-                pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
+                from .cluster import source_on_workers
+
+                name, texts, source = source_on_workers(client, texts, model, arguments, batch_tokens)
             self._listeners.tell(Activity("Annotating", name))
-            return annotate_texts(pipe, texts, name, **running)
+            return annotate_from(source, texts, name, **running)
+
+    def _source(
+        self, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
+    ) -> tuple[str, Any, Source]:
+        """Return the name of a model, the texts to read, and what answers them here."""
+        from ..annotation.corpus import Source, checked_pipeline
+        from ..annotation.references import located
+
+        if model is None or isinstance(model, (str, os.PathLike)):
+            name = "bundled" if model is None else str(model)
+            pipe = self.create_pipeline(name, OpenMedConfig(), **arguments)
+        else:
+            pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
+        return name, located(texts, lambda function, *files: function(*files)), Source.of(pipe, batch_tokens)
 
     def annotate_text(
         self,

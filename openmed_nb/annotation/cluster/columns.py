@@ -1,0 +1,133 @@
+"""Columns of ``dask.dataframe``: their rows are read on the workers, a partition at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigurationError, OpenMedError, cause
+from ..references import Reference
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+KEPT = 2
+"""How many partitions a worker keeps: that of its last chunk, and that of the one beside it."""
+
+
+@dataclass(frozen=True, repr=False)
+class Row(Reference):
+    """A text in a column.
+
+    Attributes:
+        partition: The partition of the column that it is in, as something to be computed.
+        row: Its place there.
+        characters: How many characters the rows of the partition have, on average.
+    """
+
+    partition: Partition
+    row: int
+    characters: int
+
+    @property
+    def identity(self) -> str:  # type: ignore[override]
+        """The name that Dask gives the partition, which changes with its file and its operations, and the row."""
+        return f"{self.partition.name}\0{self.row}"
+
+    def text(self) -> Any:
+        """Return the text, ``None`` where the row is empty."""
+        return texts_of(self.partition)[self.row]
+
+
+@dataclass(frozen=True, repr=False)
+class Partition:
+    """A part of a column.
+
+    Attributes:
+        name: What tells it from others.
+        column: The column of one partition.
+    """
+
+    name: str
+    column: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def texts_of(partition: Partition) -> list[Any]:
+    """Return the rows of a partition, read in this process; what is missing is ``None``."""
+    found = partition.column.compute(scheduler="synchronous")
+    return [None if missing else text for text, missing in zip(found.tolist(), found.isna().tolist(), strict=True)]
+
+
+@dataclass(frozen=True, repr=False)
+class Rows(Sequence[Row]):
+    """All rows of a column.
+
+    Attributes:
+        partitions: Its partitions.
+        counts: How many rows each has.
+        characters: How many characters a row of each has, on average.
+    """
+
+    partitions: tuple[Partition, ...]
+    counts: tuple[int, ...]
+    characters: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __iter__(self) -> Iterator[Row]:
+        for partition, count, characters in zip(self.partitions, self.counts, self.characters, strict=True):
+            yield from (Row(partition, row, characters) for row in range(count))
+
+    def __getitem__(self, number: Any) -> Any:
+        place = range(len(self))[number]
+        lasts = accumulate(self.counts)
+        which, last = next((which, last) for which, last in enumerate(lasts) if place < last)
+        return Row(self.partitions[which], place - last + self.counts[which], self.characters[which])
+
+
+def is_column(texts: Any) -> bool:
+    """Tell whether something is a column of ``dask.dataframe``.
+
+    Example:
+        >>> is_column(["asthma"])
+        False
+    """
+    return type(texts).__module__.startswith("dask.") and hasattr(texts, "to_frame") and texts.ndim == 1
+
+
+def rows_of(column: Any, client: Client) -> Rows:
+    """Return the rows of a column; the workers count them first, so that the number of a text is known.
+
+    Raises:
+        ConfigurationError: Where the column cannot be read.
+    """
+    partitions = tuple(
+        Partition(f"{column._name} {number}", column.partitions[number])  # noqa: SLF001 - the one name that Dask has for it
+        for number in range(column.npartitions)
+    )
+    try:
+        counts = client.gather(client.map(measured, partitions, pure=False))
+    except OpenMedError:
+        raise
+    except Exception as error:  # Whatever a reader of files raises.
+        what = f"The column cannot be read on the workers: {cause(error)}."
+        raise ConfigurationError(what, "Check that its files are there on every computer.") from error
+    return Rows(partitions, *(tuple(values) for values in zip(*counts, strict=True)))
+
+
+def measured(partition: Partition) -> tuple[int, int]:
+    """Return how many rows a partition has, and how many characters a row has on average."""
+    texts = texts_of(partition)
+    characters = sum(len(text) for text in texts if isinstance(text, str))
+    return len(texts), characters // max(1, len(texts))

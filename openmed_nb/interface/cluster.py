@@ -1,0 +1,130 @@
+"""The Python face of clusters: on this computer, or over SSH on several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..annotation.cluster.clients import import_distributed
+from ..annotation.cluster.hosts import Login, check_hosts, checked_hosts, ssh_cluster
+from ..annotation.cluster.starting import (
+    Cluster,
+    begin,
+    check_whole,
+    checked_security,
+    local_cluster,
+    plan_workers,
+    visible_gpus,
+)
+from ..devices.request import DeviceRequest
+from ..devices.simulation import active
+from ..errors import ConfigurationError
+from ..session import SESSION
+from ..session.cluster import members_of
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+
+def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
+    n: int | None = None,
+    hosts: Iterable[str] | None = None,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    user: str | None = None,
+    key: str | os.PathLike[str] | None = None,
+    port: int | None = None,
+    known_hosts: str | os.PathLike[str] | None = None,
+    remote_python: str | None = None,
+    security: Security | None = None,
+) -> Cluster:
+    """Start workers for :func:`openmed_nb.annotate`, on this computer or over SSH on several; they end with the block.
+
+    Each worker is a process that loads the model once, on a device that the same rules choose. All connections are
+    encrypted, and only processes of this cluster can make them: certificates are made for it, and gone with it. Its size
+    is for the texts: a worker that dies is started again, and what it had is read again.
+
+    Args:
+        n: How many workers on this computer; ``None`` is one for each device: each GPU of CUDA, MPS, or the CPU.
+        hosts: Names of computers that SSH reaches, for a worker on each; the first also has Dask's scheduler. Each needs
+            the same openmed_nb with its ``cluster`` extra, and ports that the others and this computer can reach. Its
+            key must be among the known hosts.
+        device: The device of every worker; ``None`` is the session's, and on hosts the best of each.
+        threads: On how many threads a worker computes on the CPU; ``None`` shares out the cores of this computer, and leaves
+            it to torch on hosts.
+        user: The name on the hosts; ``None`` is as in the settings of SSH, like the next three.
+        key: The file of a private key.
+        port: The port of SSH.
+        known_hosts: The file of the keys of known hosts.
+        remote_python: The Python on the hosts; ``None`` is the path of this one.
+        security: Certificates of yours, as files that are on every host; ``None`` makes some for this cluster.
+
+    Returns:
+        A context manager with ``client``, to be passed to ``annotate``, and ``members``: which worker is where, on which
+        device, and why. Without a ``with`` block, ``close()`` ends it.
+
+    Raises:
+        ConfigurationError: Where Dask is not installed, and for an argument that cannot be used.
+        ClusterError: Where it does not start; the message names the host.
+        DeviceError: Where the device cannot be used.
+
+    Example::
+
+        with nb.cluster(n=2) as cluster:
+            found = nb.annotate(notes, client=cluster.client)
+        with nb.cluster(hosts=["mac1", "mac2"], user="me") as cluster:
+            found = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
+    """
+    import_distributed()
+    check_whole("threads", threads)
+    ssh = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
+    if hosts is None:
+        refuse({name: value for name, value in ssh.items() if value is not None}, "hosts")
+        return on_this_computer(n, device, threads, security)
+    refuse({} if n is None else {"n": n}, "this computer alone")
+    login = Login(user, text(key), port, text(known_hosts), remote_python or sys.executable)
+    return on_hosts(checked_hosts(hosts), login, device, threads, security)
+
+
+def on_this_computer(n: int | None, device: str | None, threads: int | None, security: Security | None) -> Cluster:
+    """Start workers on this computer."""
+    from dask.system import CPU_COUNT
+
+    if active():
+        raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
+    chosen = SESSION.device(device).device
+    gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ)
+    plans = plan_workers(chosen, n, gpus, CPU_COUNT, threads)
+    known = checked_security(security)
+    return begin(lambda: local_cluster(plans, known), members_of)
+
+
+def on_hosts(
+    hosts: tuple[str, ...], login: Login, device: str | None, threads: int | None, security: Security | None
+) -> Cluster:
+    """Start workers on other computers, each of which is looked at first."""
+    from .. import __version__
+
+    wish = None if device is None else DeviceRequest.parse(device, "argument").value
+    known = checked_security(security)
+    check_hosts(hosts, login, __version__)
+    return begin(lambda: ssh_cluster(hosts, login, wish, threads, known), members_of)
+
+
+def refuse(given: dict[str, Any], meant_for: str) -> None:
+    """Refuse arguments that mean nothing here.
+
+    Raises:
+        ConfigurationError: Where there are some.
+    """
+    if given:
+        raise ConfigurationError(f"{', '.join(given)} is for {meant_for}.", "Leave it out, or say where.")
+
+
+def text(path: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text."""
+    return None if path is None else str(Path(path).expanduser())

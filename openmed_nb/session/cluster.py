@@ -1,0 +1,94 @@
+"""A run on the workers of a cluster: they load the model, say who they are, and answer."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..annotation.cluster.clients import ask_all, ask_one, checked_client
+from ..annotation.cluster.columns import is_column, rows_of
+from ..annotation.cluster.members import Members, Ready, check_alike, most_common
+from ..annotation.cluster.streaming import ClusterAnnotator
+from ..annotation.cluster.work import Work
+from ..annotation.corpus import Source
+from ..annotation.references import absolute, located
+from ..errors import ConfigurationError, OpenMedWarning
+from . import worker
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def source_on_workers(
+    client: Any, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
+) -> tuple[str, Any, Source]:
+    """Return the name of a model, the texts to send out, and what answers them on the workers of a cluster.
+
+    Raises:
+        ConfigurationError: For what is no client, and for a model that is not named.
+        ClusterError: Where there is no worker, one fails, or one is not like the others.
+        OpenMedError: What the model cannot be loaded for on a worker; it names the computer.
+    """
+    client = checked_client(client)
+    name = named(model)
+    work = Work(uuid.uuid4().hex, everywhere(name), dict(arguments), batch_tokens)
+    ready = ready_workers(client, work)
+    terms = most_common(one.terms for one in ready)
+    characters = min(one.characters for one in ready)
+    annotator = ClusterAnnotator(client, replace(work, terms=terms), worker.answers_of, characters)
+    label = Members(tuple(one.member for one in ready)).label
+    return name, on_workers(client, texts), Source(annotator.answers, ready[0].settings, label)
+
+
+def ready_workers(client: Client, work: Work) -> list[Ready]:
+    """Return the workers once all have loaded the model of a run; what they warned of is said once here."""
+    from .. import __version__
+
+    ready: list[Ready] = ask_all(client, worker.get_ready, work)
+    check_alike(ready, __version__)
+    for message in sorted({message for one in ready for message in one.warnings}):
+        warnings.warn(message, OpenMedWarning, stacklevel=2)
+    return ready
+
+
+def members_of(client: Client) -> Members:
+    """Return who takes part in a cluster.
+
+    Raises:
+        ClusterError: Where there is no worker, or one fails.
+    """
+    return Members(tuple(ask_all(client, worker.introduce)))
+
+
+def named(model: Any) -> str:
+    """Return the name of a model, by which every worker can load it.
+
+    Raises:
+        ConfigurationError: For a pipeline, which is a model in the memory of this process.
+    """
+    if model is None or isinstance(model, (str, os.PathLike)):
+        return "bundled" if model is None else str(model)
+    what = f"{type(model).__name__} is in the memory of this process, and cannot go to workers."
+    raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
+
+
+def everywhere(name: str) -> str:
+    """Return a name that means the same in another working folder: a folder that is here, from the root.
+
+    Example:
+        >>> everywhere("bundled")
+        'bundled'
+    """
+    return absolute(name) if Path(name).is_dir() else name
+
+
+def on_workers(client: Client, texts: Any) -> Any:
+    """Return texts that workers read themselves where they can: files, and columns of dask.dataframe."""
+    if is_column(texts):
+        return rows_of(texts, client)
+    return located(texts, lambda function, *files: ask_one(client, function, *files))

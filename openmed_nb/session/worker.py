@@ -1,0 +1,123 @@
+"""What runs on a worker of a cluster: it has a session of its own, which chooses the device and loads a model once.
+
+Only the functions here are called there, by their names: no code travels, and no model. The session of a worker sets the
+variables of MPS before it loads torch, as that of a notebook does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import platform
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..annotation.chunks import Chunk
+from ..annotation.cluster.members import PACKAGES, Member, Ready, check_terms
+from ..annotation.cluster.work import Work
+from ..annotation.fingerprints import settings_of
+from ..annotation.stream import Annotator, Answer, chunk_characters
+from ..errors import OpenMedError, OpenMedWarning
+from ..models.config import OpenMedConfig
+from . import SESSION
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, repr=False)
+class Prepared:
+    """A model that is loaded for a run, and what the worker says of that."""
+
+    annotator: Annotator
+    ready: Ready
+
+
+async def introduce(dask_worker: Any = None) -> Member:
+    """Return what this worker is, and which device models will run on; a GPU is confirmed by computing on it.
+
+    Args:
+        dask_worker: The worker; Dask fills it in.
+    """
+    return await in_its_thread(dask_worker, member)
+
+
+async def get_ready(work: Work, dask_worker: Any = None) -> Ready:
+    """Load the model of a run on this worker, and return what tells whether its answers are those of others.
+
+    Args:
+        work: The run.
+        dask_worker: The worker; Dask fills it in.
+    """
+    return await in_its_thread(dask_worker, lambda: prepared(work).ready)
+
+
+def answers_of(work: Work, chunk: Chunk) -> list[Answer]:
+    """Return the answers to a chunk of texts; this is what a task of a run is.
+
+    Raises:
+        WorkersDiffer: Where this worker came later and is not like the others.
+        DeviceUnavailable: Where its device fails.
+    """
+    with named_host():
+        found = prepared(work)
+        if work.terms is not None:
+            check_terms(found.ready, work.terms)
+        return found.annotator.answers_to(chunk)
+
+
+@functools.lru_cache(maxsize=1)
+def prepared(work: Work) -> Prepared:
+    """Return the model of a run, ready to answer; that of the last run is kept, others are the session's."""
+    with named_host(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OpenMedWarning)
+        pipe = SESSION.create_pipeline(work.model, OpenMedConfig(), **work.arguments)
+        annotator = pipe.own_annotator(work.batch_tokens)
+    said = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
+    who = member(str(pipe.device))
+    return Prepared(annotator, Ready(who, settings_of(pipe, annotator), chunk_characters(annotator.budget), said))
+
+
+def member(device: str | None = None) -> Member:
+    """Return what this worker is.
+
+    Args:
+        device: The device that was asked for; the best one where nobody asks.
+
+    Raises:
+        DeviceError: Where the device cannot be used.
+    """
+    with named_host():
+        choice = SESSION.device(device)
+    system = f"{platform.system()} {platform.machine()}"
+    return Member(socket.gethostname(), system, choice.device, choice.reason, versions())
+
+
+def versions() -> Mapping[str, str]:
+    """Return the version of each package that changes answers; ``+cpu`` and the like are builds of one version."""
+    import importlib.metadata
+
+    from .. import __version__
+
+    others = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES[1:]}
+    return {PACKAGES[0]: __version__, **others}
+
+
+async def in_its_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
+    """Run a function where tasks run, so that the worker can be talked to while a model is loaded."""
+    return await asyncio.get_running_loop().run_in_executor(dask_worker.executors["default"], function)
+
+
+@contextmanager
+def named_host() -> Iterator[None]:
+    """Let errors of ours say on which computer they happened."""
+    host = f"On {socket.gethostname()}: "
+    try:
+        yield
+    except OpenMedError as error:
+        if error.what.startswith(host):
+            raise
+        raise type(error)(host + error.what, error.remedy) from None
