@@ -111,3 +111,35 @@ def annotated() -> Callable[..., Any]:
 def architectures(helper: Callable[[Path], ModuleType]) -> ModuleType:
     """The module that makes small models of many architectures, with tokenizers."""
     return helper(FOLDER / "architectures.py")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Any]:
+    """A cluster of two workers on this computer, with one thread each; tests leave it as it was."""
+    import openmed_nb
+
+    with openmed_nb.cluster(n=2, threads=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def numbered() -> Callable[..., list[str]]:
+    """A function that returns texts in each of which the entity that the keyword model finds tells which it is.
+
+    They have few tokens, and so many spaces that a chunk has few of them.
+    """
+
+    def numbered(count: int, spaces: int = 2000) -> list[str]:
+        return [f"{' ' * number}asthma{' ' * spaces}" for number in range(count)]
+
+    return numbered
+
+
+@pytest.fixture(scope="session")
+def numbers_of() -> Callable[..., list[list[int]]]:
+    """A function that returns which of the numbered texts each answer is one to."""
+
+    def numbers_of(found: Any) -> list[list[int]]:
+        return [[entity["start"] for entity in entities] for entities in found]
+
+    return numbers_of

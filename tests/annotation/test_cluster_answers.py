@@ -1,0 +1,310 @@
+"""Texts on a cluster: the answers of one computer, in order, read as they are needed; errors and interrupts lose nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.annotation.chunks import Chunk
+from openmed_nb.annotation.cluster.clients import ask_all, checked_client, wait_for
+from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator
+from openmed_nb.annotation.cluster.work import Work
+from openmed_nb.annotation.corpus import Source, annotate_from
+from openmed_nb.annotation.stream import CHUNK_TOKENS, CHARACTERS_PER_TOKEN
+from openmed_nb.errors import (
+    ClusterError,
+    ClusterUnusable,
+    ConfigurationError,
+    Interrupted,
+    OpenMedError,
+    UnknownModel,
+    UnreadableText,
+    WorkersDiffer,
+)
+from openmed_nb.session import worker
+
+pytestmark = pytest.mark.real_computer  # Workers are processes.
+
+
+@pytest.fixture
+def on_pool(pool, keyword_model):
+    """A function that annotates texts on the cluster of the tests."""
+
+    def on_pool(texts, model=keyword_model, **options):
+        return nb.annotate(texts, model, client=pool.client, **{"progress": False, **options})
+
+    return on_pool
+
+
+@pytest.fixture
+def here(keyword_model):
+    """A function that annotates texts in this process."""
+
+    def here(texts, model=keyword_model, **options):
+        return nb.annotate(texts, model, device="cpu", **{"progress": False, **options})
+
+    return here
+
+
+class TestAnswers:
+    """What comes back."""
+
+    def test_five_thousand_texts(self, on_pool, here, random_model, sentences):
+        """Two workers give the answers of one process, text by text, also where nearly every token is an entity."""
+        texts = sentences(5000, longest=60)
+        found, expected = on_pool(texts, random_model), here(texts, random_model)
+        columns, wanted = found.answers.columns(), expected.answers.columns()
+        np.testing.assert_allclose(columns.pop("score"), wanted.pop("score"), atol=1e-5)
+        assert {name: column.tolist() for name, column in columns.items()} == {
+            name: column.tolist() for name, column in wanted.items()
+        }
+        assert len(columns["text"]) > 5000
+        assert (len(found), found.errors, found.device) == (5000, {}, "2 workers (cpu)")
+
+    @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+    def test_every_strategy(self, on_pool, here, random_model, sentences, rounded, strategy):
+        """The arguments of a pipeline are those of the workers' pipelines."""
+        texts, options = sentences(50), {"aggregation_strategy": strategy, "batch_tokens": 64}
+        assert list(on_pool(texts, random_model, **options)) == rounded(here(texts, random_model, **options))
+
+    def test_words(self, on_pool, here):
+        """Texts that are split into words go to workers as well."""
+        texts, options = [["no", "asthma"], ["diabetes", "mellitus"]], {"is_split_into_words": True, "delimiter": " "}
+        assert list(on_pool(texts, **options)) == list(here(texts, **options))
+
+    def test_no_text(self, on_pool):
+        """No text has no answer."""
+        assert list(on_pool([])) == []
+
+    def test_shown(self, on_pool, numbered):
+        """The first texts are shown with their entities, and the workers in the place of the device."""
+        found = on_pool(numbered(2, spaces=1), "bundled_small")
+        assert str(found).splitlines()[0] == "2 entities found in 2 texts by bundled_small on 2 workers (cpu)"
+        assert found.first_texts == tuple(numbered(2, spaces=1))
+
+    def test_model_is_loaded_once(self, on_pool, pool, numbered):
+        """A worker loads a model once, also for another run."""
+        for _run in range(2):
+            on_pool(numbered(100), "bundled_small")
+        names = pool.client.run(lambda: [one.name for one in worker.SESSION.inventory().models])
+        assert [one.count("bundled_small") for one in names.values()] == [1, 1]
+
+    def test_bar(self, on_pool, numbered, capsys):
+        """The progress bar is that of one computer, and names the workers."""
+        on_pool(slowly(numbered(30), 0.05), progress=True)
+        assert "annotating on 2 workers (cpu): 30 texts" in capsys.readouterr().err
+
+
+def slowly(texts, seconds):
+    """Yield texts with a pause before each."""
+    for text in texts:
+        time.sleep(seconds)
+        yield text
+
+
+class TestStreaming:
+    """Texts are read as they are needed, and answers come as they are there."""
+
+    def test_endless_stream(self, on_pool, tmp_path):
+        """An endless stream is read a bounded way ahead; the answers to what was read before it fails are kept."""
+        text = f"asthma{' ' * 3000}"
+        file, ahead = tmp_path / "run.jsonl", []
+
+        def endless():
+            for number in itertools.count():
+                done = max(0, file.read_bytes().count(b"\n") - 1)
+                ahead.append(number - done)
+                if done > 200:
+                    raise RuntimeError("enough")
+                yield text
+
+        with pytest.raises(RuntimeError, match="enough") as caught:
+            on_pool(endless(), resume=file)
+        in_a_chunk = CHUNK_TOKENS * CHARACTERS_PER_TOKEN // len(text) + 1
+        assert max(ahead) <= in_a_chunk * (2 * AHEAD + 1)
+        assert len(caught.value.annotations) == len(ahead) - 1 > 200
+
+    def test_answers_come_while_texts_are_read(self, on_pool, numbered, tmp_path):
+        """A slow stream does not keep back the answers to what was read of it."""
+        file, lines = tmp_path / "run.jsonl", []
+
+        def slow():
+            for text in numbered(60):
+                lines.append(file.read_bytes().count(b"\n"))
+                time.sleep(0.03)
+                yield text
+
+        on_pool(slow(), resume=file)
+        assert lines[30] > 1
+
+    @pytest.mark.parametrize("first", ["here", "workers"])
+    def test_resume(self, on_pool, here, numbered, numbers_of, tmp_path, first):
+        """A run that began on one computer goes on on a cluster, and the other way around."""
+        file, texts = tmp_path / "run.jsonl", numbered(90)
+        runs = [here, on_pool] if first == "here" else [on_pool, here]
+        runs[0](texts[:40], resume=file)
+        begun = file.read_bytes()
+        found = runs[1](texts, resume=file)
+        assert numbers_of(found) == [[number] for number in range(90)]
+        assert file.read_bytes().startswith(begun)
+        assert len(file.read_bytes().splitlines()) == 91
+
+    def test_other_model(self, on_pool, random_model, tmp_path):
+        """The results of another model are no beginning of a run."""
+        on_pool(["asthma"], resume=tmp_path / "run.jsonl")
+        with pytest.raises(ConfigurationError, match=r"is of a run with other settings \(.*model"):
+            on_pool(["asthma"], random_model, resume=tmp_path / "run.jsonl")
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+    def test_interrupt(self, on_pool, numbered, numbers_of, tmp_path):
+        """An interrupt keeps what is done and says how to go on; what was under way is called off, and the workers go on."""
+        file, texts = tmp_path / "run.jsonl", numbered(150)
+
+        def interrupt():
+            while not (file.exists() and file.read_bytes().count(b"\n") > 20):
+                time.sleep(0.005)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(Interrupted, match=r"Interrupted after \d+ texts\. To go on, repeat the call") as caught:
+            on_pool(slowly(texts, 0.02), resume=file)
+        thread.join()
+        done = len(caught.value.annotations)
+        assert 0 < done < 150
+        assert numbers_of(on_pool(texts, resume=file)) == [[number] for number in range(150)]
+
+    def test_late_worker(self, keyword_model):
+        """A worker that comes later and is not like the others refuses to answer."""
+        work = Work("late", str(keyword_model), {"device": "cpu"})
+        terms = worker.prepared(work).ready.terms
+        assert worker.answers_of(replace(work, terms=terms), Chunk(0, ["asthma"]))[0][0]["word"] == "asthma"
+        with pytest.raises(WorkersDiffer, match=r"^On .+: The worker on .+ has torch .+, and others have 1\.0\. "):
+            worker.answers_of(replace(work, terms={**terms, "torch": "1.0"}), Chunk(0, ["asthma"]))
+        worker.prepared.cache_clear()
+
+
+class TestErrors:
+    """What cannot be done is said in one sentence that names the text or the host."""
+
+    def test_unreadable_texts(self, on_pool, numbered):
+        """A text that cannot be read has its number, wherever its chunk was read."""
+        texts = numbered(100)
+        texts[77] = None
+        found = on_pool(texts, on_error="record")
+        assert found.errors == {77: "Text 77 must be a string, not NoneType. Pass a string, '' where there is no text."}
+        assert [len(one) for one in found] == [1] * 77 + [0] + [1] * 22
+        with pytest.raises(UnreadableText, match="Text 77 must be a string") as caught:
+            on_pool(texts)
+        assert len(caught.value.annotations) == 77
+
+    @pytest.mark.parametrize(
+        ("model", "arguments", "error", "message"),
+        [
+            ("no_such_model_at_all_x", {}, OpenMedError, r"^On .+: "),
+            ("./nowhere/model", {}, UnknownModel, r"^On .+: There is no model named './nowhere/model'"),
+            (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
+            (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
+            (None, {"batch_tokens": 0}, ConfigurationError, r"^On .+: batch_tokens cannot be 0\."),
+        ],
+    )
+    def test_workers_that_cannot(self, on_pool, model, arguments, error, message):
+        """What a worker cannot load names its computer, before any text goes out."""
+        texts = iter(["asthma"])
+        with pytest.raises(error, match=message):
+            on_pool(texts, model, **arguments)
+        assert next(texts) == "asthma"
+
+    def test_pipeline(self, on_pool, pipe_of, keyword_model):
+        """A pipeline is in the memory of one process; its model has to be named."""
+        with pytest.raises(ConfigurationError, match=r"AnnotationPipeline is in the memory of this process"):
+            on_pool(["asthma"], pipe_of(keyword_model))
+
+    def test_no_client(self):
+        """What is no client is refused."""
+        with pytest.raises(ConfigurationError, match=r"str is no client of a cluster\. Pass a dask"):
+            nb.annotate(["asthma"], client="tcp://127.0.0.1:8786")
+
+    def test_closed_client(self, pool):
+        """A client that was closed is refused."""
+        from distributed import Client
+
+        with Client(pool.client.scheduler.address, security=pool.client.security) as client:
+            assert checked_client(client) is client
+        with pytest.raises(ClusterUnusable, match="The client is closed"):
+            checked_client(client)
+
+    def test_failing_worker(self, pool):
+        """Any other error of a worker is told with its computer."""
+        with pytest.raises(ClusterError, match=r"^The worker at 127\.0\.0\.1 failed: division by zero\."):
+            ask_all(pool.client, divide)
+
+
+async def divide():
+    """Fail."""
+    return 1 / 0
+
+
+@pytest.fixture(scope="module")
+def threads_cluster():
+    """A cluster in this process, whose worker can be taken away at once."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield SimpleNamespace(cluster=cluster, client=client)
+
+
+class TestNoWorkers:
+    """A run does not wait for ever."""
+
+    def test_worker_in_this_process(self, threads_cluster, keyword_model, numbered, numbers_of):
+        """A cluster of threads answers too."""
+        found = nb.annotate(
+            numbered(50), keyword_model, client=threads_cluster.client, device="cpu", progress=False
+        )
+        assert numbers_of(found) == [[number] for number in range(50)]
+
+    def test_all_workers_gone(self, threads_cluster, keyword_model, numbered):
+        """Where no worker is left and none comes, the run ends with what was done."""
+        client = threads_cluster.client
+        work = Work("gone", str(keyword_model), {"device": "cpu"})
+        annotator = ClusterAnnotator(client, work, worker.answers_of, 20000, patience=1)
+
+        def texts():
+            yield from slowly(numbered(50), 0.01)
+            threads_cluster.cluster.scale(0)
+            wait_for_no_workers(client)
+            yield from numbered(5)
+
+        source = Source(annotator.answers, worker.prepared(work).ready.settings, "workers")
+        with pytest.raises(ClusterUnusable, match=r"No worker of the cluster has worked for 1 s\.") as caught:
+            annotate_from(source, texts(), "model", progress=False)
+        assert 0 < len(caught.value.annotations) <= 50
+        with pytest.raises(ClusterUnusable, match="The cluster has no worker"):
+            ask_all(client, worker.introduce, patience=0.1)
+
+    def test_closed_cluster(self, pool):
+        """A task of a cluster that is closed is no task to wait for."""
+        future = pool.client.submit(time.sleep, 1, pure=False)
+        future.cancel()
+        with pytest.raises(ClusterUnusable, match=r"The cluster was closed\. Start the cluster again"):
+            wait_for(pool.client, [future], patience=1)
+
+
+def wait_for_no_workers(client):
+    """Wait until the scheduler knows no worker."""
+    while client.nthreads():
+        time.sleep(0.05)

@@ -1,0 +1,168 @@
+"""Workers that are killed, run out of memory, or are ended by a text: every other text is annotated exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.errors import DeviceUnavailable
+
+pytestmark = [
+    pytest.mark.real_computer,  # Workers are processes.
+    pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX"),
+]
+
+COUNT = 240
+POISON = 101
+
+
+@pytest.fixture(scope="module")
+def faults(helper):
+    """The module of faults, whose code goes to the workers as it is."""
+    module = helper(Path(__file__).parent / "cluster_faults.py")
+    cloudpickle.register_pickle_by_value(module)
+    yield module
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def fault(faults, tiny, tmp_path):
+    """A function that puts a fault into the workers of a cluster for a block: what the word "seen" does to them."""
+
+    @contextlib.contextmanager
+    def fault(client, action, times=0):
+        plugin = faults.Fault(tiny.VOCABULARY["seen"], len(tiny.VOCABULARY), action, tmp_path, times)
+        client.register_plugin(plugin)
+        try:
+            yield lambda: len(list(tmp_path.iterdir()))
+        finally:
+            client.unregister_worker_plugin(plugin.name)
+
+    return fault
+
+
+@pytest.fixture
+def poisoned(numbered):
+    """Numbered texts, in one of which stands the word that the fault waits for."""
+    texts = numbered(COUNT)
+    texts[POISON] = texts[POISON].replace("asthma", "asthma seen")
+    return texts
+
+
+@pytest.fixture
+def annotated_by(keyword_model):
+    """A function that annotates texts on a cluster with the keyword model."""
+    return lambda client, texts, **options: nb.annotate(
+        texts, str(keyword_model), client=client, progress=False, **options
+    )
+
+
+@pytest.fixture
+def same_environment():
+    """The variables of this process, given back: Dask's LocalCluster sets some for the processes that it starts."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def pids(client):
+    """Return the processes of the workers of a cluster, by their addresses."""
+    return client.run(os.getpid)
+
+
+def ledger(found, numbers):
+    """Return how many texts were answered, recorded, lost and doubled."""
+    told = [number for answer in numbers for number in answer]
+    return {
+        "answered": len(told),
+        "recorded": len(found.errors),
+        "lost": COUNT - len(set(told)) - len(found.errors),
+        "doubled": len(told) - len(set(told)),
+    }
+
+
+def test_poisoned_text(pool, fault, poisoned, annotated_by, numbers_of, tmp_path):
+    """A text that ends every worker that reads it is recorded with its number and the reason; all others are answered."""
+    file = tmp_path.parent / f"{tmp_path.name}.jsonl"
+    with fault(pool.client, "die") as ends:
+        found = annotated_by(pool.client, poisoned, on_error="record", resume=file)
+        ended = ends()
+
+    assert ledger(found, numbers_of(found)) == {"answered": COUNT - 1, "recorded": 1, "lost": 0, "doubled": 0}
+    assert found.errors == {
+        POISON: f"Text {POISON} ended the worker that read it 3 times, the last one on 127.0.0.1. "
+        "Read it alone; it may need more memory than a worker has."
+    }
+    assert ended == 6
+    assert len(file.read_text("utf-8").splitlines()) == 1 + COUNT
+
+
+def test_killed_worker(pool, numbered, annotated_by, numbers_of, tmp_path):
+    """A worker that is killed with kill -9 in the middle of a run costs no text, and none is answered twice."""
+    file = tmp_path / "run.jsonl"
+    victim = next(iter(pids(pool.client).values()))
+
+    def kill():
+        while not (file.exists() and file.read_bytes().count(b"\n") > 1):
+            time.sleep(0.01)
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = annotated_by(pool.client, slowly(numbered(COUNT)), resume=file)
+    killer.join()
+
+    assert victim not in pids(pool.client).values()
+    assert ledger(found, numbers_of(found)) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
+    assert numbers_of(found) == [[number] for number in range(COUNT)]
+
+
+def slowly(texts):
+    """Yield texts with a pause before each, so that a run lasts."""
+    for text in texts:
+        time.sleep(0.01)
+        yield text
+
+
+@pytest.mark.usefixtures("same_environment")
+def test_worker_out_of_memory(fault, poisoned, annotated_by, numbers_of):
+    """A worker that uses more memory than it may is ended by Dask and started again, and its texts are read again."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, memory_limit="2 GB", dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+        fault(client, "fill_memory", times=1) as ends,
+    ):
+        before = pids(client)
+        found = annotated_by(client, poisoned)
+        after = pids(client)
+
+    assert ends() == 1
+    assert set(before.values()).isdisjoint(after.values())
+    assert ledger(found, numbers_of(found)) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
+
+
+def test_failing_chunk_leaves_no_text_in_logs(pool, fault, poisoned, annotated_by):
+    """Where a device fails, the error names the host and comes after all answers before; no log shows a text."""
+    with (
+        fault(pool.client, "fail") as fails,
+        pytest.raises(DeviceUnavailable, match=r"^On .+: The model could not run on cpu: it fails\. ") as caught,
+    ):
+        annotated_by(pool.client, poisoned)
+    logs = str(pool.client.get_worker_logs())
+
+    assert fails() == 3
+    assert 0 < len(caught.value.annotations) <= POISON
+    assert "Compute Failed" in logs
+    assert "asthma" not in logs
