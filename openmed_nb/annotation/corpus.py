@@ -124,7 +124,7 @@ def stream_of(texts: Any) -> Iterator[Any]:
         openmed_nb.errors.ConfigurationError: str is no series of texts. Pass a list, a generator or a column, such as [text].
     """
     kind = type(texts).__name__
-    if hasattr(texts, "columns") or hasattr(texts, "column_names"):
+    if (hasattr(texts, "columns") or hasattr(texts, "column_names")) and getattr(texts, "ndim", 2) > 1:
         raise ConfigurationError(f"{kind} is a table.", "Pass its column of texts, such as table['text'].")
     with contextlib.suppress(TypeError):  # Some series have no __iter__, transformers' KeyDataset among them.
         if not isinstance(texts, (str, bytes, Mapping)):

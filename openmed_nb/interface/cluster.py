@@ -100,7 +100,7 @@ def on_this_computer(n: int | None, device: str | None, threads: int | None, sec
     gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ)
     plans = plan_workers(chosen, n, gpus, CPU_COUNT, threads)
     known = checked_security(security)
-    return begin(lambda: local_cluster(plans, known), members_of)
+    return begin(lambda: local_cluster(plans, known), len(plans), members_of)
 
 
 def on_hosts(
@@ -112,7 +112,7 @@ def on_hosts(
     wish = None if device is None else DeviceRequest.parse(device, "argument").value
     known = checked_security(security)
     check_hosts(hosts, login, __version__)
-    return begin(lambda: ssh_cluster(hosts, login, wish, threads, known), members_of)
+    return begin(lambda: ssh_cluster(hosts, login, wish, threads, known), len(hosts), members_of)
 
 
 def refuse(given: dict[str, Any], meant_for: str) -> None:

@@ -20,7 +20,7 @@ from openmed_nb.annotation.cluster.clients import ask_all, checked_client, wait_
 from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator
 from openmed_nb.annotation.cluster.work import Work
 from openmed_nb.annotation.corpus import Source, annotate_from
-from openmed_nb.annotation.stream import CHUNK_TOKENS, CHARACTERS_PER_TOKEN
+from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS
 from openmed_nb.errors import (
     ClusterError,
     ClusterUnusable,
@@ -56,6 +56,16 @@ def here(keyword_model):
     return here
 
 
+@pytest.fixture
+def same(on_pool, here, rounded):
+    """A function that tells whether the workers and this process give the same answers to texts."""
+
+    def same(texts, *model, **options):
+        return list(on_pool(texts, *model, **options)) == rounded(here(texts, *model, **options))
+
+    return same
+
+
 class TestAnswers:
     """What comes back."""
 
@@ -72,15 +82,13 @@ class TestAnswers:
         assert (len(found), found.errors, found.device) == (5000, {}, "2 workers (cpu)")
 
     @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-    def test_every_strategy(self, on_pool, here, random_model, sentences, rounded, strategy):
+    def test_every_strategy(self, same, random_model, sentences, strategy):
         """The arguments of a pipeline are those of the workers' pipelines."""
-        texts, options = sentences(50), {"aggregation_strategy": strategy, "batch_tokens": 64}
-        assert list(on_pool(texts, random_model, **options)) == rounded(here(texts, random_model, **options))
+        assert same(sentences(50), random_model, aggregation_strategy=strategy, batch_tokens=64)
 
-    def test_words(self, on_pool, here):
+    def test_words(self, same):
         """Texts that are split into words go to workers as well."""
-        texts, options = [["no", "asthma"], ["diabetes", "mellitus"]], {"is_split_into_words": True, "delimiter": " "}
-        assert list(on_pool(texts, **options)) == list(here(texts, **options))
+        assert same([["no", "asthma"], ["diabetes", "mellitus"]], is_split_into_words=True, delimiter=" ")
 
     def test_no_text(self, on_pool):
         """No text has no answer."""
@@ -147,14 +155,14 @@ class TestStreaming:
         on_pool(slow(), resume=file)
         assert lines[30] > 1
 
-    @pytest.mark.parametrize("first", ["here", "workers"])
-    def test_resume(self, on_pool, here, numbered, numbers_of, tmp_path, first):
+    @pytest.mark.parametrize("order", [("here", "on_pool"), ("on_pool", "here")], ids=" then ".join)
+    def test_resume(self, request, numbered, numbers_of, tmp_path, order):
         """A run that began on one computer goes on on a cluster, and the other way around."""
         file, texts = tmp_path / "run.jsonl", numbered(90)
-        runs = [here, on_pool] if first == "here" else [on_pool, here]
-        runs[0](texts[:40], resume=file)
+        begin, go_on = map(request.getfixturevalue, order)
+        begin(texts[:40], resume=file)
         begun = file.read_bytes()
-        found = runs[1](texts, resume=file)
+        found = go_on(texts, resume=file)
         assert numbers_of(found) == [[number] for number in range(90)]
         assert file.read_bytes().startswith(begun)
         assert len(file.read_bytes().splitlines()) == 91
@@ -272,9 +280,7 @@ class TestNoWorkers:
 
     def test_worker_in_this_process(self, threads_cluster, keyword_model, numbered, numbers_of):
         """A cluster of threads answers too."""
-        found = nb.annotate(
-            numbered(50), keyword_model, client=threads_cluster.client, device="cpu", progress=False
-        )
+        found = nb.annotate(numbered(50), keyword_model, client=threads_cluster.client, device="cpu", progress=False)
         assert numbers_of(found) == [[number] for number in range(50)]
 
     def test_all_workers_gone(self, threads_cluster, keyword_model, numbered):

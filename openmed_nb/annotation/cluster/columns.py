@@ -112,10 +112,8 @@ def rows_of(column: Any, client: Client) -> Rows:
     Raises:
         ConfigurationError: Where the column cannot be read.
     """
-    partitions = tuple(
-        Partition(f"{column._name} {number}", column.partitions[number])  # noqa: SLF001 - the one name that Dask has for it
-        for number in range(column.npartitions)
-    )
+    parts = (column.partitions[number] for number in range(column.npartitions))
+    partitions = tuple(Partition(part._name, part) for part in parts)  # noqa: SLF001 - the one name that Dask has for it
     try:
         counts = client.gather(client.map(measured, partitions, pure=False))
     except OpenMedError:

@@ -18,11 +18,21 @@ from ...errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause
 from .starting import ALLOWED_FAILURES, PAGES, WorkerPlan
 
 if TYPE_CHECKING:
-    from asyncssh import SSHClientConnection
+    from asyncssh import SSHClientConnection, SSHClientProcess, SSHReader
     from distributed import Security
 
 CONNECT_TIMEOUT = 15.0
 """How long a host may take to answer, in seconds."""
+
+END_TIMEOUT = 30.0
+"""How long the processes of a cluster may take to end, in seconds; those of a host that went away take longer."""
+
+LIMITS = {"allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
+"""How many workers a text may end, and after which time without work a cluster ends by itself, where the process that began
+it was killed."""
+
+STREAMS = 2
+"""How many streams a process writes to; those of the scheduler come first."""
 
 CHECK = "import distributed, openmed_nb; print(openmed_nb.__version__)"
 """What the Python of a host is asked."""
@@ -182,9 +192,7 @@ def unreachable(host: str) -> Iterator[None]:
     except asyncssh.PermissionDenied as error:
         raise ClusterUnusable(f"{host} does not let you in: {cause(error)}.", "Name user and key.") from error
     except (asyncssh.Error, OSError) as error:
-        raise ClusterUnusable(
-            f"{host} cannot be reached over SSH: {cause(error)}.", "Check its name and port."
-        ) from error
+        raise ClusterUnusable(f"{host} cannot be used over SSH: {cause(error)}.", "Check its name and port.") from error
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,7 @@ class Certificates:
     @classmethod
     def of(cls, security: Security) -> Certificates:
         """Return what hosts need to know each other by: text of a certificate goes there, a path is there already."""
-        folder = f"/tmp/openmed_nb-{uuid.uuid4().hex}"  # noqa: S108 - made there with mode 700, and refused where it exists
+        folder = f"/tmp/openmed_nb-{uuid.uuid4().hex}"  # noqa: S108 - nobody can foretell it, and it is made with mode 700
         fields = {field: getattr(security, field) for field in TLS_FIELDS}
         files = {f"{field}.pem": text for field, text in fields.items() if text and "\n" in text}
         places = {field: f"{folder}/{field}.pem" if f"{field}.pem" in files else text for field, text in fields.items()}
@@ -212,8 +220,8 @@ class Certificates:
         return cls(folder, files, {**config, "distributed.comm.require-encryption": True})
 
     async def write(self, _host: str, connection: SSHClientConnection) -> None:
-        """Write the files on a host, for nobody else to read."""
-        await connection.run(f"mkdir -m 700 {self.folder}", check=True)
+        """Write the files on a host, for nobody else to read; two names can be one computer."""
+        await connection.run(f"mkdir -p -m 700 {self.folder}", check=True)
         for name, text in self.files.items():
             await connection.run(f"umask 077 && cat > {self.folder}/{name}", input=text, check=True)
 
@@ -257,13 +265,49 @@ def ssh_cluster(
                 [hosts[0], *hosts],
                 connect_options={**login.options, "connect_timeout": CONNECT_TIMEOUT},
                 worker_options={**tls, **worker_options(hosts, device, threads)},
-                scheduler_options={**tls, "port": 0, "allowed_failures": ALLOWED_FAILURES},
+                scheduler_options={**tls, "port": 0, **LIMITS},
                 remote_python=login.python,
                 security=security,
                 silence_logs=logging.ERROR,
             )
-        with cluster:
+        with cluster, output_read(cluster):
             yield cluster
+
+
+@contextlib.contextmanager
+def output_read(cluster: Any) -> Iterator[None]:
+    """Read what the workers of a cluster write, which would stop them where nobody did, and wait for their end.
+
+    sshd passes no signal on to processes of root (its ``session_signal_req``), so they are asked to end, not killed; what
+    they write ends when the last of them has ended. The scheduler ends with the cluster.
+    """
+    reading = cluster.sync(start_reading, [one.proc for one in (cluster.scheduler, *cluster.workers.values())])
+    try:
+        yield
+    finally:
+        cluster.sync(end, cluster, reading)
+
+
+async def start_reading(processes: Sequence[SSHClientProcess[str]]) -> list[asyncio.Task[None]]:
+    """Begin to read all that processes write."""
+    streams = [stream for process in processes for stream in (process.stdout, process.stderr)]  # STREAMS of each
+    return [asyncio.create_task(read_to_end(stream)) for stream in streams]
+
+
+async def read_to_end(stream: SSHReader[str]) -> None:
+    """Read a stream to its end, or to that of its connection."""
+    import asyncssh
+
+    with contextlib.suppress(asyncssh.Error, OSError):
+        while await stream.read(1 << 16):
+            pass
+
+
+async def end(cluster: Any, reading: Sequence[asyncio.Task[None]]) -> None:
+    """Ask all workers to end, and wait until nothing of them is left to read."""
+    with contextlib.suppress(OSError):  # The scheduler may be gone, and every worker with it.
+        await cluster.scheduler_comm.retire_workers(workers=None, close_workers=True)
+    await asyncio.wait(reading[STREAMS:], timeout=END_TIMEOUT)
 
 
 def worker_options(hosts: Sequence[str], device: str | None, threads: int | None) -> dict[str, Any]:
@@ -273,6 +317,6 @@ def worker_options(hosts: Sequence[str], device: str | None, threads: int | None
         >>> worker_options(["mac1", "mac2"], "mps", None)
         {'nthreads': 2, 'memory_limit': 1.0, 'env': {'OPENMED_TORCH_DEVICE': 'mps'}}
     """
-    plan = WorkerPlan(device or "auto", threads=threads)
+    plan = WorkerPlan(device, threads=threads)
     share = 1 / max(Counter(hosts).values())
     return {"nthreads": plan.tasks, "memory_limit": share, "env": plan.environment}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ALLOWED_FAILURES = 2
 """How many workers a text may end before it is given up with the next: three in all."""
 
+START_TIMEOUT = 120.0
+"""How long workers may take to come, in seconds."""
+
 MAIN_GUARD = "In a script, call it under if __name__ == '__main__': workers import the script."
 
 START: dict[str, Any] = {
@@ -37,21 +40,25 @@ class WorkerPlan:
     """A worker process on this computer.
 
     Attributes:
-        device: Its device, as it sees it.
+        device: Its device, as it sees it; ``None`` leaves it to its computer.
         visible: The value of ``CUDA_VISIBLE_DEVICES`` that gives it one GPU; ``None`` where it is no GPU of CUDA.
         threads: On how many threads it computes on the CPU; ``None`` is torch's choice.
     """
 
-    device: str
+    device: str | None
     visible: str | None = None
     threads: int | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables that it gets."""
-        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
-        visible = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
-        return {"OPENMED_TORCH_DEVICE": self.device, **visible, **threads}
+        threads = None if self.threads is None else str(self.threads)
+        named = {
+            "OPENMED_TORCH_DEVICE": self.device,
+            "CUDA_VISIBLE_DEVICES": self.visible,
+            "OMP_NUM_THREADS": threads,
+        }
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def tasks(self) -> int:
@@ -166,11 +173,12 @@ def checked_security(security: Any) -> Security:
         raise ConfigurationError(what, "Install them: python -m pip install 'openmed-nb[cluster]'.") from error
 
 
-def begin(start: Callable[[], Any], introduce: Callable[[Client], Members]) -> Cluster:
+def begin(start: Callable[[], Any], count: int, introduce: Callable[[Client], Members]) -> Cluster:
     """Start a cluster and return it once its workers said who they are; where that fails, nothing of it is left.
 
     Args:
         start: Starts a cluster of Dask, and returns it as a context manager that ends it.
+        count: How many workers it has.
         introduce: Asks the workers who they are.
 
     Raises:
@@ -178,24 +186,25 @@ def begin(start: Callable[[], Any], introduce: Callable[[Client], Members]) -> C
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(same_environment())
-        client = stack.enter_context(connected(stack, start))
+        client = connected(stack, start, count)
         members = introduce(client)
         return Cluster(client, members, stack.pop_all().close)
 
 
-def connected(stack: contextlib.ExitStack, start: Callable[[], Any]) -> Client:
-    """Start a cluster, and return a client of it."""
+def connected(stack: contextlib.ExitStack, start: Callable[[], Any], count: int) -> Client:
+    """Start a cluster, and return a client of it once all workers are there."""
     import dask.config
     from distributed import Client
 
     try:
         with dask.config.set(START):
-            cluster = stack.enter_context(start())
-        return Client(cluster)
+            client = stack.enter_context(Client(stack.enter_context(start())))
+        client.wait_for_workers(count, timeout=START_TIMEOUT)
     except (OpenMedError, ImportError):
         raise
     except Exception as error:  # Dask raises bare Exceptions where a process does not start.
         raise ClusterUnusable(f"The cluster does not start: {cause(error)}.", MAIN_GUARD) from error
+    return client
 
 
 @contextlib.contextmanager

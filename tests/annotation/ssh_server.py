@@ -1,0 +1,135 @@
+"""A server of SSH on 127.0.0.1 with keys and a port of its own: the system's sshd, or one of asyncssh where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncssh
+
+SSHD = shutil.which("sshd", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")))
+
+CONFIG = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PidFile {folder}/pid
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+PermitRootLogin yes
+SetEnv PYTHONPATH={path}
+"""
+
+SERVER = """
+import asyncio, asyncssh, os, signal, subprocess, sys
+folder, port = sys.argv[1], int(sys.argv[2])
+
+async def run(process):
+    child = await asyncio.create_subprocess_shell(
+        process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
+    ended = asyncio.create_task(child.wait())
+    try:
+        process.exit(await asyncio.shield(ended))
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+
+async def main():
+    await asyncssh.listen("127.0.0.1", port, server_host_keys=[f"{folder}/host"],
+        authorized_client_keys=f"{folder}/user.pub", process_factory=run, encoding=None)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@dataclass(frozen=True)
+class SshServer:
+    """A server that lets one key in.
+
+    Attributes:
+        folder: Where its files are.
+        port: Where it listens.
+    """
+
+    folder: Path
+    port: int
+
+    @property
+    def login(self) -> dict[str, object]:
+        """The arguments of ``openmed_nb.cluster`` that let us in."""
+        known, key = self.folder / "known_hosts", self.folder / "user"
+        return {"port": self.port, "key": key, "known_hosts": known, "user": os.environ.get("USER", "root")}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
+    """Run a server while a block runs.
+
+    Args:
+        folder: Where its keys go.
+        path: The ``PYTHONPATH`` of what it starts.
+    """
+    port = free_port()
+    for name in ("host", "user", "stranger"):
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        key.write_private_key(folder / name)
+        key.write_public_key(folder / f"{name}.pub")
+        (folder / name).chmod(0o600)
+    host_key = (folder / "host.pub").read_text().strip()
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}\n[localhost]:{port} {host_key}\n")
+    (folder / "config").write_text(CONFIG.format(folder=folder, port=port, path=path))
+    command = [SSHD, "-D", "-e", "-f", folder / "config"] if SSHD else [sys.executable, "-c", SERVER, folder, str(port)]
+    with (folder / "log").open("w") as log, privilege_separation():
+        process = subprocess.Popen(command, stderr=log, env={**os.environ, "PYTHONPATH": path})
+        try:
+            wait_for_port(port, process)
+            yield SshServer(folder, port)
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+@contextlib.contextmanager
+def privilege_separation() -> Iterator[None]:
+    """Have the empty folder that sshd wants where root starts it; the system's own start makes it."""
+    empty = Path("/run/sshd")
+    missing = SSHD is not None and sys.platform == "linux" and os.geteuid() == 0 and not empty.exists()
+    if missing:
+        empty.mkdir(mode=0o755)
+    try:
+        yield
+    finally:
+        if missing:
+            empty.rmdir()
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server listens."""
+    for _attempt in range(400):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert process.poll() is None, "the server of SSH ended"
+        time.sleep(0.05)
+    raise TimeoutError(port)

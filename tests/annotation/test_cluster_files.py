@@ -1,0 +1,186 @@
+"""Texts that workers read themselves: files, and columns of dask.dataframe."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.annotation.chunks import weight
+from openmed_nb.annotation.cluster.columns import Partition, Row, is_column, rows_of
+from openmed_nb.annotation.fingerprints import fingerprint_of
+from openmed_nb.annotation.references import FileText, files_matching, located
+from openmed_nb.errors import ConfigurationError
+
+TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
+WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a file for each text."""
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"note {number}.txt").write_bytes(text.encode())
+    return tmp_path
+
+
+@pytest.fixture
+def found_in(keyword_model, home):
+    """A function that returns what the keyword model finds here in texts."""
+    return lambda texts, **options: nb.annotate(texts, keyword_model, device=home, progress=False, **options)
+
+
+def words(found):
+    """Return the words of each text."""
+    return [[entity["word"] for entity in entities] for entities in found]
+
+
+class TestFiles:
+    """A file is a text."""
+
+    def test_pattern(self, folder, found_in):
+        """The files that a pattern stands for are read in the order of their names, each when it is needed."""
+        found = found_in(folder / "*.txt")
+        assert words(found) == WORDS
+        assert found.first_texts == ()
+        assert str(found).splitlines()[1:] == ["  By label: DISEASE 3.", "  Texts without any: 2."]
+
+    def test_offsets(self, folder, found_in):
+        """Characters are counted as they stand in the file, ends of lines included."""
+        (entity,) = found_in(folder / "note 3.txt")[0][1:]
+        assert TEXTS[3][entity["start"] : entity["end"]] == "hypertension"
+
+    def test_list_of_paths(self, folder, found_in):
+        """A list of paths is read in its order."""
+        paths = [folder / "note 3.txt", folder / "note 0.txt"]
+        assert words(found_in(paths)) == [WORDS[3], WORDS[0]]
+
+    def test_resume(self, folder, found_in, tmp_path):
+        """A run over files goes on after the last of them; a file that was changed is another text."""
+        found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
+        assert words(found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")) == WORDS
+        (folder / "note 1.txt").write_text("asthma and more", "utf-8")
+        with pytest.raises(ConfigurationError, match="Text 1 is not the one"):
+            found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
+
+    def test_what_cannot_be_read(self, folder, found_in):
+        """A file that is gone or is no UTF-8 is recorded by its number; its name is not told, because it can be a person's."""
+        files = files_matching([str(folder / "*.txt")])
+        (folder / "note 0.txt").unlink()
+        (folder / "note 1.txt").write_bytes(b"caf\xe9")
+        found = found_in(files, on_error="record")
+        host = socket.gethostname()
+        assert found.errors == {
+            0: f"Text 0: its file cannot be read on {host}: No such file or directory. Make the file readable there.",
+            1: f"Text 1: its file on {host} is not UTF-8 at byte 3. "
+            "Save it as UTF-8, or read it yourself and pass its text.",
+        }
+        assert words(found) == [[], *WORDS[1:2], *WORDS[2:]]
+
+    def test_no_file(self, folder, found_in):
+        """A pattern that stands for no file is refused."""
+        with pytest.raises(ConfigurationError, match=r"There is no file '.*\.md' on "):
+            found_in(folder / "*.md")
+
+    def test_what_travels(self, folder):
+        """What goes to a worker is where a text is, and not the text; what tells it from others is all of that."""
+        (file,) = files_matching([str(folder / "note 3.txt")])
+        assert b"diabetes" not in pickle.dumps(file)
+        assert weight(file) == len(TEXTS[3]) + 1
+        assert fingerprint_of(file) == fingerprint_of(FileText(file.path, file.characters, file.changed))
+        assert fingerprint_of(file) != fingerprint_of(FileText(file.path, file.characters, file.changed + 1))
+        assert "note" not in repr(file)
+
+    @pytest.mark.parametrize("texts", ["*.txt", ["*.txt"], [], [Path("a"), "b"]], ids=repr)
+    def test_what_is_no_path(self, texts):
+        """Strings stay texts, and nothing is looked for."""
+        assert located(texts, pytest.fail) is texts
+
+
+@pytest.fixture
+def column(tmp_path):
+    """A column of parquet files, in several partitions."""
+    import dask.dataframe as dd
+
+    for number in range(3):
+        table = pd.DataFrame({"note": [*TEXTS[number:], None], "other": 1})
+        table.to_parquet(tmp_path / f"{number}.parquet")
+    return dd.read_parquet(str(tmp_path / "*.parquet"))["note"]
+
+
+EXPECTED = [*WORDS, [], *WORDS[1:], [], *WORDS[2:], []]
+
+
+@pytest.mark.real_computer
+class TestOnWorkers:
+    """What workers read."""
+
+    @pytest.fixture
+    def on_pool(self, pool, keyword_model):
+        """A function that annotates texts on the cluster of the tests."""
+        return lambda texts, **options: nb.annotate(texts, keyword_model, client=pool.client, progress=False, **options)
+
+    def test_files(self, on_pool, folder, monkeypatch):
+        """The workers find the files that a pattern stands for, also one from the folder of this process, and read them."""
+        monkeypatch.chdir(folder)
+        assert words(on_pool(Path("*.txt"))) == WORDS
+        assert words(on_pool([folder / "note 3.txt"])) == [WORDS[3]]
+
+    def test_no_file(self, on_pool, folder):
+        """A pattern that stands for no file there is refused, with the name of the computer."""
+        with pytest.raises(ConfigurationError, match=rf"There is no file '.*\.md' on {socket.gethostname()}"):
+            on_pool(folder / "*.md")
+
+    def test_column(self, on_pool, column):
+        """The rows of a column are numbered through its partitions; an empty row is no text."""
+        found = on_pool(column, on_error="record")
+        assert words(found) == EXPECTED
+        assert list(found.errors) == [4, 8, 11]
+        assert found.errors[8].startswith("Text 8 must be a string, not NoneType.")
+
+    def test_resumed_column(self, on_pool, column, tmp_path):
+        """A run over a column goes on where it ended; another column is refused."""
+        file, options = tmp_path / "run.jsonl", {"on_error": "record"}
+        on_pool(column.partitions[0], resume=file, **options)
+        with pytest.raises(ConfigurationError, match="Text 0 is not the one"):
+            on_pool(column.str.upper(), resume=file, **options)
+
+    def test_column_here(self, found_in, column):
+        """Without a cluster, a column is read by this process."""
+        assert words(found_in(column, on_error="record")) == EXPECTED
+
+    def test_rows(self, pool, column):
+        """The rows of a column are a sequence that holds none of them; their sizes are those of their partition."""
+        rows = rows_of(column, pool.client)
+        assert len(rows) == 12
+        assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
+        assert [rows[number].identity for number in range(12)] == [row.identity for row in rows]
+        assert len({row.identity for row in rows}) == 12
+        assert rows[-1].row == 2
+        assert {row.characters for row in list(rows)[:5]} == {sum(map(len, TEXTS)) // 5}
+        with pytest.raises(IndexError):
+            rows[12]
+
+    def test_unreadable_column(self, pool, column, tmp_path):
+        """A column whose files are gone is refused before a text goes out."""
+        (tmp_path / "1.parquet").unlink()
+        with pytest.raises(ConfigurationError, match="The column cannot be read on the workers"):
+            rows_of(column, pool.client)
+
+    def test_whole_table(self, on_pool, column):
+        """A whole table is refused, with the way to its column."""
+        with pytest.raises(ConfigurationError, match="is a table"):
+            on_pool(column.to_frame())
+        assert not is_column(column.to_frame())
+
+
+def test_a_row_is_not_shown():
+    """What stands for a row shows nothing of it."""
+    row = Row(Partition("secret", None), 0, 5)
+    assert "secret" not in f"{row!r} {row.partition!r}"
+    assert row.partition == Partition("secret", 1)
+    assert hash(row.partition) == hash(Partition("secret", 1))
