@@ -150,11 +150,13 @@ def kind_of(device: str) -> str:
 def canonical(device: str) -> str:
     """Return the one spelling of a device: ``cuda`` is the first GPU, and torch calls ``mps`` also ``mps:0``.
 
+    Accelerate calls the CPU ``cpu:0`` in one of several processes (its ``PartialState.set_device``).
+
     Example:
-        >>> canonical("cuda"), canonical("mps:0"), canonical("cpu")
+        >>> canonical("cuda"), canonical("mps:0"), canonical("cpu:0")
         ('cuda:0', 'mps', 'cpu')
     """
-    return {"cuda": "cuda:0", "mps:0": "mps"}.get(device, device)
+    return {"cuda": "cuda:0", "mps:0": "mps", "cpu:0": "cpu"}.get(device, device)
 
 
 def device_of(thing: Any) -> str:

@@ -8,25 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.cluster.clients import import_distributed
-from ..annotation.cluster.hosts import Login, check_hosts, checked_hosts, ssh_cluster
-from ..annotation.cluster.starting import (
-    Cluster,
-    begin,
-    check_whole,
-    checked_security,
-    local_cluster,
-    plan_workers,
-    visible_gpus,
-)
 from ..devices.request import DeviceRequest
 from ..devices.simulation import active
 from ..errors import ConfigurationError
 from ..session import SESSION
-from ..session.cluster import members_of
 
 if TYPE_CHECKING:
     from distributed import Security
+
+    from ..annotation.cluster.hosts import Login
+    from ..annotation.cluster.starting import Cluster
 
 
 def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -79,6 +70,10 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
         with nb.cluster(hosts=["mac1", "mac2"], user="me") as cluster:
             found = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
     """
+    from ..annotation.cluster.clients import import_distributed
+    from ..annotation.cluster.hosts import Login, checked_hosts
+    from ..annotation.cluster.starting import check_whole
+
     import_distributed()
     check_whole("threads", threads)
     ssh = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
@@ -94,6 +89,9 @@ def on_this_computer(n: int | None, device: str | None, threads: int | None, sec
     """Start workers on this computer."""
     from dask.system import CPU_COUNT
 
+    from ..annotation.cluster.starting import begin, checked_security, local_cluster, plan_workers, visible_gpus
+    from ..session.cluster import members_of
+
     if active():
         raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
     chosen = SESSION.device(device).device
@@ -107,11 +105,13 @@ def on_hosts(
     hosts: tuple[str, ...], login: Login, device: str | None, threads: int | None, security: Security | None
 ) -> Cluster:
     """Start workers on other computers, each of which is looked at first."""
-    from .. import __version__
+    from ..annotation.cluster.hosts import check_hosts, ssh_cluster
+    from ..annotation.cluster.starting import begin, checked_security
+    from ..session.cluster import members_of
 
     wish = None if device is None else DeviceRequest.parse(device, "argument").value
     known = checked_security(security)
-    check_hosts(hosts, login, __version__)
+    check_hosts(hosts, login)
     return begin(lambda: ssh_cluster(hosts, login, wish, threads, known), len(hosts), members_of)
 
 

@@ -16,6 +16,7 @@ from ..training.guards import Guards, forget_batches
 from ..training.library_arguments import accelerator_arguments as arguments_for_accelerator
 from ..training.library_arguments import trainer_arguments as arguments_for_trainer
 from ..training.memory_limit import MemoryLimit, check_fraction
+from ..training.processes import own_device, this_process
 from ..training.release import Release, check_names, drop_frames, drop_variables, said_of_memory
 from ..training.release import release as let_go
 from ..training.verdict import GROWTH_GATE
@@ -26,7 +27,8 @@ class EpochHooks(EpochBoundary):
     """What happens between two epochs, so that memory stays flat: forget, collect, empty the device's cache, look, judge.
 
     Args:
-        device: Where the training runs: a name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's device.
+        device: Where the training runs: a name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's device, in
+            one of several processes the GPU of that process.
         every: Also hand memory back and take a sample every so many steps, counted by ``step()``. Each time all of Python's
             objects are looked through, the device is waited for, and its blocks have to be asked for again: two to
             six tenths of a second where transformers is loaded (``benchmarks/training.py`` prints it).
@@ -34,11 +36,11 @@ class EpochHooks(EpochBoundary):
             :class:`MemoryCurve` so far.
         after: Functions that run at the end of an epoch, with the new sample in the curve.
         guards: :class:`Guards` of the same training; the batch that they keep is dropped at each boundary.
-        live: Whether to show the curve in the notebook while it grows.
+        live: Whether to show the curve in the notebook while it grows; of several processes, the first shows its own.
         gate: The growth over ten epochs that is suspect, as a share.
 
     Raises:
-        DeviceError: Where the device cannot be used.
+        DeviceError: Where the device cannot be used, and for one of several processes on MPS.
         ConfigurationError: For an argument that cannot be used.
 
     Example:
@@ -60,7 +62,8 @@ class EpochHooks(EpochBoundary):
         live: bool = False,
         gate: float = GROWTH_GATE,
     ) -> None:
-        name = device_name(device)
+        process = this_process()
+        name = own_device(device_name(device), process) if device is None else device_name(device)
         super().__init__(
             name,
             every=every,
@@ -70,7 +73,7 @@ class EpochHooks(EpochBoundary):
             gate=gate,
             limit=SESSION.computer.limit(name),
         )
-        self.after += [*([_live_curve()] if live else []), SESSION.keep_curve]
+        self.after += [*([_live_curve()] if live and process.leads else []), SESSION.keep_curve]
 
 
 def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> Epochs:

@@ -47,10 +47,8 @@ def source_on_workers(
 
 def ready_workers(client: Client, work: Work) -> list[Ready]:
     """Return the workers once all have loaded the model of a run; what they warned of is said once here."""
-    from .. import __version__
-
     ready: list[Ready] = ask_all(client, worker.get_ready, work)
-    check_alike(ready, __version__)
+    check_alike(ready)
     for message in sorted({message for one in ready for message in one.warnings}):
         warnings.warn(message, OpenMedWarning, stacklevel=2)
     return ready

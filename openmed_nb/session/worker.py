@@ -11,13 +11,13 @@ import functools
 import platform
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..annotation.chunks import Chunk
-from ..annotation.cluster.members import PACKAGES, Member, Ready, check_terms
+from ..annotation.cluster.members import Member, Ready, check_terms, versions_here
 from ..annotation.cluster.work import Work
 from ..annotation.fingerprints import settings_of
 from ..annotation.stream import Annotator, Answer, chunk_characters
@@ -93,17 +93,7 @@ def member(device: str | None = None) -> Member:
     with named_host():
         choice = SESSION.device(device)
     system = f"{platform.system()} {platform.machine()}"
-    return Member(socket.gethostname(), system, choice.device, choice.reason, versions())
-
-
-def versions() -> Mapping[str, str]:
-    """Return the version of each package that changes answers; ``+cpu`` and the like are builds of one version."""
-    import importlib.metadata
-
-    from .. import __version__
-
-    others = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES[1:]}
-    return {PACKAGES[0]: __version__, **others}
+    return Member(socket.gethostname(), system, choice.device, choice.reason, versions_here())
 
 
 async def in_its_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:

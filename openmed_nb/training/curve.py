@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..interface.display import Report, Shown, Table
 from ..quantities import counted, in_bytes
 from .holders import Holder
+from .processes import ALONE, TrainingProcess
 from .samples import MemorySample
 from .verdict import FLAT, GATE_EPOCHS, GROWING, GROWTH_GATE, MINIMUM_STEADY, SAWTOOTH, TOO_SHORT, Trend, judge
 
@@ -63,6 +64,7 @@ class MemoryCurve(Shown):
         holders: What held more tensors at the last boundary than after the warm-up, the most first.
         limit: The share of ``recommended`` at which torch refuses more: on MPS the high watermark, on CUDA what
             ``limit_memory`` has set; ``None`` where there is none.
+        process: Which process of the training this is, where there are several.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]
@@ -76,6 +78,7 @@ class MemoryCurve(Shown):
     gate: float = GROWTH_GATE
     holders: tuple[Holder, ...] = ()
     limit: float | None = None
+    process: TrainingProcess = ALONE
 
     @property
     def boundaries(self) -> tuple[MemorySample, ...]:
@@ -177,6 +180,8 @@ class MemoryCurve(Shown):
             "advice": self.advice,
             "gate": self.gate,
             "limit": self.limit,
+            "process": self.process.rank,
+            "processes": self.process.count,
             "trends": {name: trend.to_dict() for name, trend in self.trends.items()},
             "holders": [holder.to_dict() for holder in self.holders],
             "samples": [sample.to_dict() for sample in self.samples],
@@ -193,6 +198,7 @@ class MemoryCurve(Shown):
     def report(self) -> Report:
         """Return the verdict, why, what to do, and the figures of each epoch."""
         sentences = [self.reason, self.advice]
+        sentences += [self.process.sentence] if self.process.sentence else []
         sentences += [NOTE] if self.simulated else []
         columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
         rows = tuple(self._row(sample) for sample in self.boundaries)

@@ -16,6 +16,7 @@ from ..devices.allocators import allocator
 from ..errors import ConfigurationError, OpenMedWarning, shorten
 from .curve import MemoryCurve
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
+from .processes import check_processes, this_process
 from .samples import MemorySample, take_sample
 from .verdict import GROWING, GROWTH_GATE
 
@@ -78,8 +79,13 @@ class EpochBoundary:
             device: Where it runs.
             epoch: How many epochs were done before, where a training goes on from a checkpoint.
             step: How many steps were done before.
+
+        Raises:
+            DeviceUnavailable: For one of several processes on MPS.
         """
-        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit)
+        process = this_process()
+        check_processes(device, process)
+        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process)
         self.failures: tuple[HookFailure, ...] = ()
         self._start = time.perf_counter()
         self._epochs, self._steps = epoch, step

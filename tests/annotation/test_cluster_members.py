@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+import openmed_nb as nb
 from openmed_nb.annotation.cluster.clients import executing, failure_of, host_of
 from openmed_nb.annotation.cluster.members import Member, Members, Ready, check_alike, most_common
 from openmed_nb.errors import ClusterError, UnknownModel, WorkersDiffer
 
-VERSIONS = {"openmed_nb": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}
+VERSIONS = {"openmed_nb": nb.__version__, "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}
 MAC = Member("mac1", "Darwin arm64", "mps", "No device was asked for, and mps comes first.", VERSIONS)
 LINUX = Member("box", "Linux x86_64", "cuda", "'cuda' was asked for by argument.", VERSIONS)
 SETTINGS = {"model": "1f", "aggregation_strategy": "first"}
@@ -55,23 +56,26 @@ OTHER = {
     "the first": ([ready(LINUX, torch="2.12.0"), ready(MAC), ready(MAC)], "on box has torch 2.12.0, and others"),
     "transformers": ([ready(MAC), ready(LINUX, transformers="5.0.0")], "on box has transformers 5.0.0, and others"),
     "tokenizers": ([ready(MAC), ready(LINUX, tokenizers="0.22.0")], "on box has tokenizers 0.22.0, and others"),
-    "openmed_nb": ([ready(MAC), ready(LINUX, openmed_nb="0.2.0")], "on box has openmed_nb 0.2.0, and this process"),
+    "openmed_nb": ([ready(MAC), ready(LINUX, openmed_nb="0.0.1")], "on box has openmed_nb 0.0.1, and this process"),
     "model": ([ready(MAC), ready(LINUX, {**SETTINGS, "model": "2e"})], "on box has another model by that name, or"),
-    "settings": ([ready(MAC), ready(LINUX, {**SETTINGS, "aggregation_strategy": "max"})], "on box has another model by that name, or"),
+    "settings": (
+        [ready(MAC), ready(LINUX, {**SETTINGS, "aggregation_strategy": "max"})],
+        "on box has another model by that name, or",
+    ),
 }
 
 
 @pytest.mark.parametrize("workers", ALIKE.values(), ids=ALIKE)
 def test_workers_that_are_alike(workers):
     """Workers with other devices, which compute the same in float32, may take part together."""
-    check_alike(workers, "0.1.0")
+    check_alike(workers)
 
 
 @pytest.mark.parametrize(("workers", "message"), OTHER.values(), ids=OTHER)
 def test_workers_that_differ(workers, message):
     """A worker that would give other answers than the others is named by its computer, with what it has."""
     with pytest.raises(WorkersDiffer) as caught:
-        check_alike(workers, "0.1.0")
+        check_alike(workers)
     assert message in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause
+from .members import versions_here
 from .starting import ALLOWED_FAILURES, PAGES, WorkerPlan
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def import_asyncssh() -> None:
         raise ConfigurationError(what, "Install it: python -m pip install 'openmed-nb[cluster]'.") from error
 
 
-def check_hosts(hosts: Sequence[str], login: Login, version: str) -> None:
+def check_hosts(hosts: Sequence[str], login: Login) -> None:
     """Check that every host lets us in and has the openmed_nb of this process.
 
     Raises:
@@ -113,7 +114,7 @@ def check_hosts(hosts: Sequence[str], login: Login, version: str) -> None:
 
     async def check(host: str, connection: SSHClientConnection) -> None:
         done = await connection.run(f"{shlex.quote(login.python)} -c {shlex.quote(CHECK)}")
-        check_answer(host, login.python, version, str(done.stdout).strip(), str(done.stderr))
+        check_answer(host, login.python, versions_here()["openmed_nb"], str(done.stdout).strip(), str(done.stderr))
 
     on_hosts(hosts, login, check)
 

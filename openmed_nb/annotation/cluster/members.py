@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -99,32 +101,45 @@ class Ready:
         return {**self.member.versions, **self.settings}
 
 
-def check_alike(ready: Sequence[Ready], version: str) -> None:
+def versions_here() -> dict[str, str]:
+    """Return the version of each of ``PACKAGES`` in this process; ``+cpu`` and the like are builds of one version.
+
+    Example:
+        >>> list(versions_here())
+        ['openmed_nb', 'torch', 'transformers', 'tokenizers']
+    """
+    this, *others = PACKAGES
+    # The package itself stands on the top floor, so it is looked up and not imported.
+    own = str(vars(sys.modules[this])["__version__"])
+    return {this: own, **{name: importlib.metadata.version(name).partition("+")[0] for name in others}}
+
+
+def check_alike(ready: Sequence[Ready]) -> None:
     """Check that workers give the same answers, and speak the same language as this process.
 
     Args:
         ready: The workers.
-        version: The version of openmed_nb here.
 
     Raises:
         WorkersDiffer: For the first that does not; it names its computer.
     """
     for one in ready:
-        check_version(one.member, version)
+        check_version(one.member)
     usual = most_common(one.terms for one in ready)
     for one in ready:
         check_terms(one, usual)
 
 
-def check_version(member: Member, version: str) -> None:
+def check_version(member: Member) -> None:
     """Check that a worker has the openmed_nb of this process.
 
     Raises:
         WorkersDiffer: Where it has not.
     """
-    there = member.versions["openmed_nb"]
-    if there != version:
-        what = f"The worker on {member.host} has openmed_nb {there}, and this process has {version}."
+    this = PACKAGES[0]
+    there, here = member.versions[this], versions_here()[this]
+    if there != here:
+        what = f"The worker on {member.host} has {this} {there}, and this process has {here}."
         raise WorkersDiffer(what, "Install the same version on every computer.")
 
 

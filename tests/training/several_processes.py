@@ -1,0 +1,84 @@
+"""A training in several processes, as a launcher starts it; each prints a line of JSON for each way to train.
+
+The first argument is a folder; the second, where there is one, ends the training with that device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments
+
+import openmed_nb as nb
+
+SHOWN: list[str] = []
+
+
+def tell(way: str, curve: Any) -> None:
+    """Print what a process knows of its training, and whether it showed something."""
+    known = {"way": way, "rank": curve.process.rank, "processes": curve.process.count, "device": curve.device}
+    sentence = next((line for line in curve.report().sentences if line.startswith("This is process")), "")
+    told = {**known, "epochs": len(curve.boundaries), "shown": len(SHOWN), "sentence": sentence}
+    sys.stdout.write(f"{json.dumps(told)}\n")
+    sys.stdout.flush()
+    SHOWN.clear()
+
+
+def model() -> BertForTokenClassification:
+    """Return a small model, the same in every process."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForTokenClassification(BertConfig(vocab_size=50, num_labels=3, **sizes))
+
+
+def samples() -> list[dict[str, torch.Tensor]]:
+    """Return samples of random tokens."""
+    return [{"input_ids": torch.randint(5, 50, (8,)), "labels": torch.randint(0, 3, (8,))} for _ in range(16)]
+
+
+def loop() -> None:
+    """Train in a loop with Accelerate."""
+    accelerator = Accelerator(cpu=True)
+    trained, loader = model(), torch.utils.data.DataLoader(samples(), batch_size=4)
+    trained, optimizer, loader = accelerator.prepare(trained, torch.optim.SGD(trained.parameters(), 0.1), loader)
+    epochs = nb.epochs(3, accelerator, live=True)
+    for _epoch in epochs:
+        for batch in loader:
+            accelerator.backward(trained(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            epochs.step()
+    tell("loop", epochs.curve)
+
+
+def trainer(folder: Path) -> None:
+    """Train with transformers' Trainer."""
+    settings = {
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 4,
+        "logging_steps": 1000,
+    }
+    arguments = TrainingArguments(output_dir=str(folder), num_train_epochs=2, use_cpu=True, **settings)
+    callback = nb.trainer_callback("cpu", live=True)
+    Trainer(model(), arguments, train_dataset=samples(), callbacks=[callback]).train()
+    tell("trainer", callback.curve)
+
+
+def show(value: Any) -> None:
+    """Stand for the front end of a notebook."""
+    SHOWN.append(type(value).__name__)
+
+
+if __name__ == "__main__":
+    import IPython.display
+
+    IPython.display.display = show
+    loop()
+    trainer(Path(sys.argv[1]))

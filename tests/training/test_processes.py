@@ -1,0 +1,126 @@
+"""A training in several processes: each has its boundary, the first shows its curve, and MPS is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.devices.request import device_of
+from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.training.epochs import EpochBoundary
+from openmed_nb.training.processes import TrainingProcess, check_processes, own_device, this_process
+
+PROGRAM = Path(__file__).parent / "several_processes.py"
+
+
+@pytest.fixture
+def second_of_two(monkeypatch):
+    """The variables of the second of two processes."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What two processes told of a loop with Accelerate and of a Trainer, by the way to train and the process."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launcher, PROGRAM, tmp_path_factory.mktemp("out")]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **output) as process:
+        try:
+            said, complained = process.communicate(timeout=200)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, complained[-3000:]
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"')]
+    return {(line.pop("way"), line.pop("rank")): line for line in lines}
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("way", "epochs"), [("loop", 3), ("trainer", 2)])
+def test_boundary_in_each_process(told, way, epochs, rank):
+    """Each process ends each epoch with a boundary and keeps a curve; only the first shows it while it grows."""
+    assert told[way, rank] == {
+        "processes": 2,
+        "device": "cpu",
+        "epochs": epochs,
+        "shown": int(rank == 0),
+        "sentence": f"This is process {rank} of 2; each keeps the curve of its own device.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("variables", "process"),
+    [
+        ({}, TrainingProcess(0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, TrainingProcess(3, 4, 1)),
+        ({"WORLD_SIZE": "many", "RANK": "-1"}, TrainingProcess(0, 1, 0)),
+    ],
+)
+def test_what_a_launcher_says(variables, process):
+    """The launcher's variables say which process this is; without them it is alone."""
+    assert this_process(variables) == process
+    assert process.leads is (process.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "process", "own"),
+    [
+        ("cuda", TrainingProcess(1, 2, 1), "cuda:1"),
+        ("cuda", TrainingProcess(3, 4, 1), "cuda:1"),
+        ("cuda", TrainingProcess(), "cuda"),
+        ("cuda:0", TrainingProcess(1, 2, 1), "cuda:0"),
+        ("cpu", TrainingProcess(1, 2, 1), "cpu"),
+    ],
+)
+def test_each_process_has_its_gpu(device, process, own):
+    """Where nobody named a GPU, each process has the one of its number on its computer."""
+    assert own_device(device, process) == own
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
+def test_devices_of_several_processes(device):
+    """Several processes train on CPUs and on GPUs of CUDA."""
+    check_processes(device, TrainingProcess(1, 2, 1))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_mps_is_refused():
+    """Several processes on MPS are refused with the reason before anything is trained."""
+    with pytest.raises(DeviceUnavailable, match=r"^MPS cannot train in 2 processes: .* \(pytorch#160732\)\. Start one"):
+        EpochBoundary("mps")
+
+
+@pytest.mark.real_computer
+@pytest.mark.usefixtures("second_of_two")
+def test_mps_of_the_session_is_refused():
+    """It is refused in a loop and in the callback, too, where the session computes on MPS."""
+    with nb.simulated_mps():
+        with pytest.raises(DeviceUnavailable, match="MPS cannot train in 2 processes"):
+            nb.epochs(2)
+        with pytest.raises(DeviceUnavailable, match="MPS cannot train in 2 processes"):
+            nb.trainer_callback()
+
+
+def test_one_process_says_nothing():
+    """A training in one process says nothing of processes."""
+    curve = EpochBoundary("cpu").curve
+    assert not [line for line in curve.report().sentences if "process " in line]
+    assert (curve.to_dict()["process"], curve.to_dict()["processes"]) == (0, 1)
+
+
+def test_cpu_of_accelerate():
+    """The CPU has one name, also where Accelerate counts it."""
+    import torch
+
+    assert device_of(torch.device("cpu", 0)) == "cpu"
