@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = (
     *("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "huggingface_hub", "safetensors"),
     *("tokenizers", "openmed", "ipywidgets", "matplotlib", "numpy", "psutil"),
+    *("dask", "distributed", "asyncssh", "pandas"),
 )
 FLOORS = (
     "errors",

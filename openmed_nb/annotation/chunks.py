@@ -27,10 +27,11 @@ class Chunk:
     error: Exception | None = None
 
 
-def in_chunks(texts: Iterable[Any], characters: int, first: int = 0) -> Iterator[Chunk]:
+def in_chunks(texts: Iterable[Any], characters: int, first: int = 0, least: int = 1) -> Iterator[Chunk]:
     """Yield the texts of a stream in order, in chunks of about so many characters; the first text has the number ``first``.
 
-    A failure of the stream comes as a value, in a last chunk without texts, so that the texts before it are not lost.
+    A text counts ``least`` characters at least, because a short one takes memory too. A failure of the stream comes as a
+    value, in a last chunk without texts, so that the texts before it are not lost.
 
     Example:
         >>> [chunk.texts for chunk in in_chunks(["aaaa", "b", "c", "d"], characters=8)]
@@ -38,7 +39,7 @@ def in_chunks(texts: Iterable[Any], characters: int, first: int = 0) -> Iterator
     """
     stream, size, error = iter(texts), max(1, characters // FIRST_PART), None
     while error is None:
-        chunk, error = next_chunk(stream, size)
+        chunk, error = next_chunk(stream, size, least)
         if chunk:
             yield Chunk(first, chunk)
         elif error is None:
@@ -48,14 +49,14 @@ def in_chunks(texts: Iterable[Any], characters: int, first: int = 0) -> Iterator
     yield Chunk(first, [], error)
 
 
-def next_chunk(stream: Iterator[Any], characters: int) -> tuple[list[Any], Exception | None]:
+def next_chunk(stream: Iterator[Any], characters: int, least: int = 1) -> tuple[list[Any], Exception | None]:
     """Return the next texts of a stream, none where it is at its end, and what it failed with after them."""
     texts: list[Any] = []
     left = characters
     try:
         while left > 0:
             texts.append(next(stream))
-            left -= weight(texts[-1])
+            left -= max(weight(texts[-1]), least)
     except StopIteration:
         pass
     except Exception as error:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it

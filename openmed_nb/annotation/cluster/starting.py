@@ -32,6 +32,10 @@ START: dict[str, Any] = {
 """Dask would set the threads of every process to one, this one included; here they are set for each worker. No page is
 served: Dask opens a port for them all the same, which is kept to the computer itself."""
 
+FORGETFUL = {"distributed.admin.low-level-log-length": 0}
+"""Dask keeps the last messages of each connection for those who look for its errors (``BatchedSend.recent_message_log``):
+here these would be thousands of notes."""
+
 PAGES = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
 
@@ -184,8 +188,11 @@ def begin(start: Callable[[], Any], count: int, introduce: Callable[[Client], Me
     Raises:
         ClusterUnusable: Where it does not start.
     """
+    import dask.config
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(same_environment())
+        stack.enter_context(dask.config.set(FORGETFUL))
         client = connected(stack, start, count)
         members = introduce(client)
         return Cluster(client, members, stack.pop_all().close)

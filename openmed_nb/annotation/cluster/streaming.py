@@ -26,6 +26,9 @@ AHEAD = 4
 """How many chunks are under way for each task that the workers can run at once: one runs, one waits beside it, and two
 more let the others work on while the first in order takes longer."""
 
+LEAST = 32
+"""What a text counts at least, in characters: some thousand short ones are enough for a task."""
+
 RETRIES = 2
 """How often Dask runs a chunk again that failed, perhaps on another worker."""
 
@@ -58,7 +61,7 @@ class ClusterAnnotator:
             DeviceUnavailable: Where a device fails again and again; the answers to all texts before were given then.
             Exception: What the stream itself raises, after the answers to all texts before it.
         """
-        chunks, under_way = in_chunks(texts, self.characters, first), UnderWay()
+        chunks, under_way = in_chunks(texts, self.characters, first, LEAST), UnderWay()
         error: Exception | None = None
         try:
             while True:

@@ -1,0 +1,188 @@
+"""Print what a cluster of workers on this computer gives, as ratios of two things measured in turn in one run.
+
+python benchmarks/cluster.py [--device cpu|cuda] [--texts N] [--rounds N] [--many N] [--json FILE]
+
+Compared are, over invented notes with the bundled model:
+
+- two workers against one: on the CPU with one thread each, on CUDA with a GPU each; beside them one process without Dask;
+- what comes back with what one process finds;
+- on the CPU, the memory of the client for many short texts of a generator against that for 10,000, sampled while they run.
+  Nothing is found in these texts by the small model made for that; of what is found, some 40 bytes for each entity are kept.
+
+The faults of workers are tests, with their figures: ``tests/annotation/test_cluster_faults.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import openmed_nb as nb
+
+PROBLEMS = ("type 2 diabetes mellitus", "asthma", "hypertension", "chronic kidney disease", "migraine", "pneumonia")
+FILLER = (
+    "The patient was seen in clinic today and reports feeling well.",
+    "Vital signs were stable and the examination was unremarkable.",
+    "We discussed diet, exercise and the importance of taking medication every day.",
+    "Follow-up in three months, or sooner if symptoms return.",
+)
+SENTENCES = (4, 24)
+"""How many sentences a note has."""
+
+FEW, MANY = 10_000, 1_000_000
+BARS = {"cpu": 1.7, "cuda": 1.8}
+MEMORY_BAR = 1.3
+TEXTS = {"cpu": 1500, "cuda": 60_000}
+
+MEMORY = """
+import sys, threading, time
+import psutil
+import openmed_nb as nb
+
+def main(count, model):
+    peak, process = [0], psutil.Process()
+
+    def watch():
+        while True:
+            peak[0] = max(peak[0], process.memory_info().rss)
+            time.sleep(0.02)
+
+    with nb.cluster(n=2, device="cpu", threads=1) as cluster:
+        threading.Thread(target=watch, daemon=True).start()
+        texts = (f"Visit {number}." for number in range(count))
+        found = nb.annotate(texts, model, client=cluster.client, progress=False)
+        assert len(found) == count
+    print(peak[0])
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+def note(number: int) -> str:
+    """Return an invented note, the same every time."""
+    chosen = random.Random(number)  # noqa: S311
+    sentences = chosen.choices(FILLER, k=chosen.randint(*SENTENCES))
+    sentences.insert(chosen.randrange(len(sentences)), f"History of {chosen.choice(PROBLEMS)}.")
+    return f"Note {number}. {' '.join(sentences)}"
+
+
+def throughput(device: str, texts: list[str], rounds: int) -> dict[str, Any]:
+    """Return the best times of one worker, of two, and of one process, in turn, and whether all find the same."""
+    options = {"device": "cpu", "threads": 1} if device == "cpu" else {"device": "cuda"}
+    with ExitStack() as stack:
+        clients = {n: stack.enter_context(nb.cluster(n=n, **options)).client for n in (1, 2)}
+        ways = {f"{n} workers": {"client": client} for n, client in clients.items()}
+        if device == "cuda":
+            ways["one process"] = {"device": "cuda"}
+        found = {name: nb.annotate(texts, progress=False, **way) for name, way in ways.items()}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _round in range(rounds):
+            for name, way in ways.items():
+                begin = time.perf_counter()
+                nb.annotate(texts, progress=False, **way)
+                times[name].append(time.perf_counter() - begin)
+    best = {name: min(taken) for name, taken in times.items()}
+    figures: dict[str, Any] = {f"{name}, seconds": round(taken, 2) for name, taken in best.items()}
+    if device == "cpu":
+        found["one process"] = nb.annotate(texts, device="cpu", progress=False)
+    spans = [[[(one["start"], one["end"]) for one in entities] for entities in each] for each in found.values()]
+    return {
+        "texts": len(texts),
+        "entities": sum(map(len, spans[0])),
+        **figures,
+        "texts per second": round(len(texts) / best["2 workers"]),
+        "texts with the same spans everywhere": sum(
+            all(one == first for one in others) for first, *others in zip(*spans, strict=True)
+        ),
+        "two workers / one": round(best["1 workers"] / best["2 workers"], 2),
+    }
+
+
+def small_model(folder: Path) -> Path:
+    """Save a model of a few thousand weights that finds nothing, with the tokenizer of the bundled one."""
+    from transformers import BertConfig, BertForTokenClassification
+
+    from openmed_nb.models.registry import BUNDLED
+
+    bundled = BUNDLED["bundled_small"]
+    settings = json.loads((bundled / "config.json").read_text("utf-8"))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    labels = {
+        "id2label": {0: "O", 1: "B-DISEASE", 2: "I-DISEASE"},
+        "label2id": {"O": 0, "B-DISEASE": 1, "I-DISEASE": 2},
+    }
+    model = BertForTokenClassification(BertConfig(vocab_size=settings["vocab_size"], **sizes, **labels))
+    model.classifier.bias.data[0] = 10
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled / name, folder)
+    return folder
+
+
+def memory(many: int) -> dict[str, Any]:
+    """Return the peak memory of a client that annotates few and many short texts of a generator."""
+    peaks = {}
+    with tempfile.TemporaryDirectory() as name:
+        model, program = small_model(Path(name)), Path(name) / "program.py"
+        program.write_text(MEMORY, "utf-8")
+        for count in (FEW, many):
+            command = [sys.executable, program, str(count), model]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            peaks[count] = int(done.stdout) / 2**20
+    told = {f"{count:,} texts, MiB": round(peak, 1) for count, peak in peaks.items()}
+    return {**told, "memory of many / few": round(peaks[many] / peaks[FEW], 2)}
+
+
+def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each measurement with its name."""
+    texts = [note(number) for number in range(asked.texts or TEXTS[asked.device])]
+    yield f"throughput on {asked.device}", throughput(asked.device, texts, asked.rounds)
+    if asked.device == "cpu" and asked.many:
+        yield "memory of the client", memory(asked.many)
+
+
+def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
+    """Yield a line for each figure that has a bar."""
+    bars = {"two workers / one": (">=", BARS[device]), "memory of many / few": ("<=", MEMORY_BAR)}
+    for measured in figures.values():
+        for name, (side, bar) in bars.items():
+            if name in measured:
+                reached = measured[name] >= bar if side == ">=" else measured[name] <= bar
+                yield f"{name:<28}{measured[name]:>6}  {side} {bar:<5}{'reached' if reached else 'MISSED'}"
+
+
+def main() -> None:
+    """Measure, and print as a table and as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=sorted(BARS), default="cpu")
+    parser.add_argument("--texts", type=int, help="how many notes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--many", type=int, default=MANY, help="how many short texts; 0 leaves the memory out")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    asked = parser.parse_args()
+    figures = {}
+    for name, measured in measurements(asked):
+        figures[name] = measured
+        print(name, *(f"  {key:<40}{value}" for key, value in measured.items()), sep="\n", flush=True)
+    print(*verdicts(figures, asked.device), sep="\n")
+    print(json.dumps(figures))
+    if asked.json:
+        asked.json.write_text(json.dumps(figures, indent=2), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
