@@ -36,14 +36,14 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     """Start workers for :func:`openmed_nb.annotate`, on this computer or over SSH on several; they end with the block.
 
     Each worker is a process that loads the model once, on a device that the same rules choose. All connections are
-    encrypted, and only processes of this cluster can make them: certificates are made for it, and gone with it. Its size
-    is for the texts: a worker that dies is started again, and what it had is read again.
+    encrypted, and only processes of this cluster can make them: certificates are made for it, and gone with
+    it. A worker that dies is started again, and what it had is read again.
 
     Args:
         n: How many workers on this computer; ``None`` is one for each device: each GPU of CUDA, MPS, or the CPU.
         hosts: Names of computers that SSH reaches, for a worker on each; the first also has Dask's scheduler. Each needs
             the same openmed_nb with its ``cluster`` extra, and ports that the others and this computer can reach. Its
-            key must be among the known hosts.
+            key must be among the known hosts. Of several GPUs of CUDA on a host, only the first is used.
         device: The device of every worker; ``None`` is the session's, and on hosts the best of each.
         threads: On how many threads a worker computes on the CPU; ``None`` shares out the cores of this computer, and leaves
             it to torch on hosts.

@@ -21,5 +21,6 @@ Beside it stands what is of the process and no choice of anybody: which models a
 reported once (``devices.conversion.REPORTED``), whether the one simulated MPS device is on, which torch knows only once
 (``devices.simulation._ACTIVE``), which panels are open (``interface.panel.opening.OPEN``, weakly), the lock of all tensor
 work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of signatures and of files (``functools.cache``
-in ``devices.linear``, ``annotation.forward``, ``models.content`` and ``runbook.operators.table``).
+in ``devices.linear``, ``annotation.forward``, ``models.content`` and ``runbook.operators.table``; in a worker of a cluster
+also the model of the last run, in ``session.worker``, and what was read last, in ``annotation.cluster.columns``).
 """
