@@ -57,7 +57,7 @@ def die() -> None:
 
 def fill_memory() -> None:
     """Use more memory than a worker may, and hold it for a while."""
-    held = b"x" * (4 * 10**9)
+    held = b"x" * (3 * 10**9)
     time.sleep(30)
     del held
 

@@ -90,3 +90,17 @@ class TestReading:
 def test_weight(text, expected):
     """Every text counts for at least one character, whatever it is."""
     assert weight(text) == expected
+
+
+def test_short_texts_count_more():
+    """Where a text counts so many characters at least, a chunk has no more than that many short ones."""
+    chunks = list(in_chunks(["a"] * 100, characters=80, least=8))
+
+    assert [len(chunk.texts) for chunk in chunks[:4]] == [2, 3, 5, 10]
+    assert max(len(chunk.texts) for chunk in chunks) == 10
+    assert sum(len(chunk.texts) for chunk in chunks) == 100
+
+
+def test_a_chunk_is_not_shown():
+    """What shows a chunk shows none of its texts."""
+    assert "asthma" not in repr(next(in_chunks(["asthma"], 10)))

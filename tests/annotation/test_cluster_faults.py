@@ -144,7 +144,7 @@ def test_worker_out_of_memory(fault, poisoned, annotated_by, ledger):
 
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, memory_limit="2 GB", dashboard_address="127.0.0.1:0"
+            n_workers=1, threads_per_worker=1, memory_limit="1.5 GB", dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster) as client,
         fault(client, "fill_memory", times=1) as ends,

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.texts import unreadable
+from openmed_nb.errors import UnreadableText
 
 WHOLE = some.text(some.characters(exclude_categories=["Cs"]), max_size=20)
 NO_TEXT = [None, float("nan"), 5, b"asthma", ["asthma"], {"note": "asthma"}, np.array(["asthma"])]
@@ -67,3 +68,10 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
 def test_what_is_no_list_of_words_is_named(words, what):
     """A text that is split into words must be a list of strings that can be read; anything else is named."""
     assert unreadable(words, 7, split=True).what == what
+
+
+def test_why_a_text_could_not_be_read_stays():
+    """In the place of a text that could not be read stands why, and that is the answer."""
+    failure = UnreadableText("Text 3: its file cannot be read.", "Make it readable.")
+
+    assert unreadable(failure, 3, split=False) is failure
