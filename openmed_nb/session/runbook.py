@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..runbook.precision.gate import PrecisionVerdict
     from ..runbook.precision.parity import ParityReport
     from ..runbook.signals.values import Signals
+    from ..runbook.workloads.choosing import Asked
+    from ..runbook.workloads.workload import Subject
 
 
 class RunbookVerbs(ModelVerbs):
@@ -37,6 +39,20 @@ class RunbookVerbs(ModelVerbs):
             return diagnose(
                 examine(self.computer, lambda: self._choice_or_error(confirm=True), models, self._validation)
             )
+
+    def subject(self, asked: Asked) -> tuple[Subject, str]:
+        """Return what a person wants measured, and the device for it.
+
+        Args:
+            asked: The model, its data, and how they are used.
+        """
+        with self._listeners.told_after():
+            asked.check()
+            name, given = "bundled" if asked.model is None else str(asked.model), dict(asked.arguments)
+            subject = asked.subject(
+                lambda: self._files(name, given)[0], lambda: self.create_pipeline(name, OpenMedConfig(), **given)
+            )
+            return subject, self.device(given.get("device")).device
 
     def _validation(self, model: Any) -> Validation | None:
         """Return what is known of a model in a reduced type, where it was loaded by the session."""
