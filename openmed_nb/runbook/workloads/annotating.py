@@ -163,16 +163,21 @@ def full_rows(annotator: Annotator, rows: int, length: int) -> Inputs:
 
 def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None) -> Subject:
     """Return a model from its files, to be loaded beside those of the session."""
-    from ...annotation.building import build_pipeline
-    from ...models.config import DEFAULT_STRATEGY
-
     name = spec.reference.name
 
     def on(device: str) -> AnnotationBench:
-        pipe = build_pipeline(load(spec, device), DEFAULT_STRATEGY, {})
+        pipe = pipeline_of_files(spec, device)
         return AnnotationBench(name, whole_texts(pipe.own_annotator()), texts or TEXTS, length or LENGTH)
 
     return Subject(name, ANNOTATION, on)
+
+
+def pipeline_of_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
+    """Return a pipeline over a model from its files, of which the session knows nothing."""
+    from ...annotation.building import build_pipeline
+    from ...models.config import DEFAULT_STRATEGY
+
+    return build_pipeline(load(spec, device), DEFAULT_STRATEGY, {})
 
 
 def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> Subject:

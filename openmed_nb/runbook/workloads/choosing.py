@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, shorten
 from ..operators.examples import Example
-from .annotating import LENGTH, full_rows, subject_of_files, subject_of_pipeline
+from .annotating import LENGTH, full_rows, pipeline_of_files, subject_of_files, subject_of_pipeline
 from .modules import subject_of_module
 from .own_steps import subject_of_step
 from .workload import Subject
@@ -34,6 +35,7 @@ class Asked:
         training: Whether a step of a model trains it.
         length: How many tokens a row of one shape has; ``None`` where nobody says.
         arguments: Those of ``load_model``, for a name.
+        device: The device that a person asks for; ``None`` for the one in force.
     """
 
     model: Any = None
@@ -41,39 +43,60 @@ class Asked:
     training: bool = False
     length: int | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None
 
-    def subject(self, files: Callable[[], LoadSpec], pipeline: Callable[[], AnnotationPipeline]) -> Subject:
+    def subject(self, files: Callable[[], LoadSpec]) -> Subject:
         """Return what is measured.
 
         Args:
             files: Returns the files of the named model.
-            pipeline: Returns the session's pipeline over it, for training.
 
         Raises:
-            ConfigurationError: For what is no model, and for data that are none.
+            ConfigurationError: For what is no model, for data that are none, and for a length of what has its own.
         """
         import torch
 
         from ...annotation.pipeline import AnnotationPipeline
 
         self.check()
-        if self.is_named and not self.training:
-            return subject_of_files(files(), checked_texts(self.data), self.length)
-        if self.is_named or isinstance(self.model, AnnotationPipeline):
-            pipe = pipeline() if self.is_named else self.model
-            if self.training:
-                return subject_of_module(
-                    pipe.model, self.data, True, lambda: labelled_rows(pipe, self.length or LENGTH)
-                )
-            return subject_of_pipeline(pipe, checked_texts(self.data), self.length)
+        if self.is_named:
+            return self._of_files(files)
+        if isinstance(self.model, AnnotationPipeline):
+            return self._of_training(self.model) if self.training else self._of_pipeline(self.model)
+        if self.length is not None:
+            what = f"length={self.length} is of no use here: the batches have their own."
+            raise ConfigurationError(what, "Leave length out, and pass batches of that length.")
         if isinstance(self.model, torch.nn.Module):
             return subject_of_module(self.model, self.data, self.training)
         return subject_of_step(self.model, self.data)
+
+    def _of_files(self, files: Callable[[], LoadSpec]) -> Subject:
+        if not self.training:
+            return subject_of_files(files(), checked_texts(self.data), self.length)
+        checked_batches(self.data)
+        spec = files()
+        return self._of_training(pipeline_of_files(spec), spec.reference.name)
+
+    def _of_pipeline(self, pipe: AnnotationPipeline) -> Subject:
+        return subject_of_pipeline(pipe, checked_texts(self.data), self.length)
+
+    def _of_training(self, pipe: AnnotationPipeline, name: str | None = None) -> Subject:
+        rows = functools.partial(labelled_rows, pipe, self.length or LENGTH)
+        return subject_of_module(pipe.model, checked_batches(self.data), True, rows, name)
 
     @property
     def is_named(self) -> bool:
         """Whether the model is one that has a name."""
         return self.model is None or isinstance(self.model, (str, os.PathLike))
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the model is a function that does a step."""
+        import torch
+
+        from ...annotation.pipeline import AnnotationPipeline
+
+        return not self.is_named and not isinstance(self.model, (AnnotationPipeline, torch.nn.Module))
 
     def check(self) -> None:
         """Refuse what cannot be measured, before anything is loaded.
@@ -81,6 +104,10 @@ class Asked:
         Raises:
             ConfigurationError: For what is no model, and for arguments that would load another.
         """
+        if isinstance(self.model, type):
+            raise ConfigurationError(
+                f"{self.model.__name__} is a class.", f"Pass one that was made: {self.model.__name__}(...)."
+            )
         if not (self.is_named or callable(self.model)):
             what = f"{type(self.model).__name__} is nothing that can be measured."
             raise ConfigurationError(
@@ -100,7 +127,7 @@ def checked_texts(data: Any) -> Sequence[Any] | None:
     """Return texts as a list, ``None`` where there are none to be read.
 
     Raises:
-        ConfigurationError: For what is no series of texts, and for an empty one.
+        ConfigurationError: For what is no series of texts, for an empty one, and where there is no word in any.
     """
     from ...annotation.corpus import stream_of
 
@@ -109,7 +136,21 @@ def checked_texts(data: Any) -> Sequence[Any] | None:
     texts = list(stream_of(data))
     if not texts:
         raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
+    if all(isinstance(text, str) and not text.strip() for text in texts):
+        raise ConfigurationError("There is no word to measure with in these texts.", "Pass some with words.")
     return texts
+
+
+def checked_batches(data: Any) -> Any:
+    """Return batches of a training as they are.
+
+    Raises:
+        ConfigurationError: For texts, which have no labels.
+    """
+    if isinstance(data, (list, tuple)) and any(isinstance(one, str) for one in data):
+        what = "Texts train nothing: they have no labels."
+        raise ConfigurationError(what, "Pass a DataLoader or a batch with labels, or leave data out.")
+    return data
 
 
 def labelled_rows(pipe: AnnotationPipeline, length: int) -> Example:

@@ -11,7 +11,7 @@ from ...devices.conversion import to_device
 from ...errors import ConfigurationError
 from ...training.nested import named_tensors, with_tensors
 from ...training.optimizers import adamw
-from ..operators.copies import cpu_copy
+from ..operators.copies import cpu_copy, random_numbers_kept
 from ..operators.examples import Example, read_example
 from ..operators.tracing import loss_or_mean
 from .workload import BACKWARD, FORWARD, FORWARD_PASS, OPTIMIZER, TRAINING_STEP, TRANSFER, Phase, Subject, Workload
@@ -28,7 +28,7 @@ class ModuleBench:
     """A copy of a module on a device, and batches for it.
 
     Attributes:
-        name: The name of the class.
+        name: What the person calls it, or the name of the class.
         model: The copy.
         place: The device, as torch spells it.
         training: Whether a step trains.
@@ -114,14 +114,29 @@ class ModuleBench:
 
 
 @dataclass(frozen=True)
+class Repeated:
+    """The batches of a loader, again and again.
+
+    Raises:
+        ConfigurationError: Where the loader gives none, such as one whose batches can be read only once.
+    """
+
+    loader: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield first_of(batches := iter(self.loader))
+            yield from batches
+
+
+@dataclass(frozen=True)
 class Examples:
     """The batches of a loader, as a model is called with them, again and again."""
 
     loader: Iterable[Any]
 
     def __iter__(self) -> Iterator[Example]:
-        while True:
-            yield from map(example_of, self.loader)
+        return map(example_of, Repeated(self.loader))
 
 
 def example_of(batch: Any) -> Example:
@@ -183,30 +198,35 @@ def with_rows(example: Example, rows: int) -> Example:
 
 
 def subject_of_module(
-    model: torch.nn.Module, data: Any, training: bool, synthetic: Callable[[], Example] | None = None
+    model: torch.nn.Module,
+    data: Any,
+    training: bool,
+    synthetic: Callable[[], Example] | None = None,
+    name: str | None = None,
 ) -> Subject:
     """Return a torch module, of which a copy is measured on each device.
 
     Args:
         model: The module.
-        data: Example inputs, or a loader: anything but a mapping, a tensor, or a tuple of tensors that can be gone through
-            again and again.
+        data: Example inputs, or a ``DataLoader``.
         training: Whether a step trains.
         synthetic: Makes an example where nobody passes data.
+        name: What the person calls it; the name of its class where nobody says.
 
     Raises:
         ConfigurationError: For a module without data, and for data that are none.
     """
     import torch
 
-    name = type(model).__name__
+    name = name or type(model).__name__
     loader = data if isinstance(data, torch.utils.data.DataLoader) else None
     if data is None and synthetic is None:
         raise ConfigurationError(f"There is nothing to call {name} with.", "Pass a batch, or a DataLoader.")
     if data is None and synthetic is not None:
         example = synthetic()
     else:
-        example = read_example(data if loader is None else first_of(loader))
+        with random_numbers_kept():  # A loader draws a seed whenever it is read.
+            example = read_example(data if loader is None else first_of(loader))
 
     def on(device: str) -> ModuleBench:
         copied = cpu_copy(model).to(torch.device(device))
@@ -223,4 +243,4 @@ def first_of(loader: Iterable[Any]) -> Any:
     """
     for batch in loader:
         return batch
-    raise ConfigurationError("The loader gives no batch.", "Pass one with items.")
+    raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")

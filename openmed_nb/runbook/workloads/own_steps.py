@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigurationError
 from ...training.epochs import named
-from .modules import example_of, first_of, rows_of
+from .modules import Repeated, example_of, first_of, rows_of
 from .workload import OWN_STEP, STEP, Phase, Subject, Workload
 
 BatchesOfSize = Callable[[int], Any]
@@ -54,24 +54,19 @@ class OwnBench:
         return Workload(self.name, OWN_STEP, self.device, rows, None, lambda: iter(batches), phases, workers)
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A loader, again and again."""
-
-    loader: Iterable[Any]
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from self.loader
-
-
 def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
     """Return a function that does a step, with its batches; it is measured as it is, and changes what it changes.
 
     Raises:
         ConfigurationError: Without batches, and for such as would be used up.
     """
+    import torch
+
     name = named(step)
+    if isinstance(data, (torch.Tensor, Mapping, str)):
+        raise ConfigurationError(
+            f"{type(data).__name__} is one batch for {name}, and no series of them.", "Pass [batch]."
+        )
     if isinstance(data, Iterator) or not (callable(data) or isinstance(data, Iterable)):
         what = f"{type(data).__name__} gives {name} no batches again and again."
         raise ConfigurationError(
