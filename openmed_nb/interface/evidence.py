@@ -35,7 +35,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
             numbers are kept, and batch, length, workers and peak memory where they have them.
         model: The name of a model, whose files are fingerprinted; a pipeline or a torch module, of which every weight is; the
             one that was loaded last where nobody says.
-        dataset: Texts that can be read again, or the path of a file or of a folder with shards; SHA-256 of it is kept.
+        dataset: Texts in an order, such as a list, or the path of a file or of a folder with shards; SHA-256 of it is kept.
         batch_size: How many rows a batch has, where no report says it.
         length: How many tokens a row has, where no report says it.
         seeds: A seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
@@ -47,12 +47,13 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Returns:
         The logbook: ``save("run.json")``, ``save("run.md")``, ``Logbook.read("run.json")``, ``markdown()``, ``to_dict()``, and
-        ``diff(other)``, which says first whether the figures of both may be compared at all. Its text names what it is of;
-        all that it holds stands in its HTML.
+        ``diff(other)``, which says first whether the figures of both may be compared at all: only where both are known to be of
+        one model, one dataset and one batch. Its text names what it is of; all that it holds stands in its HTML.
 
     Raises:
         ConfigurationError: For what is no report, dataset, loader, seed or store, and for hypotheses that are long or have
-            words of the dataset.
+            words of the dataset; for reports of several devices.
+        DeviceError: For reports of a device that is not here.
         ModelError: For a model that cannot be had.
         TorchUnusable: Where torch does not import.
 
@@ -61,7 +62,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     ``runbook/logbook/logbook.schema.json``.
 
     Example:
-        >>> book = logbook(dataset=["She has asthma."], batch_size=8)
+        >>> book = logbook(model="bundled", dataset=["She has asthma."], batch_size=8)
         >>> book.dataset.items, book.run.batch_size, book.diff(book).comparable
         (1, 8, True)
     """
@@ -96,7 +97,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to say
         model: The name of a model, or a folder; ``None`` for the bundled one.
         dataset: The dataset of the work: texts, or the path of a file or a folder. Only its checksum is handed over.
         logbook: The logbook of the work; it is put beside that of the smoke test.
-        copy_model: Whether the model's files are copied; its name and its checksum alone where not.
+        copy_model: Whether the model's files are copied; its name, without a path, and its checksum alone where not.
         copy_dataset: Whether the texts are copied and are what the smoke test reads, in the place of synthetic ones.
         batch_size: How many texts a step of the smoke test reads.
         rounds: After how many rounds its memory is judged; one more goes before them.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
@@ -41,7 +42,7 @@ SIMULATIONS = ("mps", "off")
 RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
 DOCTOR_FLAGS = ("--ops", "--json", "--help")
 LOG_FLAGS = ("--diff", "--json", "--help")
-SWEEP_FLAGS = ("--training", "--length", "--largest", "--device", "--json", "--help")
+SWEEP_FLAGS = ("--training", "--length", "--largest", "--seconds", "--device", "--json", "--help")
 PANEL_FLAGS = ("--model", "--close", "--help")
 NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
 
@@ -172,10 +173,13 @@ class OpenMedMagics(Magics):
         from ..runbook.logbook.gathering import Said
         from ..runbook.logbook.logbook import Logbook
 
+        if arguments.file is not None and Path(arguments.file).expanduser().exists():
+            what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
+            raise MagicError(what, "Write another name, or --diff before it to compare.")
         former = None if arguments.diff is None else Logbook.read(arguments.diff)
         book = SESSION.logbook(None, Said())
         if arguments.file is not None:
-            book.save(arguments.file)
+            print(f"Written to {book.save(arguments.file)}.")
         answer: Any = book if former is None else former.diff(book)
         return Json.of(answer.to_dict()) if arguments.json else answer
 
@@ -184,6 +188,7 @@ class OpenMedMagics(Magics):
     @argument("--training", action="store_true", help="measure training steps instead of annotating")
     @argument("--length", type=int, metavar="N", help="how many tokens a row has; 128 if left out")
     @argument("--largest", type=int, metavar="N", help="the most rows that are tried")
+    @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
     @argument("--device", help="another device than the one in force")
     @argument("--json", action="store_true", help="return the answer as JSON")
     @argument("-h", "--help", action="store_true", help="print this help")
@@ -195,8 +200,9 @@ class OpenMedMagics(Magics):
             return None
         from .worth import sweep
 
-        wanted = ("training", "device", "length", "largest")
-        answer = sweep(self._named(arguments.model), **{name: getattr(arguments, name) for name in wanted})
+        wanted = ("training", "device", "length", "largest", "seconds")
+        said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
+        answer = sweep(self._named(arguments.model), **said)
         return Json.of(answer.to_dict()) if arguments.json else answer
 
     def _named(self, name: str | None) -> Any:

@@ -27,29 +27,34 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
     largest: int | None = None,
     seconds: float = SECONDS,
     gain: float = KNEE_GAIN,
+    smallest: int | None = None,
     **arguments: Any,
 ) -> SweepReport:
     """Find the batch size from which larger batches no longer pay, on a device, and what each size takes of its memory.
 
-    Rows are doubled until two doublings in a row gain too little, until the memory is foretold to come near its limit, or
+    Rows are doubled until two doublings in a row gain too little, until the memory is expected to come near its limit, or
     until a batch does not fit; then sizes around the best are bisected, and those near the best are measured again in turn.
     Every size has one shape. Its first pass and the warm-up are not among the times.
 
     Args:
         model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
             function that does a step of your own with a batch.
-        data: For a module, example inputs or a ``DataLoader``, whose first batch is repeated or cut to each size; for a
-            function, another one that makes a batch of a number of rows: ``nb.sweep(step, make_batch).knee``.
+        data: For a module, example inputs or a ``DataLoader``, whose first batch is repeated or cut to each size: every tensor
+            of it whose first size is the number of its rows, so that a mask of 4 times 4 wants an example of another number
+            of rows; for a function, another one that makes a batch of a number of rows: ``nb.sweep(step, make_batch).knee``.
         training: Whether training steps are measured: forward, backward and AdamW, on a copy of the model.
         device: The device; ``None`` is the session's.
         length: How many tokens a row has, for a name or a pipeline; 128, or as many as the model reads.
         largest: The most rows that are tried.
         seconds: About how long it may take; 30 where nobody says.
         gain: A larger batch pays that gives more than this share more throughput; 0.03 where nobody says.
+        smallest: The rows that are tried first; ``None`` for 1, or for 2 in training, because BatchNorm does not learn from a
+            single row.
         arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
 
     Returns:
-        The report: ``knee``, a number of rows, ``None`` where not even one row fits; ``why``, in a sentence; ``points``, with
+        The report: ``knee``, a number of rows, ``None`` where not even one row fits; ``batch_tokens``, the same in tokens where
+        texts are annotated, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``why``, in a sentence; ``points``, with
         ``rows``, ``throughput`` in rows a second, its quartiles ``spread``, ``memory`` in bytes, ``first_seconds`` and
         ``fits``; ``limit`` in bytes; and ``plot()``. Its text form has the knee and no other figure.
 
@@ -60,7 +65,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Out of memory is a point with ``fits=False``, and the caches of the device are emptied after it. What a step raises beside
     that passes through. Models are loaded for the sweep and let go after it; the session, a model of yours and random
-    numbers stay as they are. A function of your own changes what it changes.
+    numbers stay as they are; hooks of a model of yours run in its copy. A function of your own changes what it changes.
 
     Example:
         >>> import torch
@@ -70,7 +75,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     from ..runbook.workloads.choosing import Asked
 
-    rules = SweepRules(gain, largest, seconds)
+    rules = SweepRules(gain, largest, seconds, smallest)
     return SESSION.sweep(Asked(model, data, training, length, arguments, device), rules)
 
 
@@ -89,7 +94,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Each device has its turns at full speed, data included, and the speed-up is the median of the ratios to the CPU of all
     rounds, with an interval that assumes nothing of how times are distributed. Then steps are waited for phase by phase, and
-    at last each device works on end while the system is asked how busy it is.
+    at last each device works without a pause while the system is asked how busy it is.
 
     Args:
         model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; or a torch module.
@@ -97,10 +102,12 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
             where nobody says.
         devices: The devices beside the CPU, which is always among them; ``None`` for all that can be used.
         training: Whether training steps are compared: forward, backward and AdamW, on copies of the model.
-        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has.
+        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
+            run on a device in batches of tokens: of 128 for each text of a ``batch_size`` that is passed, which is what
+            :func:`sweep` measures; without one, of as many as suit the device. The result says it as ``batch_tokens``.
         pairs: How often each device has its turn, from 6.
-        seconds: How long each device is watched while it works, and as long before while it does not; 0 to leave
-            ``utilisation`` out. Less than 6 is too short for a mean.
+        seconds: How long each device is watched while it works, and as long before while it does not, up to twice as long
+            where there are too few answers for a mean by then; 0 to leave ``utilisation`` out.
         arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
 
     Returns:
@@ -115,7 +122,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         DeviceError: Where a device cannot be used, or a batch does not fit in its memory.
 
     Models are loaded for the comparison and let go after it; the session, a model of yours and random numbers stay as they
-    are. Utilisation is that of all processes together: on a Mac ``ioreg`` says it, on CUDA ``nvidia-smi``, and of the CPU
+    are; hooks of a model of yours run in its copies. Utilisation is that of all processes together: on a Mac ``ioreg`` says it, on CUDA ``nvidia-smi``, and of the CPU
     psutil, once a second. Under a simulated MPS device nothing of it is read.
 
     Example:
@@ -165,7 +172,8 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
             :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`memory_curve` return, and the ledger of
             :func:`fallbacks`; at most one of each kind, of one model on one device, in any order.
         gates: Thresholds of your own: ``nb.gates(speed_up=0.3)``.
-        task: ``"annotation"``, ``"training"`` or ``"generation"``; what the reports say where nobody does.
+        task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; what the reports say where nobody does, and
+            forward passes of a module of your own are inference.
         texts: How many texts are to be done, from which follows how long they take.
 
     Returns:
@@ -176,7 +184,8 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
         none of that could change it. Its text form has no measured figure; they stand in the HTML and in ``to_dict()``.
 
     Raises:
-        ConfigurationError: For what is no report, two of one kind, and reports of several devices or tasks.
+        ConfigurationError: For what is no report, two of one kind, and reports of several devices, models or tasks. Where a
+            name and a class may be one model, the verdict says that nobody can tell.
 
     The rules stand in ``print(nb.gates())``, in their order: wrong numbers beat everything, then memory, data, batch,
     fallbacks, and speed. What was not measured is never guessed.
@@ -222,7 +231,9 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         warm_up: How many steps come before any that counts.
         training: Whether training steps are profiled: forward, backward and AdamW, on a copy of the model.
         device: The device; ``None`` is the session's.
-        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has.
+        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
+            run on a device in batches of tokens: of 128 for each text of a ``batch_size`` that is passed, which is what
+            :func:`sweep` measures; without one, of as many as suit the device. The result says it as ``batch_tokens``.
         trace: A file for the trace of the profiled steps in the format of Chrome, such as ``"trace.json"``; it is written over.
             It has no code, shapes or text, but torch writes the name of the computer into it.
         signposts: On MPS, whether the profiled steps leave signposts for Instruments (``torch.mps.profiler.profile``).
@@ -245,7 +256,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are named with the line of your own code; inside of
     a model of a library, the library's module is named and nothing warns. On the CPU nothing waits, and the lines are named that
     would on a GPU. torch's profiler sees no kernels of MPS: there, the times of operators are those of the host. What
-    ``torch.compile`` made is watched uncompiled.
+    ``torch.compile`` made is watched uncompiled. Hooks of a model of yours run in its copy.
 
     Example:
         >>> import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
@@ -74,7 +74,7 @@ class RunbookVerbs(ModelVerbs):
         from ..runbook.sweep.sweeping import sweep_of
 
         with self._listeners.told_after():
-            subject, device = self.subject(asked)
+            subject, device = self.subject(asked.in_one_shape())
             self._listeners.tell(Activity("Sweeping", subject.name))
             return sweep_of(subject, device, rules, self.computer.limit(device))
 
@@ -122,7 +122,7 @@ class RunbookVerbs(ModelVerbs):
 
     def _confirmed(self, devices: Any) -> tuple[str, ...]:
         """Return the devices that a person names, as torch spells them."""
-        named = [devices] if isinstance(devices, str) else list(devices)
+        named = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
         return tuple(self.device(device_of(one)).device for one in named)
 
     def _usable_devices(self) -> tuple[str, ...]:

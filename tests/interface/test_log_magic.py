@@ -38,6 +38,17 @@ def test_a_file_is_written_and_compared(loaded, tmp_path):
     assert json.loads((tmp_path / "run.json").read_text("utf-8"))["schema"] == "openmed_nb/logbook/1"
 
 
+def test_a_logbook_is_not_written_over(loaded, tmp_path):
+    """A file that is there already is refused, and stays as it is; a new one is named."""
+    told = loaded.run("%openmed_log run.json").streams["stdout"]
+    before = (tmp_path / "run.json").read_bytes()
+    reply = loaded.run("%openmed_log run.json")
+
+    assert told.startswith("Written to ")
+    assert reply.error[0] == "MagicError"
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
 def test_json(loaded):
     """With --json the answer is one JSON object, of the logbook and of the comparison."""
     loaded.run("%openmed_log run.json")

@@ -44,6 +44,8 @@ def test_training_steps_of_a_variable_as_json(loaded):
         ("%openmed_sweep one two", "MagicError"),
         ("%openmed_sweep --length many", "MagicError"),
         ("%openmed_sweep --largest 0", "ConfigurationError"),
+        ("%openmed_sweep --seconds 0", "ConfigurationError"),
+        ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError"),
         ("%openmed_sweep --device mpss", "UnknownDevice"),
         ("%openmed_sweep disease_detection_tinny", "UnknownModel"),
     ],

@@ -12,8 +12,9 @@ from ...interface.display import Report, Shown, Table
 from ...quantities import counted
 from ..findings import NOT_APPLICABLE, OK, WARNING, Finding, findings_table
 from ..signals.utilisation import Utilisation
+from ..workloads.split import Split
+from ..workloads.workload import TRANSFER
 from .intervals import Interval
-from .split import Split
 
 SCHEMA = "openmed_nb/comparison/1"
 
@@ -41,10 +42,12 @@ class DeviceFigures:
         device: Its name.
         seconds: How long a step takes at full speed, data included: the median, in seconds.
         quartiles: A quarter of the steps is below the first, and a quarter above the second, in seconds.
-        rows: How many texts, or rows, a step has.
+        rows: How many texts, or rows, a step usually has.
         split: Where the time goes, each phase waited for.
         speed_up: How many times as fast as the CPU it is; 1.22 is 22 % faster. ``None`` for the CPU itself.
         load: How busy it was, before and meanwhile.
+        mean_rows: How many rows a step has in the mean, where a loader gives batches of several sizes.
+        simulated: Whether the device is simulated: it computes on the CPU, and has no speed of its own.
     """
 
     device: str
@@ -54,11 +57,13 @@ class DeviceFigures:
     split: Split
     speed_up: Interval | None = None
     load: Utilisation = field(default_factory=Utilisation)
+    mean_rows: float | None = None
+    simulated: bool = False
 
     @property
     def rows_per_second(self) -> float:
         """How many texts, or rows, are done in a second."""
-        return self.rows / self.seconds if self.seconds else 0.0
+        return (self.mean_rows or self.rows) / self.seconds if self.seconds else 0.0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -75,6 +80,8 @@ class DeviceFigures:
         """What the interval of the speed-up says, in words; ``None`` for the CPU."""
         if self.speed_up is None:
             return None
+        if self.simulated:
+            return f"{NOT_APPLICABLE}: simulated"
         return NO_DIFFERENCE if self.speed_up.holds(1.0) else FASTER if self.speed_up.low > 1 else SLOWER
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +93,7 @@ class DeviceFigures:
             "rows": self.rows,
             "rows_per_second": self.rows_per_second,
             "phases": self.split.to_dict(),
-            "speed_up": self.speed_up and self.speed_up.to_dict(),
+            "speed_up": None if self.simulated else self.speed_up and self.speed_up.to_dict(),
             "speed": self.speed,
             "utilisation": self.load.to_dict(),
         }
@@ -103,7 +110,10 @@ class Comparison(Shown):
         pairs: How often each device had its turn.
         workers: How many processes read ahead.
         dtype: The type of the model's numbers, where that is known.
+        row_shape: The shape of a row, such as ``"3x224x224"``; ``None`` where that is not known, and where texts are read.
         simulated: Whether a simulated device is among them, of which no figure is one of the device.
+        batch_tokens: How many tokens a batch might have on the device that is compared with the CPU, or on the CPU where it
+            is alone; ``None`` where no texts were annotated.
     """
 
     name: str
@@ -113,6 +123,8 @@ class Comparison(Shown):
     workers: int = 0
     dtype: str | None = None
     simulated: bool = False
+    batch_tokens: int | None = None
+    row_shape: str | None = None
 
     def of(self, device: str) -> DeviceFigures:
         """Return what was measured on a device.
@@ -156,13 +168,16 @@ class Comparison(Shown):
 
     def _of_speed(self, one: DeviceFigures) -> Finding:
         name = f"speed on {self.shown(one.device)}"
-        if one.speed is None or self.shown(one.device) != one.device:
+        if one.speed is None or one.simulated or self.shown(one.device) != one.device:
             return Finding(name, NOT_APPLICABLE, SIMULATED_SPEED)
         status, remedy = SPEED_FINDINGS[one.speed]
         return Finding(name, status, one.speed, remedy)
 
     def _of_phases(self, one: DeviceFigures) -> Finding:
-        return one.split.finding(f"time on {self.shown(one.device)}")
+        name = f"time on {self.shown(one.device)}"
+        if one.device == CPU and one.split.dominating == TRANSFER:  # Nothing is copied there: the rest is even smaller.
+            return Finding(name, OK, "the work is too small to tell")
+        return one.split.finding(name, self.workers)
 
     def _speed_table(self) -> Table:
         columns = ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilisation")
@@ -172,7 +187,7 @@ class Comparison(Shown):
                 f"{1000 * one.seconds:.2f}",
                 f"{1000 * one.quartiles[0]:.2f} to {1000 * one.quartiles[1]:.2f}",
                 f"{one.rows_per_second:.1f}",
-                shown_interval(one.speed_up),
+                NOT_APPLICABLE if one.simulated else shown_interval(one.speed_up),
                 shown_utilisation(one.load),
             )
             for one in self.devices

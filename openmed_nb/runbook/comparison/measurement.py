@@ -1,27 +1,34 @@
-"""The same work on each device: in turn at full speed, then in phases, then on end while the device is watched."""
+"""The same work on each device: in turn at full speed, then in phases, then without a pause while the device is watched."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...devices.allocators import empty_cache
 from ...devices.request import canonical
-from ...devices.simulation import active
+from ...devices.simulation import active, shown_device, shows_simulated
 from ...errors import ConfigurationError, shorten
 from ...training.epochs import named
 from ..signals.utilisation import SECONDS, Read, Utilisation, measured
 from ..workloads.choosing import Asked
+from ..workloads.counts import checked_count
+from ..workloads.split import Split
+from ..workloads.timing import (
+    begun,
+    put_on_devices,
+    same_random_numbers,
+    seconds_of_step,
+    settle,
+    split_of_steps,
+    whole_rounds,
+)
 from ..workloads.workload import Bench, Subject, Workload
 from .comparison import CPU, Comparison, DeviceFigures
 from .intervals import fewest_values, median_interval
-from .split import Split
-from .timing import begun, checked_count, out_of_memory_explained, same_random_numbers, seconds_of_step, split_of_steps
 
 PAIRS = 20
 """How often each device has its turn where nobody says; 20 pairs give an interval that is 95.9 % sure."""
@@ -35,8 +42,11 @@ PHASE_STEPS = 10
 SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5
 """A turn repeats a quick step until it takes so many seconds, as long as none takes more."""
 
-READ_AHEAD = 2
-"""How many batches a worker holds ready (``prefetch_factor`` of torch's ``DataLoader``)."""
+LONGEST_WATCH = 3600
+"""A device is watched for at most so many seconds."""
+
+ROUNDS_OF_WORKERS = 4
+"""A turn has at least so many batches of each worker of a loader: they come at about the same time, in bursts."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +64,13 @@ class Plan:
     seconds: float = SECONDS
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None:
-            checked_count("batch_size", self.batch_size)
-        checked_count("pairs", self.pairs, fewest_values())
+        for name, least in (("batch_size", 1), ("pairs", fewest_values())):
+            if (value := getattr(self, name)) is not None or name != "batch_size":
+                object.__setattr__(self, name, checked_count(name, value, least))
         number = isinstance(self.seconds, (int, float)) and not isinstance(self.seconds, bool)
-        if not (number and 0 <= self.seconds < math.inf):
+        if not (number and 0 <= self.seconds <= LONGEST_WATCH):
             what = f"seconds cannot be {shorten(repr(self.seconds))}."
-            raise ConfigurationError(what, "Pass a number from 0; 0 leaves the utilisation out.")
+            raise ConfigurationError(what, f"Pass a number from 0 to {LONGEST_WATCH}; 0 leaves the utilisation out.")
 
 
 def devices_to_compare(*names: str) -> tuple[str, ...]:
@@ -130,25 +140,18 @@ def measured_on(
         device: load_on(one, reader(device) if plan.seconds else None, plan.seconds) for device, one in work.items()
     }
     figures = tuple(figures_of(one, device, turns, splits, loads) for device, one in work.items())
-    first = work[CPU]
-    return Comparison(name, first.task, figures, plan.pairs, first.workers, first.dtype, active())
-
-
-@contextlib.contextmanager
-def put_on_devices(subject: Subject, devices: Sequence[str], tell: Callable[[str], None]) -> Iterator[dict[str, Bench]]:
-    """Put a subject on devices for a block, and hand the memory back after it."""
-    benches: dict[str, Bench] = {}
-    try:
-        for device in devices:
-            tell(device)
-            with out_of_memory_explained(subject.name, device, "Pass a smaller model, or other devices."):
-                benches[device] = subject.on(device)
-        yield benches
-    finally:
-        benches.clear()
-        gc.collect()
-        for device in devices:
-            empty_cache(device)
+    first, tokens = work[CPU], [one.batch_tokens for device, one in work.items() if device != CPU]
+    return Comparison(
+        name,
+        first.task,
+        figures,
+        plan.pairs,
+        first.workers,
+        first.dtype,
+        active(),
+        batch_tokens=next(iter(tokens), first.batch_tokens),
+        row_shape=first.row_shape,
+    )
 
 
 def figures_of(
@@ -163,7 +166,17 @@ def figures_of(
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     ratios = [cpu / own for cpu, own in zip(turns[CPU], seconds, strict=True)]
     speed_up = None if device == CPU else median_interval(ratios)
-    return DeviceFigures(device, middle, (low, high), workload.rows, splits[device], speed_up, loads[device])
+    return DeviceFigures(
+        device,
+        middle,
+        (low, high),
+        workload.usual_rows,
+        splits[device],
+        speed_up,
+        loads[device],
+        mean_rows=workload.mean_rows,
+        simulated=shows_simulated(shown_device(device)),
+    )
 
 
 def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[float]]:
@@ -178,6 +191,7 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[
         steps = steps_of_turn(warm.values(), max(one.workers for one in work.values()))
         for number in range(pairs):
             for device in rotated(list(work), number):
+                settle(work[device], batches[device])
                 seconds[device].append(seconds_of_step(work[device], batches[device], steps))
     return seconds
 
@@ -190,8 +204,6 @@ def warmed_up(workload: Workload, batches: Iterator[Any]) -> float:
 def steps_of_turn(seconds: Collection[float], workers: int) -> int:
     """Return how many steps a turn has.
 
-    Processes that read ahead fill up while the other device has its turn, so that a turn is twice as long as what they hold.
-
     Args:
         seconds: How long a step takes on each device.
         workers: How many processes read ahead.
@@ -202,7 +214,7 @@ def steps_of_turn(seconds: Collection[float], workers: int) -> int:
     """
     quickest, slowest = max(1e-6, min(seconds)), max(1e-6, *seconds)
     most = max(1, int(LONGEST_TURN / slowest))
-    return max(min(math.ceil(SHORTEST_TURN / quickest), most), 2 * READ_AHEAD * workers)
+    return whole_rounds(max(min(math.ceil(SHORTEST_TURN / quickest), most), ROUNDS_OF_WORKERS * workers), workers)
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
@@ -220,10 +232,12 @@ def split_on(workload: Workload) -> Split:
     """Return where the time of a step goes; steps follow each other here, as loaders that read ahead need it."""
     with begun(workload) as batches:
         warmed_up(workload, batches)
-        return split_of_steps(workload, batches, max(PHASE_STEPS, 2 * READ_AHEAD * workload.workers))
+        settle(workload, batches)
+        steps = max(PHASE_STEPS, ROUNDS_OF_WORKERS * workload.workers)
+        return split_of_steps(workload, batches, whole_rounds(steps, workload.workers))
 
 
 def load_on(workload: Workload, read: Read | None, seconds: float) -> Utilisation:
-    """Return how busy a device is while it works on end, and how busy it was just before."""
+    """Return how busy a device is while it works without a pause, and how busy it was just before."""
     with begun(workload) as batches:
         return measured(read, seconds, lambda: workload.run(next(batches)))

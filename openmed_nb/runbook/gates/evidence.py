@@ -12,12 +12,57 @@ from ...devices.simulation import MARK
 from ...errors import ConfigurationError, shorten
 from ...interface.display import Report, Shown, Table
 from ..workloads.workload import DATA, TRANSFER
+from .thresholds import COUNT, DIFFERENCE, HOURS, NAMES, PHASES, RATE, SHARE, TIMES, WORDS, YES_NO, in_unit
 
-ANNOTATION, TRAINING, GENERATION = "annotation", "training", "generation"
-TASKS = (ANNOTATION, TRAINING, GENERATION)
-"""What a model is used for: finding entities or anything else in one pass, training, or writing text."""
+ANNOTATION, INFERENCE, TRAINING, GENERATION = "annotation", "inference", "training", "generation"
+TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
+"""What a model is used for: finding entities, forward passes of a module of one's own, training, or writing text."""
+
+FIGURES: dict[str, tuple[str, str]] = {
+    "models": ("names of the model", NAMES),
+    "device": ("device", WORDS),
+    "task": ("task", WORDS),
+    "speed_up_low": ("speed-up over the CPU, at least", TIMES),
+    "speed_up": ("speed-up over the CPU", TIMES),
+    "speed_up_high": ("speed-up over the CPU, at most", TIMES),
+    "utilisation": ("utilisation", SHARE),
+    "shares": ("phases of a step", PHASES),
+    "data_share": ("step spent on waiting for data", SHARE),
+    "transfer_share": ("step spent on copies to the device", SHARE),
+    "synchronisations": ("places where a step waits for the device", NAMES),
+    "tiny_batch": ("batch so small that starting operators takes most of the time", YES_NO),
+    "batch_tokens": ("tokens that a batch may have", COUNT),
+    "batch": ("rows in use", COUNT),
+    "knee": ("rows at the knee", COUNT),
+    "best_batch": ("rows at the highest throughput", COUNT),
+    "knee_gain": ("more throughput at the knee", SHARE),
+    "out_of_memory_at": ("out of memory at rows", COUNT),
+    "headroom": ("memory limit that stays free", SHARE),
+    "memory_growth": ("growth over ten epochs", SHARE),
+    "memory_verdict": ("memory curve", WORDS),
+    "entity_agreement": ("entities that are the same", SHARE),
+    "logits": ("largest difference of a logit", DIFFERENCE),
+    "not_numbers": ("tokens with NaN or infinity", COUNT),
+    "recall_loss": ("recall lost", SHARE),
+    "gradients": ("largest relative difference of a gradient", DIFFERENCE),
+    "refused_dtype": ("type in which the entities are not kept", WORDS),
+    "refused_operators": ("operators that MPS refuses", NAMES),
+    "fallback_operators": ("operators that fell back", NAMES),
+    "fallback_time": ("time spent in what fell back", SHARE),
+    "fallback_calls": ("calls that fell back", SHARE),
+    "device_faults": ("computed wrongly", NAMES),
+    "silent_errors": ("known silent errors that were seen", NAMES),
+    "doctor_failures": ("failed in nb.doctor()", NAMES),
+    "states": ("states that spoil times", NAMES),
+    "texts_per_second": ("texts, or rows", RATE),
+    "texts_to_do": ("texts to do", COUNT),
+    "hours": ("time for all texts", HOURS),
+    "simulated": ("simulated", YES_NO),
+}
+"""What each figure is called, and what it counts."""
 
 SECONDS_OF_AN_HOUR = 3600
+MOST = 1 << 63
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,8 +70,9 @@ class Evidence(Shown):
     """Figures of a device at work; ``None`` where something was not measured, never a guess. Shares are fractions.
 
     Attributes:
+        models: By which names the reports call the model.
         device: Where the work was done, as torch spells it.
-        task: ``"annotation"``, ``"training"`` or ``"generation"``.
+        task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``.
         speed_up_low: How many times as fast as the CPU it is, the lower end of the interval.
         speed_up: The middle.
         speed_up_high: The upper end.
@@ -34,7 +80,8 @@ class Evidence(Shown):
         shares: How much of a step each phase takes, such as ``{"data": 0.2, "forward": 0.8}``.
         synchronisations: Where a step waits for the device, as places of code.
         tiny_batch: Whether starting operators takes most of the device's time.
-        batch: How many rows a batch has that is in use.
+        batch_tokens: How many tokens a batch in use may have, where texts are annotated.
+        batch: How many rows a batch has that is in use; of annotation, rows like those of the sweep.
         knee: How many it should have.
         best_batch: How many it has where the throughput is largest.
         knee_gain: How much more throughput there is at the knee than at the batch in use; 0.1 is a tenth.
@@ -64,10 +111,11 @@ class Evidence(Shown):
         ConfigurationError: For a figure that is none.
 
     Example:
-        >>> Evidence(device="mps", task="annotation", texts_per_second=50.0, texts_to_do=360_000).hours_to_do
+        >>> Evidence(device="mps", task="annotation", texts_per_second=50.0, texts_to_do=360_000).hours
         2.0
     """
 
+    models: tuple[str, ...] | None = None
     device: str | None = None
     task: str | None = None
     speed_up_low: float | None = None
@@ -77,6 +125,7 @@ class Evidence(Shown):
     shares: Mapping[str, float] | None = None
     synchronisations: tuple[str, ...] | None = None
     tiny_batch: bool | None = None
+    batch_tokens: int | None = None
     batch: int | None = None
     knee: int | None = None
     best_batch: int | None = None
@@ -105,7 +154,7 @@ class Evidence(Shown):
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value, (fits, words) = getattr(self, one.name), FITS[str(one.type)]
+            value, (fits, words) = getattr(self, one.name), KINDS[FIGURES[one.name][1]]
             if value is not None and not fits(value):
                 what = f"{one.name}={shorten(repr(value))} is no figure of a verdict."
                 raise ConfigurationError(what, f"Pass {words}, or None where it was not measured.")
@@ -152,7 +201,7 @@ class Evidence(Shown):
         return None if self.shares is None else self.shares.get(TRANSFER)
 
     @property
-    def hours_to_do(self) -> float | None:
+    def hours(self) -> float | None:
         """How many hours the texts that are to do take."""
         if not self.texts_per_second or self.texts_to_do is None:
             return None
@@ -170,9 +219,27 @@ class Evidence(Shown):
     def report(self) -> Report:
         """Return which figures there are; they themselves are among the figures."""
         names = ", ".join(self.measured) or "nothing"
-        rows = tuple((name.replace("_", " "), str(plain(value))) for name, value in self.measured.items())
         title = f"Evidence{MARK if self.simulated else ''}"
-        return Report(title, (f"Measured: {names}.",), figures=(Table("", ("figure", "value"), rows),))
+        return Report(title, (f"Measured: {names}.",), figures=(Table("", ("figure", "value"), self.rows()),))
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Return the figures that there are as people read them, one in a row; phases are rows of their own."""
+        told = {name: getattr(self, name) for name in FIGURES if name not in {"shares", "simulated"}}
+        phases = {name: share for name, share in (self.shares or {}).items() if name not in {DATA, TRANSFER}}
+        return (
+            *((words_of(name), in_unit(FIGURES[name][1], value)) for name, value in told.items() if value is not None),
+            *((f"step spent on {name}", in_unit(SHARE, share)) for name, share in phases.items()),
+        )
+
+
+def words_of(name: str) -> str:
+    """Return what a figure is called.
+
+    Example:
+        >>> words_of("data_share")
+        'step spent on waiting for data'
+    """
+    return FIGURES[name][0]
 
 
 def plain(value: Any) -> Any:
@@ -188,8 +255,8 @@ def is_number(value: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Tell whether a value is a whole number from 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """Tell whether a value is a whole number from 0, and no larger than any that is counted."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
 
 
 def is_names(value: object) -> bool:
@@ -202,13 +269,16 @@ def is_shares(value: object) -> bool:
     return isinstance(value, Mapping) and is_names(tuple(value)) and all(is_number(one) for one in value.values())
 
 
-FITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str | None": (lambda value: isinstance(value, str), "a string"),
-    "bool | None": (lambda value: isinstance(value, bool), "True or False"),
-    "bool": (lambda value: isinstance(value, bool), "True or False"),
-    "float | None": (is_number, "a finite number"),
-    "int | None": (is_count, "a whole number from 0"),
-    "tuple[str, ...] | None": (is_names, "a tuple of strings"),
-    "Mapping[str, float] | None": (is_shares, "a mapping of names to finite numbers"),
+Kind = tuple[Callable[[Any], bool], str]
+TEXT: Kind = (lambda value: isinstance(value, str), "a string")
+NUMBER: Kind = (is_number, "a finite number")
+
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys((SHARE, DIFFERENCE, HOURS, TIMES, RATE), NUMBER),
+    WORDS: TEXT,
+    COUNT: (is_count, "a whole number from 0"),
+    NAMES: (is_names, "a tuple of strings"),
+    PHASES: (is_shares, "a mapping of names to finite numbers"),
+    YES_NO: (lambda value: isinstance(value, bool), "True or False"),
 }
-"""What a figure may be, and how that is said, by the type that it is declared with."""
+"""What a figure may be, and how that is said, by what it counts."""

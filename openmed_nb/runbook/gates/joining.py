@@ -8,21 +8,27 @@ from typing import Any
 
 from ...devices.request import canonical
 from ...devices.simulation import MARK, shows_simulated
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, UnknownModel, shorten
+from ...models.registry import BUNDLED, find_model
 from ...training.curve import MemoryCurve
 from ..comparison.comparison import Comparison
 from ..operators.fallbacks import FallbackLedger
 from ..operators.forecast import Forecast
 from ..precision.gate import PrecisionVerdict
 from ..precision.parity import ParityReport
+from ..slices.profile import Profile
+from ..sweep.report import SweepReport
 from ..workloads.workload import ANNOTATION as ANNOTATING
-from ..workloads.workload import FORWARD_PASS, TRAINING_STEP
-from .evidence import ANNOTATION, TRAINING, Evidence
+from ..workloads.workload import FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from .evidence import ANNOTATION, INFERENCE, TRAINING, Evidence
 from .reading import READERS, Context
 from .thresholds import Gates
 
-TASK_OF: Mapping[str, str] = {ANNOTATING: ANNOTATION, FORWARD_PASS: ANNOTATION, TRAINING_STEP: TRAINING}
+TASK_OF: Mapping[str, str] = {ANNOTATING: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAINING}
 """What a measured step is a part of; of a person's own step nobody knows."""
+
+WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
+"""What torch wraps models into: the class says nothing of the model."""
 
 
 def evidence_of(
@@ -37,7 +43,7 @@ def evidence_of(
         texts: How many texts are to be done.
 
     Raises:
-        ConfigurationError: For what is no report, two of one kind, and reports of several devices or tasks.
+        ConfigurationError: For what is no report, two of one kind, and reports of several devices, models or tasks.
     """
     found = by_type(reports)
     own: Evidence = found.pop(Evidence, Evidence())
@@ -51,9 +57,16 @@ def evidence_of(
 
 
 def about(context: Context, found: Mapping[type, Any], own: Evidence, task: str | None) -> dict[str, Any]:
-    """Return the device, the task, and whether anything is simulated."""
+    """Return the models, the device, the task, and whether anything is simulated."""
     simulated = own.simulated or any(is_simulated(report) for report in found.values())
-    return {"device": context.device, "task": task or own.task or task_of(found), "simulated": simulated}
+    models = own.models or models_of(found.values()) or None
+    check_types(found.values())
+    return {
+        "models": models,
+        "device": context.device,
+        "task": task or own.task or task_of(found),
+        "simulated": simulated,
+    }
 
 
 def by_type(reports: Iterable[Any]) -> dict[Any, Any]:
@@ -93,6 +106,74 @@ def device_of(found: Mapping[type, Any]) -> str | None:
     return canonical(
         max(others, key=lambda one: one.speed_up.middle if one.speed_up else 0.0, default=comparison.devices[0]).device
     )
+
+
+def models_of(reports: Iterable[Any]) -> tuple[str, ...]:
+    """Return by which names reports call the model, in alphabetical order.
+
+    Raises:
+        ConfigurationError: Where two of them certainly are not of one model.
+    """
+    told = sorted({told for report in reports if (told := name_of(report))})
+    for kind in (is_class, is_name):
+        named = [name for name, task in told if task != OWN_STEP and kind(name)]
+        other = next((name for name in named if not is_same(named[0], name)), None)
+        if other is not None:
+            what = f"The reports are of different models: {shorten(named[0])!r} and {shorten(other)!r}."
+            raise ConfigurationError(what, "Pass reports of one model, by one name.")
+    return tuple(dict.fromkeys(name for name, _ in told))
+
+
+def check_types(reports: Iterable[Any]) -> None:
+    """Refuse times of a model in several types of numbers.
+
+    Raises:
+        ConfigurationError: Where reports of times are of several types.
+    """
+    timed = (report for report in reports if isinstance(report, (Comparison, Profile, SweepReport)))
+    dtypes = sorted({report.dtype for report in timed if report.dtype})
+    if len(dtypes) > 1:
+        what = f"The reports are of a model in several types: {', '.join(dtypes)}."
+        raise ConfigurationError(what, "Pass reports of one type.")
+
+
+def name_of(report: Any) -> tuple[str, str] | None:
+    """Return by which name a report calls its model, and its task; ``None`` where it has none."""
+    if isinstance(report, PrecisionVerdict):
+        return name_of(report.parity)
+    if isinstance(report, (ParityReport, Forecast)):
+        return report.model, ""
+    return (report.name, report.task) if isinstance(report, (Comparison, Profile, SweepReport)) else None
+
+
+def is_class(name: str) -> bool:
+    """Tell whether a name is that of the class of a model that was passed, not one that a model is loaded by.
+
+    Example:
+        >>> is_class("BertForTokenClassification"), is_class("bundled"), is_class("OpenMed/Some-Model")
+        (True, False, False)
+    """
+    return name.isidentifier() and name != name.lower() and name not in WRAPPERS
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a model is loaded by a name.
+
+    Example:
+        >>> is_name("bundled"), is_name("OpenMed/Some-Model"), is_name("train_step")
+        (True, True, False)
+    """
+    return name in BUNDLED or not name.isidentifier()
+
+
+def is_same(one: str, other: str) -> bool:
+    """Tell whether two names are of one model: classes by their names, others by where they are."""
+    if one == other or is_class(one):
+        return one == other
+    try:
+        return find_model(one) == find_model(other)
+    except UnknownModel:
+        return False
 
 
 def place_of(report: Any) -> str | None:

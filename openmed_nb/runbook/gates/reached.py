@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...training.verdict import GROWING
 from ..precision.judgement import ROUNDING, TOLERANCES
-from .evidence import ANNOTATION, GENERATION, TRAINING, Evidence
-from .units import COUNT, DIFFERENCE, HOURS, SHARE, TIMES, WORDS, in_unit
+from .evidence import FIGURES, GENERATION, TRAINING, Evidence, plain, words_of
+from .thresholds import NAMES, TIMES, Gates, in_unit
 
-if TYPE_CHECKING:
-    from .thresholds import Gates
+AT_LEAST = frozenset({"speed_up", "utilisation", "entity_agreement", "headroom"})
+"""The gates that a figure must reach; beyond the others it must not go."""
 
 
 @dataclass(frozen=True)
@@ -34,48 +34,55 @@ class Figure:
     limit: float | None = None
 
     @property
+    def threshold(self) -> float:
+        """The threshold as the figure counts: of a speed-up, 1 more, because 1.22 - 1 is less than 0.22 in binary."""
+        return (self.limit or 0.0) + (1 if self.unit == TIMES else 0)
+
+    @property
     def row(self) -> tuple[str, str, str, str]:
         """The figure as people read it: its name, its value, its gate, and the threshold."""
-        limit = self.limit if self.limit is None or self.unit != TIMES else 1 + self.limit
-        return self.name, in_unit(self.unit, self.value), self.gate, "" if limit is None else in_unit(self.unit, limit)
+        limit = in_unit(self.unit, self.threshold) if self.gate else ""
+        return self.name, in_unit(self.unit, self.value), self.gate, limit
 
     @property
     def words(self) -> str:
         """The figure without what differs from run to run: its name, its gate, and names that it stands for."""
-        if self.unit == WORDS:
-            return f"{self.name}: {self.value}"
+        if self.unit == NAMES:
+            return f"{self.name}: {in_unit(NAMES, self.value)}"
         return f"{self.name} (gate {self.gate}: {self.row[-1]})" if self.gate else self.name
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figure as a mapping, ready for JSON."""
-        return dict(vars(self))
+        return {**vars(self), "value": plain(self.value)}
 
 
 Figures = tuple[Figure, ...]
-Look = Callable[[Evidence, "Gates"], Figures]
+Look = Callable[[Evidence, Gates], Figures]
 """Returns the figures that reach their gates, none where a rule does not hold."""
 
 
-def above(value: float | None, name: str, gate: str, gates: Gates, unit: str = SHARE) -> Figures:
-    """Return a figure that is above its threshold."""
-    limit: float = getattr(gates, gate)
-    return (Figure(name, value, unit, gate, limit),) if value is not None and value > limit else ()
+def figure_of(evidence: Evidence, name: str) -> Figure:
+    """Return a figure without a gate."""
+    return Figure(words_of(name), getattr(evidence, name), FIGURES[name][1])
 
 
-def below(value: float | None, name: str, gate: str, gates: Gates, unit: str = SHARE) -> Figures:
-    """Return a figure that is below its threshold."""
-    limit: float = getattr(gates, gate)
-    return (Figure(name, value, unit, gate, limit),) if value is not None and value < limit else ()
+def gated(evidence: Evidence, gates: Gates, gate: str) -> Figure:
+    """Return the figure of a gate, which has its name."""
+    return Figure(words_of(gate), getattr(evidence, gate), FIGURES[gate][1], gate, getattr(gates, gate))
 
 
-def named(values: tuple[str, ...] | None, name: str) -> Figures:
-    """Return names that there are, as one figure."""
-    return (Figure(name, ", ".join(values), WORDS),) if values else ()
+def beyond(evidence: Evidence, gates: Gates, gate: str) -> Figures:
+    """Return the figure of a gate where it is on the wrong side of it; what rounding may have done does not count."""
+    figure = gated(evidence, gates, gate)
+    if figure.value is None:
+        return ()
+    apart = figure.threshold - figure.value if gate in AT_LEAST else figure.value - figure.threshold
+    return (figure,) if apart > ROUNDING else ()
 
 
-def counted_above_zero(value: int | None, name: str) -> Figures:
-    """Return a count that should be 0."""
-    return (Figure(name, value, COUNT),) if value else ()
+def told(evidence: Evidence, *names: str) -> Figures:
+    """Return those of some figures that say anything: names that there are, counts above 0, and what is so."""
+    return tuple(figure_of(evidence, name) for name in names if getattr(evidence, name))
 
 
 def is_accelerator(evidence: Evidence) -> bool:
@@ -91,45 +98,38 @@ def writes_on_mps(evidence: Evidence) -> bool:
 def wrong_numbers(evidence: Evidence, gates: Gates) -> Figures:
     """Return what is not as on the CPU in float32."""
     return (
-        *named(evidence.device_faults, "computed wrongly"),
-        *counted_above_zero(evidence.not_numbers, "tokens with NaN or infinity"),
-        *below(evidence.entity_agreement, "entities that are the same", "entity_agreement", gates),
-        *above(beyond_rounding(evidence), "largest difference of a logit", "logits", gates, DIFFERENCE),
-        *above(less_rounding(evidence.recall_loss), "recall lost", "recall_loss", gates),
-        *above(evidence.gradients, "largest relative difference of a gradient", "gradients", gates, DIFFERENCE),
+        *told(evidence, "device_faults", "not_numbers"),
+        *beyond(evidence, gates, "entity_agreement"),
+        *(() if is_rounding(evidence) else beyond(evidence, gates, "logits")),
+        *beyond(evidence, gates, "recall_loss"),
+        *beyond(evidence, gates, "gradients"),
     )
 
 
-def beyond_rounding(evidence: Evidence) -> float | None:
-    """Return how far logits are apart, but for what rounding explains.
+def is_rounding(evidence: Evidence) -> bool:
+    """Tell whether rounding explains how far logits are apart.
 
     As in ``judgement.of_logits``: a larger model adds up more roundings, so up to what 16 bits round the entities decide.
     """
-    rounded = evidence.logits is not None and evidence.logits <= (TOLERANCES["float16"].logits or 0.0)
-    return None if rounded and evidence.entity_agreement in {None, 1} else evidence.logits
-
-
-def less_rounding(loss: float | None) -> float | None:
-    """Return a loss of recall without the rounding of its own subtraction."""
-    return None if loss is None else loss - ROUNDING
+    small = evidence.logits is not None and evidence.logits <= (TOLERANCES["float16"].logits or 0.0)
+    return small and evidence.entity_agreement in {None, 1}
 
 
 def memory_grows(evidence: Evidence, gates: Gates) -> Figures:
     """Return the growth over ten epochs, where the memory curve says that it is one."""
-    grows = evidence.memory_verdict == GROWING
-    return above(evidence.memory_growth, "growth over ten epochs", "memory_growth", gates) if grows else ()
+    return beyond(evidence, gates, "memory_growth") if evidence.memory_verdict == GROWING else ()
 
 
 def no_row_fits(evidence: Evidence, _gates: Gates) -> Figures:
     """Return that not even one row fits into the memory."""
-    return (Figure("out of memory at rows", 1, COUNT),) if evidence.out_of_memory_at == 1 else ()
+    return told(evidence, "out_of_memory_at") if evidence.out_of_memory_at == 1 else ()
 
 
 def short_of_memory(evidence: Evidence, gates: Gates) -> Figures:
     """Return that the batch in use does not fit, or hardly does."""
     full, batch = evidence.out_of_memory_at, evidence.batch
-    out = (Figure("out of memory at rows", full, COUNT),) if full and batch and batch >= full else ()
-    return (*out, *below(evidence.headroom, "memory limit that stays free", "headroom", gates))
+    out = told(evidence, "out_of_memory_at") if full and batch and batch >= full else ()
+    return (*out, *beyond(evidence, gates, "headroom"))
 
 
 def short_in_training(evidence: Evidence, gates: Gates) -> Figures:
@@ -146,21 +146,10 @@ def short_without_training(evidence: Evidence, gates: Gates) -> Figures:
     return short_of_memory(evidence, gates)
 
 
-def little_gain(evidence: Evidence, gates: Gates) -> Figures:
-    """Return a speed-up that is too small to be worth a device.
-
-    The threshold is added to 1 because 1.22 - 1 is less than 0.22 in binary.
-    """
-    speed_up = evidence.speed_up
-    if speed_up is None or not is_accelerator(evidence) or speed_up >= 1 + gates.speed_up:
-        return ()
-    return (Figure("speed-up over the CPU", speed_up, TIMES, "speed_up", gates.speed_up),)
-
-
 def waits(evidence: Evidence, gates: Gates) -> Figures:
     """Return speed-up and utilisation where both are too small: the device waits."""
-    gain, busy = little_gain(evidence, gates), below(evidence.utilisation, "utilisation", "utilisation", gates)
-    return (*gain, *busy) if gain and busy else ()
+    gain, busy = beyond(evidence, gates, "speed_up"), beyond(evidence, gates, "utilisation")
+    return (*gain, *busy) if gain and busy and is_accelerator(evidence) else ()
 
 
 def data_is_fine(evidence: Evidence, gates: Gates) -> bool:
@@ -171,7 +160,7 @@ def data_is_fine(evidence: Evidence, gates: Gates) -> bool:
 
 def batch_is_fine(evidence: Evidence, gates: Gates) -> bool:
     """Tell whether it was measured that another batch would gain little."""
-    return evidence.knee_gain is not None and evidence.knee_gain <= gates.knee_gain
+    return evidence.knee_gain is not None and not beyond(evidence, gates, "knee_gain")
 
 
 def waits_for_data(evidence: Evidence, gates: Gates) -> Figures:
@@ -187,70 +176,74 @@ def waits_for_rows(evidence: Evidence, gates: Gates) -> Figures:
 
 def slow_data(evidence: Evidence, gates: Gates) -> Figures:
     """Return a share of data that is too large."""
-    return above(evidence.data_share, "step spent on waiting for data", "data_share", gates)
+    return beyond(evidence, gates, "data_share")
 
 
 def slow_transfer(evidence: Evidence, gates: Gates) -> Figures:
-    """Return a share of copies that is too large."""
-    return above(evidence.transfer_share, "step spent on copies to the device", "transfer_share", gates)
+    """Return a share of copies that is too large; to the CPU nothing is copied."""
+    return beyond(evidence, gates, "transfer_share") if is_accelerator(evidence) else ()
 
 
-def synchronises(evidence: Evidence, _gates: Gates) -> Figures:
-    """Return where a step waits for the device."""
-    return named(evidence.synchronisations, "places where a step waits for the device")
+def is_busy(evidence: Evidence, gates: Gates) -> bool:
+    """Tell whether it was measured that the device is busy."""
+    return evidence.utilisation is not None and not beyond(evidence, gates, "utilisation")
+
+
+def synchronises(evidence: Evidence, gates: Gates) -> Figures:
+    """Return where a step waits for a device that is hardly busy; while it is busy, a loss that is read costs little."""
+    idle = beyond(evidence, gates, "utilisation")
+    return (*told(evidence, "synchronisations"), *idle) if idle and evidence.synchronisations else ()
+
+
+def synchronises_beside(evidence: Evidence, gates: Gates) -> Figures:
+    """Return where a step waits for the device, where that does not decide."""
+    return () if synchronises(evidence, gates) else told(evidence, "synchronisations")
 
 
 def wrong_batch(evidence: Evidence, gates: Gates) -> Figures:
     """Return how much more throughput there is at the knee, and where that is."""
-    gain = above(evidence.knee_gain, "more throughput at the knee", "knee_gain", gates)
-    rows = (("rows in use", evidence.batch), ("rows at the knee", evidence.knee))
-    return (*gain, *(Figure(name, count, COUNT) for name, count in rows if count is not None)) if gain else ()
+    gain = beyond(evidence, gates, "knee_gain")
+    return (*gain, *told(evidence, "batch", "knee")) if gain else ()
 
 
-def tiny_batch(evidence: Evidence, _gates: Gates) -> Figures:
-    """Return that starting operators takes most of the time."""
-    return (
-        (Figure("batch", "so small that starting operators takes most of the time", WORDS),)
-        if evidence.tiny_batch
-        else ()
-    )
+def tiny_batch(evidence: Evidence, gates: Gates) -> Figures:
+    """Return that starting operators takes most of the time, unless it is known that no larger batch is faster."""
+    return () if batch_is_fine(evidence, gates) else told(evidence, "tiny_batch")
 
 
 def falls_back(evidence: Evidence, gates: Gates) -> Figures:
     """Return the operators that MPS does not have, where they take too much."""
     if evidence.kind not in {None, "mps"}:
         return ()
-    refused = named(evidence.refused_operators, "operators that MPS refuses")
-    often = above(evidence.fallback_calls, "calls that fell back", "fallback_calls", gates)
-    by_time = above(evidence.fallback_time, "time spent in what fell back", "fallback_time", gates)
-    much = often if evidence.fallback_time is None else by_time
-    return (*refused, *much, *(named(evidence.fallback_operators, "operators that fell back") if much else ()))
+    much = beyond(evidence, gates, "fallback_calls" if evidence.fallback_time is None else "fallback_time")
+    named = told(evidence, "fallback_operators") if much else ()
+    return (*told(evidence, "refused_operators"), *much, *named)
 
 
 def is_at_work(evidence: Evidence, gates: Gates) -> bool:
     """Tell whether it is the device's own speed that is seen: it is busy, or nothing is left that it could wait for."""
-    busy = evidence.utilisation is not None and evidence.utilisation >= gates.utilisation
-    return busy or (data_is_fine(evidence, gates) and batch_is_fine(evidence, gates))
+    return is_busy(evidence, gates) or (data_is_fine(evidence, gates) and batch_is_fine(evidence, gates))
 
 
-def slower(evidence: Evidence, gates: Gates) -> Figures:
-    """Return speed-up and utilisation where the device is slower than the CPU although it works."""
-    high = evidence.speed_up if evidence.speed_up_high is None else evidence.speed_up_high
-    if high is None or high >= 1 or not is_accelerator(evidence) or not is_at_work(evidence, gates):
+def ends_of_speed_up(evidence: Evidence) -> tuple[float, float] | None:
+    """Return the ends of the interval of the speed-up as far as they are known; ``None`` where nothing was measured."""
+    known = [one for one in (evidence.speed_up_low, evidence.speed_up, evidence.speed_up_high) if one is not None]
+    return (min(known), max(known)) if known else None
+
+
+def gains_little(evidence: Evidence, gates: Gates) -> Figures:
+    """Return speed-up and utilisation where the whole interval is below its gate although the device works."""
+    ends = ends_of_speed_up(evidence)
+    at_most = gated(evidence.but(speed_up=ends and ends[1]), gates, "speed_up")
+    if ends is None or ends[1] >= at_most.threshold or not is_at_work(evidence, gates):
         return ()
-    return speed_figures(evidence, gates, high)
-
-
-def speed_figures(evidence: Evidence, gates: Gates, speed_up: float) -> Figures:
-    """Return speed-up and utilisation of a device that works."""
-    busy = evidence.utilisation
-    used = () if busy is None else (Figure("utilisation", busy, SHARE, "utilisation", gates.utilisation),)
-    return (Figure("speed-up over the CPU", speed_up, TIMES, "speed_up", gates.speed_up), *used)
+    busy = () if evidence.utilisation is None else (gated(evidence, gates, "utilisation"),)
+    return (replace(at_most, name=words_of("speed_up_high")), *busy)
 
 
 def too_long(evidence: Evidence, gates: Gates) -> Figures:
     """Return how long the work takes, where that is too long for one computer."""
-    return above(evidence.hours_to_do, "time for all texts", "hours", gates, HOURS)
+    return beyond(evidence, gates, "hours")
 
 
 def on_mps_writing(look: Look) -> Look:
@@ -267,29 +260,28 @@ def elsewhere(look: Look) -> Look:
     return looks
 
 
-def writes_slowly(evidence: Evidence, gates: Gates) -> Figures:
-    """Return speed-up and utilisation where little is gained by writing text on MPS, although it works."""
-    gain = little_gain(evidence, gates)
-    works = writes_on_mps(evidence) and is_at_work(evidence, gates)
-    return speed_figures(evidence, gates, evidence.speed_up) if gain and works and evidence.speed_up is not None else ()
+STAYS = (
+    "speed_up",
+    "entity_agreement",
+    "logits",
+    "headroom",
+    "memory_growth",
+    "data_share",
+    "knee_gain",
+    "fallback_time",
+    "fallback_calls",
+)
+"""The gates of a device that is worth it."""
 
 
 def all_is_well(evidence: Evidence, gates: Gates) -> Figures:
-    """Return the figures of a device that is worth it, each with its gate."""
-    growth = evidence.memory_growth if evidence.task != ANNOTATION else None
-    figures = (
-        ("speed-up over the CPU", evidence.speed_up, TIMES, "speed_up"),
-        ("entities that are the same", evidence.entity_agreement, SHARE, "entity_agreement"),
-        ("largest difference of a logit", evidence.logits, DIFFERENCE, "logits"),
-        ("memory limit that stays free", evidence.headroom, SHARE, "headroom"),
-        ("growth over ten epochs", growth, SHARE, "memory_growth"),
-        ("step spent on waiting for data", evidence.data_share, SHARE, "data_share"),
-        ("more throughput at the knee", evidence.knee_gain, SHARE, "knee_gain"),
-        ("time spent in what fell back", evidence.fallback_time, SHARE, "fallback_time"),
-        ("calls that fell back", evidence.fallback_calls, SHARE, "fallback_calls"),
-    )
+    """Return the figures of a device that is worth it, each with its gate.
+
+    What is beyond its gate and does not decide is left out, such as a count of fallbacks whose time is known; a speed-up that
+    may be on either side stands there.
+    """
+    compared = STAYS if is_accelerator(evidence) else STAYS[3:]
+    known = (gate for gate in compared if getattr(evidence, gate) is not None)
     return tuple(
-        Figure(name, value, unit, gate, getattr(gates, gate))
-        for name, value, unit, gate in figures
-        if value is not None
+        gated(evidence, gates, gate) for gate in known if gate == "speed_up" or not beyond(evidence, gates, gate)
     )

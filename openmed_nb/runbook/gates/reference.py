@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from itertools import zip_longest
 
-from ...interface.display import Table
+from ...interface.display import Report, Table
 from .rules import MATRIX
+from .thresholds import Gates, said, shown
+
+WIDTH = 108
+"""How many characters a line of the text form has at most, but for the spaces between columns."""
 
 SYMPTOMS = (
     (
@@ -161,4 +168,53 @@ def decision_matrix(gates: Mapping[str, str]) -> Table:
 
 def symptom_table() -> Table:
     """Return the symptoms with their likely causes."""
-    return Table("Symptoms", ("symptom", "likely cause", "what to look at", "tool", "reported in"), SYMPTOMS)
+    rows = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
+    return Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), rows)
+
+
+def report_of(gates: Gates) -> Report:
+    """Return thresholds with their reasons, and as reference the decision matrix and the symptoms."""
+    were = {name: f"was {shown(name, was)}" for name, was, _ in gates.changed}
+    rows = tuple(
+        (one.name, shown(one.name, getattr(gates, one.name)), were.get(one.name, ""), *said(one))
+        for one in fields(gates)
+    )
+    table = Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), rows)
+    sentences = gates.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
+    return Report("Gates", sentences, (table, decision_matrix(gates.shown()), symptom_table()))
+
+
+def narrow(report: Report) -> Report:
+    """Return a report whose tables have no long lines: long cells go on in the rows below, and an empty row ends each."""
+    return replace(report, tables=tuple(narrow_table(table) for table in report.tables))
+
+
+def narrow_table(table: Table) -> Table:
+    """Return a table with its long cells broken between words.
+
+    Example:
+        >>> narrow_table(Table("", ("a", "b"), (("1", "word " * 23),))).rows
+        (('1', 'word word word word word word word word word word word word word word word word word word word word word'),\
+ ('', 'word word'), ('', ''))
+    """
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
+    wide = [max(map(len, column)) > longest for column, longest in zip(columns, words, strict=True)]
+    more = (WIDTH - sum(words)) // max(1, sum(wide))
+    widths = [longest + more if breaks else longest for longest, breaks in zip(words, wide, strict=True)]
+    rows = (
+        row
+        for cells in table.rows
+        for row in (*zip_longest(*map(broken, cells, widths), fillvalue=""), ("",) * len(cells))
+    )
+    return replace(table, rows=tuple(rows))
+
+
+def broken(cell: str, width: int) -> list[str]:
+    """Return a cell as lines, broken between words.
+
+    Example:
+        >>> broken("nb.sweep(), nb.profile()", 12), broken("", 12)
+        (['nb.sweep(),', 'nb.profile()'], [''])
+    """
+    return textwrap.wrap(cell, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,26 +1,46 @@
-"""The gates: thresholds with names, reasons and sources, each of which a person can change."""
+"""The gates: thresholds with names, reasons and sources, each of which a person can change; and what figures count."""
 
 from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ...errors import ConfigurationError, shorten
-from ...interface.display import Report, Shown, Table
+from ...interface.display import Report, Shown, to_text
 from ...training.verdict import GATE_EPOCHS, GROWTH_GATE
-from ..comparison.split import DATA_SHARE
 from ..precision.judgement import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from ..sweep.memory import HEADROOM_SHARE
 from ..sweep.points import KNEE_GAIN
-from .reference import decision_matrix, symptom_table
-from .units import DIFFERENCE, HOURS, SHARE, in_unit
+from ..workloads.split import DATA_SHARE
+
+SCHEMA = "openmed_nb/gates/1"
+
+SHARE, DIFFERENCE, HOURS, TIMES, RATE = "share", "difference", "hours", "times", "rate"
+COUNT, WORDS, NAMES, PHASES, YES_NO = "count", "words", "names", "phases", "yes or no"
+"""What figures count."""
+
+SPELLED: dict[str, Callable[[Any], str]] = {
+    SHARE: lambda value: f"{digits(100 * value)} %",
+    DIFFERENCE: lambda value: f"{value:.3g}",
+    HOURS: lambda value: f"{digits(value)} hours",
+    TIMES: lambda value: f"{digits(value)} times",
+    RATE: lambda value: f"{digits(value)} a second",
+    COUNT: lambda value: f"{value:,}" if value else "none",
+    WORDS: str,
+    NAMES: lambda value: ", ".join(value) or "none",
+    PHASES: lambda value: ", ".join(f"{name} {in_unit(SHARE, share)}" for name, share in value.items()),
+    YES_NO: lambda value: "yes" if value else "no",
+}
+"""How people read them."""
 
 OWN = "a choice of this toolkit"
 RUNBOOK = "the runbook"
 PARITY = "as nb.parity judges it"
 
-SEEN = "some times the largest difference that was seen where nothing was wrong"
+SEEN = "several times the largest difference that was seen where nothing was wrong"
 ABOUT = "about"
 NUMBER_OF = {SHARE: "share", DIFFERENCE: "difference", HOURS: "number of hours"}
 
@@ -67,7 +87,7 @@ class Gates(Shown):
             "a device must be so much faster than the CPU",
             "less is not worth a second device to keep right; where it also waits, data and batch are looked at first",
             RUNBOOK,
-            largest=100.0,
+            largest=10.0,
         ),
     )
     utilisation: float = threshold(
@@ -86,7 +106,7 @@ class Gates(Shown):
         RECALL_LOSS,
         About(
             "no more of the recall of gold entities may be lost",
-            "more is another model to who reads its answers",
+            "a model that finds less of what is there is another model",
             PARITY,
         ),
     )
@@ -110,11 +130,11 @@ class Gates(Shown):
             f"more growth over {GATE_EPOCHS} epochs means that something is retained",
             "caches are emptied at the boundaries of epochs, so what still grows is held",
             RUNBOOK,
-            largest=100.0,
+            largest=10.0,
         ),
     )
     headroom: float = threshold(
-        0.1,
+        HEADROOM_SHARE,
         About(
             "so much of the memory limit must stay free at the batch in use",
             "one longer text, or one new shape, is then no out of memory",
@@ -133,14 +153,14 @@ class Gates(Shown):
         About(
             "no more throughput may be gained at the knee of the sweep than at the batch in use",
             f"the knee itself leaves {KNEE_GAIN:.0%}, and a gain near that is hardly worth another batch",
-            largest=100.0,
+            largest=10.0,
         ),
     )
     fallback_time: float = threshold(
         0.05,
         About(
             "no more of the time may be spent in what fell back to the CPU",
-            "less gains nobody much who computes it elsewhere",
+            "where it takes less, computing it elsewhere gains little",
         ),
     )
     fallback_calls: float = threshold(
@@ -186,31 +206,30 @@ class Gates(Shown):
         """Return values, changes and reasons as plain mappings, numbers and strings, ready for JSON."""
         about = {one.name: {**vars(one.metadata[ABOUT]), "default": one.default} for one in fields(self)}
         changed = {name: {"from": was, "to": now} for name, was, now in self.changed}
-        return {"values": dict(vars(self)), "changed": changed, "about": about}
+        return {"schema": SCHEMA, "values": dict(vars(self)), "changed": changed, "about": about}
 
     def report(self) -> Report:
         """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-        were = {name: f"was {shown(name, was)}" for name, was, _ in self.changed}
-        rows = tuple(
-            (one.name, shown(one.name, getattr(self, one.name)), were.get(one.name, ""), *said(one))
-            for one in fields(self)
-        )
-        gates = Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), rows)
-        sentences = self.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
-        return Report("Gates", sentences, (gates, decision_matrix(self.shown()), symptom_table()))
+        from .reference import report_of
+
+        return report_of(self)
+
+    def __str__(self) -> str:
+        from .reference import narrow
+
+        return to_text(narrow(self.report()))
 
 
 DEFAULTS: dict[str, float] = {one.name: getattr(Gates, one.name) for one in fields(Gates)}
-NAMES = tuple(DEFAULTS)
 UNITS = {one.name: one.metadata[ABOUT].unit for one in fields(Gates)}
 
 
 def gates(**changed: float) -> Gates:
     """Return the thresholds, some of them changed; see :func:`openmed_nb.gates`."""
     for name in changed:
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-            use = f"Use {near[0]!r}." if near else f"There are {', '.join(NAMES)}."
+        if name not in DEFAULTS:
+            near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.4)
+            use = f"Use {near[0]!r}." if near else f"There are {', '.join(DEFAULTS)}."
             raise ConfigurationError(f"{shorten(name)!r} is no gate.", use)
     return Gates(**changed)
 
@@ -242,3 +261,23 @@ def shown(name: str, value: float) -> str:
         ('22 %', '0.0001', '24 hours')
     """
     return in_unit(UNITS[name], value)
+
+
+def in_unit(unit: str, value: object) -> str:
+    """Return a value as people read it.
+
+    Example:
+        >>> in_unit(SHARE, 0.22), in_unit(DIFFERENCE, 1e-4), in_unit(TIMES, 3.456), in_unit(COUNT, 1200), in_unit(NAMES, ())
+        ('22 %', '0.0001', '3.46 times', '1,200', 'none')
+    """
+    return SPELLED[unit](value)
+
+
+def digits(value: float) -> str:
+    """Return a number with three digits that count.
+
+    Example:
+        >>> digits(0.12345), digits(1604.9)
+        ('0.123', '1,600')
+    """
+    return f"{float(f'{value:.3g}'):,g}"

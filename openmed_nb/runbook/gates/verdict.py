@@ -9,10 +9,12 @@ from typing import Any
 from ...devices.simulation import MARK, NOTE
 from ...errors import ConfigurationError
 from ...interface.display import Report, Shown, Table
-from .areas import RANKS, Area, unmeasured
-from .evidence import Evidence
-from .rules import FALL_BACK, Reason, reasons_of
+from .evidence import INFERENCE, Evidence
+from .reached import Figures, synchronises_beside
+from .rules import FALL_BACK, LEANING, MEASURING, RANKS, RULES, STAYING, Area, Rule, numbers_are_known, unmeasured
 from .thresholds import Gates
+
+SCHEMA = "openmed_nb/verdict/1"
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
@@ -26,6 +28,18 @@ CAUTIONS: tuple[tuple[Callable[[Evidence, Gates], Any], str], ...] = (
         "Known silent errors were seen on this device ({0}); nb.doctor() says what to avoid.",
     ),
     (
+        lambda here, _gates: ", ".join(here.models or ()) if len(here.models or ()) > 1 else "",
+        "The reports call the model {0}: make sure that it is one.",
+    ),
+    (
+        lambda here, gates: here.task == INFERENCE and here.kind != "cpu" and not numbers_are_known(here, gates),
+        "Parity of a module of your own is not known: compare its outputs on both devices with torch.testing.assert_close.",
+    ),
+    (
+        lambda here, gates: bool(synchronises_beside(here, gates)),
+        "A step waits for the device in lines that nb.profile(...) names; that costs little while the device is busy.",
+    ),
+    (
         lambda here, _gates: holds(here, 1.0),
         "No difference in speed from the CPU was shown.",
     ),
@@ -35,6 +49,33 @@ CAUTIONS: tuple[tuple[Callable[[Evidence, Gates], Any], str], ...] = (
     ),
 )
 """What is said beside a verdict, where something makes it true."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A recommendation with all that speaks for it.
+
+    Attributes:
+        recommendation: What is recommended.
+        rank: Where it stands in the order of precedence.
+        when: What holds, as sentences.
+        figures: The figures, each with its gate.
+        do: What to do.
+        change: What would change it.
+    """
+
+    recommendation: str
+    rank: int
+    when: tuple[str, ...]
+    figures: Figures
+    do: tuple[str, ...]
+    change: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reason as plain mappings, lists, numbers and strings, ready for JSON."""
+        figures = [figure.to_dict() for figure in self.figures]
+        lists = {name: list(getattr(self, name)) for name in ("when", "do", "change")}
+        return {"recommendation": self.recommendation, "figures": figures, **lists}
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,6 +134,7 @@ class Verdict(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, numbers and strings, ready for JSON."""
         return {
+            "schema": SCHEMA,
             "recommendation": self.recommendation,
             "sure": self.sure,
             "simulated": self.evidence.simulated,
@@ -152,7 +194,9 @@ class Verdict(Shown):
             (figure.row[0], one.recommendation, *figure.row[1:]) for one in self.reasons for figure in one.figures
         )
         columns = ("figure", "speaks for", "value", "gate", "threshold")
-        return Table("What led to it", columns, rows), *self.evidence.report().figures
+        said = {row[0] for row in rows}
+        others = tuple(row for row in self.evidence.rows() if row[0] not in said)
+        return Table("What led to it", columns, rows), Table("What else was measured", ("figure", "value"), others)
 
 
 def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
@@ -168,6 +212,37 @@ def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     """
     gates = Gates() if gates is None else gates
     return Verdict(evidence, gates, reasons_of(evidence, gates), unmeasured(evidence, gates))
+
+
+def reasons_of(evidence: Evidence, gates: Gates) -> tuple[Reason, ...]:
+    """Return the recommendations that have reasons, in order of precedence.
+
+    Rules of one rank that recommend the same are one reason.
+    """
+    groups: dict[tuple[int, str], list[tuple[Rule, Figures]]] = {}
+    for rule in RULES:
+        if figures := rule.look(evidence, gates):
+            groups.setdefault((rule.rank, rule.recommendation), []).append((rule, figures))
+    return tuple(joined(holding, gates) for holding in groups.values()) or (otherwise(evidence, gates),)
+
+
+def otherwise(evidence: Evidence, gates: Gates) -> Reason:
+    """Return what is recommended where no rule holds."""
+    staying = ((rule, rule.look(evidence, gates)) for rule in (STAYING, LEANING))
+    return joined([next((one for one in staying if one[1]), (MEASURING, ()))], gates)
+
+
+def joined(holding: list[tuple[Rule, Figures]], gates: Gates) -> Reason:
+    """Return rules that hold and recommend the same as one reason."""
+    first, shown = holding[0][0], gates.shown()
+    whens, _, dos, changes = zip(*(rule.said(shown) for rule, _ in holding), strict=True)
+    figures = dict.fromkeys(figure for _, found in holding for figure in found)
+    return Reason(first.recommendation, first.rank, unique(whens), tuple(figures), unique(dos), unique(changes))
+
+
+def unique(sentences: tuple[str, ...]) -> tuple[str, ...]:
+    """Return sentences, each once, in order."""
+    return tuple(dict.fromkeys(sentences))
 
 
 def checked_gates(gates: object) -> Gates:

@@ -19,17 +19,25 @@ SCHEMA_NAME, RESULT = "logbook.schema.json", "smoke.json"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """What keeps everything from asking the network."""
 
-SMOKE_SCRIPT = f'''"""Repeat the smoke test of this bundle: python {SMOKE} [--device DEVICE]; the exit status is 0 where it passes."""
+SMOKE_SCRIPT = f'''"""Repeat the smoke test of this bundle: python {SMOKE} [--device DEVICE] [--model FOLDER]; status 0 where it passes."""
 
+import contextlib
 import json
 import os
 import sys
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
-os.environ.update(json.loads((BUNDLE / "{GOLDEN}").read_text("utf-8"))["variables"])  # torch reads them while it loads.
-
-from openmed_nb.runbook.handoff.smoke import from_command_line
+with contextlib.suppress(OSError):
+    (BUNDLE / "{RESULT}").unlink()  # What an earlier run found is not what this one finds.
+try:
+    os.environ.update(json.loads((BUNDLE / "{GOLDEN}").read_text("utf-8"))["variables"])  # torch reads them while it loads.
+except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    sys.exit(f"The {GOLDEN} of the bundle cannot be read: {{type(error).__name__}}. Take the bundle from where it came from again.")
+try:
+    from openmed_nb.runbook.handoff.smoke import from_command_line
+except ImportError as error:
+    sys.exit(f"openmed_nb cannot be imported here: {{error}}. Install it as the {README} says.")
 
 if __name__ == "__main__":
     sys.exit(from_command_line(BUNDLE, sys.argv[1:]))
@@ -55,7 +63,17 @@ WHAT = {
 def run_script(golden: Golden) -> str:
     """Return the golden command line with its environment variables, for a POSIX shell."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.variables.items())
-    return f'#!/bin/sh\n# {WHAT[RUN].capitalize()}.\nset -eu\ncd "$(dirname "$0")"\n{exports}exec "${{PYTHON:-python}}" {SMOKE} "$@"\n'
+    return f"""#!/bin/sh
+# {WHAT[RUN].capitalize()}.
+set -eu
+script=$0
+while [ -L "$script" ]; do
+  link=$(readlink -- "$script")
+  case $link in /*) script=$link ;; *) script=$(dirname -- "$script")/$link ;; esac
+done
+CDPATH= cd -- "$(dirname -- "$script")"
+{exports}exec "${{PYTHON:-$(command -v python || command -v python3 || echo python)}}" {SMOKE} "$@"
+"""
 
 
 def readme(golden: Golden, files: Sequence[str], wheel: str, python: str, simulated: bool) -> str:
@@ -101,7 +119,7 @@ To annotate a note: `python -m openmed_nb --model {golden.model if golden.copied
 3. The entities in the golden texts are exactly those in `{GOLDEN}`.
 4. Memory does not grow over {golden.rounds} rounds.
 5. It is as fast as `{LOGBOOK}` says; but only where the two may be compared: the same device, torch, transformers, model,
-   texts, batch, power source and so on. Elsewhere it says why not.
+   texts, batch, power source and so on, and no busy programs in either run. Elsewhere it says why not.
 
 ## What is in it
 
@@ -119,7 +137,10 @@ def model_words(golden: Golden) -> str:
     """Return what there is to say of the model."""
     if golden.copied:
         return f"The model is in `{MODEL}/`."
-    return f"The model `{golden.model}` is **not** here. Fetch it first; the smoke test checks that its files are the same."
+    return (
+        f"The model `{golden.model}` is **not** here; the smoke test checks that its files are the same. Fetch it first, or say "
+        f"where it is: `sh {RUN} --model FOLDER`."
+    )
 
 
 def texts_words(golden: Golden) -> str:

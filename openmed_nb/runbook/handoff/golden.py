@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...annotation.stream import entities_of
+from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.config import OpenMedConfig
 from ...models.content import Content
 from ...models.loading import LoadSpec
@@ -58,7 +59,7 @@ class Golden:
 
     Attributes:
         schema: The name and the number of this form.
-        model: The folder of the model in the bundle, or its name where it was not copied.
+        model: The folder of the model in the bundle; where it was not copied, its id, or the name of its folder without the path.
         copied: Whether the model was copied.
         content: Fingerprints of the model's files.
         dtype: The type of its weights in memory.
@@ -86,17 +87,22 @@ class Golden:
     dataset_copied: bool
     entities: tuple[tuple[Found, ...], ...] = ()
 
-    def spec(self, bundle: Path) -> LoadSpec:
-        """Return what is loaded, from the bundle or by its name, without a network.
+    def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
+        """Return what is loaded, from the bundle, from where a person says, or by its name, without a network.
 
         Args:
             bundle: The folder of the bundle.
+            model: Where the model is that was not copied.
 
         Raises:
-            UnknownModel: For a name that is none here.
+            ConfigurationError: Where the model was not copied, and its name is none here.
         """
-        name = str(bundle / self.model) if self.copied else self.model
-        return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
+        name = str(bundle / self.model) if self.copied else model or self.model
+        try:
+            return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
+        except UnknownModel as error:
+            what = f"The model {shorten(name)!r} is not in the bundle, and not here."
+            raise ConfigurationError(what, "Say where it is: --model FOLDER.") from error
 
 
 def entities_found(bench: Bench, texts: list[Any]) -> tuple[tuple[Found, ...], ...]:

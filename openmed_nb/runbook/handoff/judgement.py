@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,10 @@ from .trial import Trial
 SLOWER = 0.25
 """How much slower the fastest round may be than that of the golden run: a choice, so that noise of a quiet computer passes and
 a regression that matters does not."""
+
+BUSY = 0.2
+"""What share of the processors other programs may take before speed is not judged: a choice, because a step that has a fifth
+less of the computer is slower by about what is allowed."""
 
 MOST_NAMED = 5
 
@@ -113,13 +118,15 @@ def entities(seen: Observed) -> Finding:
     """Return whether the entities in every text are exactly those of the golden run."""
     if not_run := ran(seen, "entities"):
         return not_run
-    pairs = list(zip(seen.golden.entities, seen.entities, strict=True))
+    pairs = [
+        (Counter(wanted), Counter(found)) for wanted, found in zip(seen.golden.entities, seen.entities, strict=True)
+    ]
     others = [number for number, (wanted, found) in enumerate(pairs) if wanted != found]
     if not others:
         total = counted(sum(map(len, seen.entities)), "entity", "entities")
         return Finding("entities", OK, f"the same {total} in {counted(len(pairs), 'text')}")
-    missing = sum(len(set(wanted) - set(found)) for wanted, found in pairs)
-    extra = sum(len(set(found) - set(wanted)) for wanted, found in pairs)
+    missing = sum((wanted - found).total() for wanted, found in pairs)
+    extra = sum((found - wanted).total() for wanted, found in pairs)
     which = ", ".join(map(str, others[:MOST_NAMED]))
     evidence = f"others in {counted(len(others), 'text')} ({which}): {missing} missing, {extra} that were not there"
     return Finding(
@@ -150,14 +157,19 @@ def throughput(seen: Observed) -> Finding:
     if reasons:
         differ = ", ".join(one.name for one in reasons)
         return Finding(name, NOT_APPLICABLE, f"not judged: it cannot be compared with the logbook ({differ})")
-    busy = seen.logbook.background.share or 0.0
-    if seen.trial.fastest >= wanted * (1 - SLOWER) * (1 - busy):
+    if busy := busy_when(seen.former, seen.logbook):
+        evidence = f"not judged: other programs took more than {BUSY:.0%} of the processors {busy}"
+        return Finding(name, WARNING, evidence, "Repeat it on a quiet computer.")
+    if seen.trial.fastest >= wanted * (1 - SLOWER):
         return Finding(name, OK, "as fast as the logbook says")
     evidence = f"{1 - seen.trial.fastest / wanted:.0%} slower than the logbook says, and {SLOWER:.0%} are allowed"
-    others = f", besides the {busy:.0%} of the processors that other programs take" if busy else ""
-    return Finding(
-        name, FAILED, evidence + others, "Repeat it on the quiet computer, and then look for what is slower."
-    )
+    return Finding(name, FAILED, evidence, "Repeat it, and then look for what is slower.")
+
+
+def busy_when(former: Logbook, here: Logbook) -> str:
+    """Return in which runs other programs took too much for speed to be judged; empty where in none that is known."""
+    runs = {"in the golden run": former, "here": here}
+    return " and ".join(name for name, book in runs.items() if (book.background.share or 0.0) > BUSY)
 
 
 def ran(seen: Observed, name: str) -> Finding | None:

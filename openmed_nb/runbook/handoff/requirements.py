@@ -179,14 +179,21 @@ def unmet(text: str, versions: Callable[[str], str | None]) -> Mapping[str, tupl
         text: The file.
         versions: Returns the version of an installed package, ``None`` where it is not.
 
+    Raises:
+        ConfigurationError: For a line that names no package, such as ``-r other.txt``.
+
     Example:
         >>> unmet("torch==2.13.0  # 2.13.0+cpu here", {"torch": "2.13.0+cu130"}.get), unmet("a==1", {}.get)
         ({}, {'a': ('1', None)})
     """
-    from packaging.requirements import Requirement
+    from packaging.requirements import InvalidRequirement, Requirement
 
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    wanted = (Requirement(line) for line in lines if line)
+    try:
+        wanted = [Requirement(line) for line in lines if line]
+    except InvalidRequirement as error:
+        what = "A line of requirements.txt names no package."
+        raise ConfigurationError(what, "Take the bundle from where it came from again.") from error
     pins = {
         one.name: str(one.specifier).removeprefix("==") for one in wanted if not one.marker or one.marker.evaluate()
     }

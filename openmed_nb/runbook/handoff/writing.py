@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...devices.computer import Computer
+from ...devices.variables import MASK
 from ...errors import ConfigurationError, cause
 from ...models.content import ADAPTER, SETTINGS, TOKENIZER, content_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
@@ -24,7 +26,7 @@ from ..logbook.models import model_of_files
 from ..logbook.plain_values import to_plain
 from ..logbook.publishing import SCHEMA_FILE
 from ..logbook.sections import Dataset
-from ..logbook.variables import golden_variables
+from ..logbook.variables import given_path, golden_variables, short_path
 from ..workloads.annotating import ROWS, subject_of_files
 from ..workloads.choosing import checked_texts
 from .bundle import Handoff
@@ -81,8 +83,8 @@ class Order:
 
     @property
     def target(self) -> Path:
-        """The folder of the bundle, as a full path."""
-        return Path(self.folder).expanduser().absolute()
+        """The folder of the bundle, as a full path, to where links lead."""
+        return Path(os.path.realpath(given_path(self.folder, "folder")))
 
     def check(self, model: Any) -> None:
         """Refuse what cannot be written or measured, before anything is loaded.
@@ -99,6 +101,9 @@ class Order:
         target = self.target
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigurationError(f"{target.name!r} is there already and not empty.", "Name a new folder.")
+        above = next(folder for folder in (target, *target.parents) if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise ConfigurationError(f"Nothing can be written into {above.name!r}.", "Name another folder.")
         for name, least in (("batch_size", 1), ("rounds", 4), ("steps", 1)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
@@ -148,24 +153,35 @@ def handed_over(order: Order, spec: LoadSpec, device: str, computer: Computer) -
     measured = measure_golden(order, dataset, spec, device, computer)
     target = order.target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as aside:
-            folder = Path(aside) / target.name
-            folder.mkdir()
-            fill(
-                folder,
-                order,
-                measured,
-                files,
-                requirements_text(pins, locked_on(platform.python_version(), measured.logbook.software.system, pins)),
-            )
-            if target.is_dir():
-                target.rmdir()
-            folder.rename(target)
+        about = locked_on(platform.python_version(), measured.logbook.software.system, pins)
+        with new_folder(target) as folder:
+            fill(folder, order, measured, files, requirements_text(pins, about))
     except OSError as error:
         what = f"The bundle {target.name!r} cannot be written: {cause(error)}."
         raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from error
     return Handoff(target, measured.golden, measured.logbook, measured.trial, sizes_in(target))
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give a folder to be filled, and put what is in it into its place, unless filling it fails.
+
+    Args:
+        target: Its place: an empty folder, which stays the same one, because a process may be in it; or nothing yet.
+
+    Raises:
+        OSError: Where nothing can be written there.
+    """
+    there = target.is_dir()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target if there else target.parent, prefix=".handoff.") as aside:
+        folder = Path(aside) / "bundle"
+        folder.mkdir()
+        yield folder
+        if not there:
+            folder.rename(target)
+        for one in list(folder.iterdir()) if there else ():
+            one.rename(target / one.name)
 
 
 def measure_golden(order: Order, dataset: Dataset | None, spec: LoadSpec, device: str, computer: Computer) -> Measured:
@@ -198,8 +214,10 @@ def measure_golden(order: Order, dataset: Dataset | None, spec: LoadSpec, device
 
 
 def name_elsewhere(spec: LoadSpec) -> str:
-    """Return what a model that is not copied is called on another computer: its id on the hub, or the name of its folder."""
-    return spec.reference.location if spec.reference.on_hub else spec.reference.name
+    """Return what a model that is not copied is called on another computer: its id on the hub, its name, or that of its folder."""
+    reference = spec.reference
+    name = short_path(Path(reference.name).name)
+    return reference.location if reference.on_hub else MODEL if MASK in name else name
 
 
 def model_files(spec: LoadSpec) -> Iterator[Path]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...devices.request import kind_of
+
 if TYPE_CHECKING:
     from .logbook import Logbook
 
@@ -13,6 +15,7 @@ FINGERPRINT = 12
 """How many characters of a fingerprint are shown."""
 
 UNKNOWN = "not known"
+NOT_TOLD = "not told"
 SLOW_PRESSURE = ("warning", "critical")
 
 
@@ -24,18 +27,22 @@ class Compared:
         name: What it is.
         reads: Returns it; ``None`` where it is not known.
         why: Why figures must not be compared where it differs; empty where they may.
+        needed: Whether it must be known before figures are compared: what neither logbook says may differ.
     """
 
     name: str
     reads: Callable[[Logbook], Any]
     why: str = ""
+    needed: bool = False
 
 
 OTHER_DEVICE = "figures are of one device"
 OTHER_CODE = "other versions compute in other ways"
-OTHER_WORK = "other work takes another time"
+OTHER_WORK = "that is other work, and takes another time"
 OTHER_POWER = "the computer does not run at the same speed"
 OTHER_MODE = "torch was asked for something else"
+CANNOT_BE_TOLD = "neither says it, so it cannot be told"
+ONE_SAYS = "only one of them says it"
 
 
 def _model(book: Logbook) -> str | None:
@@ -50,16 +57,30 @@ def _dataset(book: Logbook) -> str | None:
     return f"{book.dataset.kind} {book.dataset.checksum[:FINGERPRINT]}" if book.dataset else None
 
 
+def of_run(book: Logbook, name: str) -> Any:
+    """Return what reports say of their run, each its own where they differ; and what the logbook says where none does.
+
+    Args:
+        book: The logbook.
+        name: A field of :class:`.Run`.
+    """
+    told = {one.key: getattr(one.run, name) for one in book.figures}
+    known = sorted({(report, value) for (report, *_), value in told.items() if value is not None})
+    if len({value for _, value in known}) > 1:
+        return ", ".join(f"{report} {value}" for report, value in known)
+    return known[0][1] if known else getattr(book.run, name)
+
+
 def _dtype(book: Logbook) -> str | None:
-    return book.run.dtype or (book.model.dtype if book.model else None)
+    return of_run(book, "dtype") or (book.model.dtype if book.model else None)
 
 
-def _workers(book: Logbook) -> int | None:
-    return book.run.workers if book.loader is None else book.loader.workers
+def _batch(book: Logbook) -> Any:
+    return of_run(book, "batch_size") or (book.loader.batch_size if book.loader else None)
 
 
-def _batch(book: Logbook) -> int | None:
-    return book.run.batch_size if book.loader is None or book.run.batch_size else book.loader.batch_size
+def _cudnn_benchmark(book: Logbook) -> bool | None:
+    return book.randomness.cudnn_benchmark if kind_of(book.hardware.device) == "cuda" else False
 
 
 def _heat(book: Logbook) -> str:
@@ -83,22 +104,25 @@ REFUSING = (
     Compared("threads", lambda book: book.hardware.threads, OTHER_MODE),
     Compared("torch", lambda book: book.software.torch, OTHER_CODE),
     Compared("transformers", lambda book: book.software.transformers, OTHER_CODE),
-    Compared("model", _model, OTHER_WORK),
+    Compared("model", _model, OTHER_WORK, needed=True),
     Compared("type of the weights", _dtype, OTHER_WORK),
-    Compared("dataset", _dataset, OTHER_WORK),
-    Compared("task", lambda book: book.run.task, OTHER_WORK),
+    Compared("dataset", _dataset, OTHER_WORK, needed=True),
+    Compared("task", lambda book: of_run(book, "task"), OTHER_WORK),
     Compared("batch", _batch, OTHER_WORK),
-    Compared("length", lambda book: book.run.length, OTHER_WORK),
-    Compared("loader workers", _workers, OTHER_WORK),
+    Compared("length", lambda book: of_run(book, "length"), OTHER_WORK),
+    Compared("shape of a row", lambda book: of_run(book, "row_shape") or NOT_TOLD, OTHER_WORK),
+    Compared("workers", lambda book: of_run(book, "workers"), OTHER_WORK),
+    Compared("loader workers", lambda book: book.loader and book.loader.workers, OTHER_WORK),
+    Compared("batch of the loader", lambda book: book.loader and book.loader.batch_size, OTHER_WORK),
     Compared("power source", lambda book: book.conditions.power_source, OTHER_POWER),
     Compared("power mode", lambda book: book.conditions.power_mode, OTHER_POWER),
     Compared("heat", _heat, OTHER_POWER),
     Compared("memory pressure", _pressure, OTHER_POWER),
     Compared("deterministic algorithms", lambda book: book.randomness.deterministic_algorithms, OTHER_MODE),
-    Compared("cuDNN benchmark", lambda book: book.randomness.cudnn_benchmark, OTHER_MODE),
+    Compared("cuDNN benchmark", _cudnn_benchmark, OTHER_MODE),
     Compared("precision of products", lambda book: book.randomness.matmul_precision, OTHER_MODE),
 )
-"""Where one of these differs, or is known to one logbook alone, figures must not be compared."""
+"""Where one of these differs, is known to one logbook alone, or is needed and not known, figures must not be compared."""
 
 LISTED = (
     Compared("openmed_nb", lambda book: book.software.openmed_nb),
@@ -116,7 +140,11 @@ LISTED = (
     Compared("cuDNN deterministic", lambda book: book.randomness.cudnn_deterministic),
     Compared("seeding of workers", lambda book: book.loader and book.loader.worker_seeding),
     Compared("pinned memory", lambda book: book.loader and book.loader.pin_memory),
+    Compared("batches read ahead", lambda book: book.loader and book.loader.prefetch_factor),
+    Compared("workers that live on", lambda book: book.loader and book.loader.persistent_workers),
+    Compared("start of workers", lambda book: book.loader and book.loader.start_method),
     Compared("heat as reported", lambda book: book.conditions.heat),
+    Compared("speed limit in percent", lambda book: book.conditions.speed_limit),
     Compared("conditions read", lambda book: book.conditions.moment),
     Compared("storage", lambda book: ", ".join(f"{one.what} {one.kind}" for one in book.storage) or None),
 )

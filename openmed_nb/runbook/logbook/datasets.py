@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, one_line
 from .sections import Dataset
+from .variables import given_path
 
 PIECE = 1 << 20
 
@@ -34,7 +35,7 @@ def dataset_of(data: Any) -> Dataset:
         return _of_texts(data)
     path = _path(data)
     try:
-        return _of_folder(path) if path.is_dir() else _of_file(path)
+        return _of_folder(path) if path.is_dir() else Dataset("file", sha256_of(path), 1, path.stat().st_size)
     except OSError as error:
         what = f"The dataset cannot be read: {type(error).__name__}."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from error
@@ -61,14 +62,10 @@ def _sha256_of(path: str, _size: int, _changed: int, _touched: int) -> str:
 
 def _path(data: Any) -> Path:
     """Return the path of a dataset; a text that is none may be a note, so the error does not show it."""
+    path = given_path(data, "dataset")
     try:
-        path = Path(data).expanduser()
-        there = path.exists()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # Too long for a name, with a NUL, or of a home that is not known.
+        there = path.is_dir() or path.is_file()  # A device or a pipe may have no end.
+    except OSError as error:  # Too long for a name.
         raise ConfigurationError("The dataset is no path of a file or a folder.", TEXTS_FILE_OR_FOLDER) from error
     if not there:
         raise ConfigurationError("The dataset is no file or folder that is there.", TEXTS_FILE_OR_FOLDER)
@@ -79,11 +76,12 @@ def _of_texts(data: Any) -> Dataset:
     from ...annotation.corpus import stream_of
     from ...annotation.fingerprints import readable
 
-    if isinstance(data, Iterator):
-        what = f"{type(data).__name__} can be read once only, and would be used up."
+    series = stream_of(data)
+    if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
+        what = f"{type(data).__name__} has no length or no order: it may have no end, or can be read once only."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
     digest, items, size = hashlib.sha256(), 0, 0
-    for text in stream_of(data):
+    for text in series:
         if not isinstance(text, (str, list)):
             what = f"Item {items} of the dataset is {type(text).__name__} and no text."
             raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
@@ -95,12 +93,8 @@ def _of_texts(data: Any) -> Dataset:
     return Dataset("texts", digest.hexdigest(), items, size)
 
 
-def _of_file(path: Path) -> Dataset:
-    return Dataset("file", sha256_of(path), 1, path.stat().st_size)
-
-
 def _of_folder(folder: Path) -> Dataset:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = sorted(path for path in _below(folder) if path.is_file() and not path.name.startswith("."))
     if not files:
         raise ConfigurationError("The folder of the dataset has no files.", TEXTS_FILE_OR_FOLDER)
     shards = tuple(sha256_of(path) for path in files)
@@ -109,12 +103,27 @@ def _of_folder(folder: Path) -> Dataset:
     return Dataset("folder", checksum, len(files), sum(path.stat().st_size for path in files), shards)
 
 
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder and in the folders below it, links to folders included."""
+    seen = set()
+    for place, _, names in os.walk(folder, onerror=_raised, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            what = "The folder of the dataset has a folder twice in it, through links."
+            raise ConfigurationError(what, "Pass a folder without such links.")
+        seen.add(real)
+        yield from (Path(place, name) for name in names)
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
 def stands_in(text: str, data: Any) -> bool:
-    """Tell whether a text is a part of one of the texts of a dataset in memory, or has one of them in it.
+    """Tell whether a text is a part of one of the texts of a dataset in memory, or has one of them in it, in any case and lines.
 
     Example:
         >>> notes = ["The patient has diabetes mellitus."]
-        >>> stands_in("patient has diabetes", notes), stands_in("The loader is slow.", notes)
+        >>> stands_in("PATIENT  has diabetes", notes), stands_in("The loader is slow.", notes)
         (True, False)
     """
     from ...annotation.corpus import stream_of
@@ -130,4 +139,5 @@ SHORT = 12
 
 
 def _overlap(text: str, other: str) -> bool:
+    text, other = one_line(text).casefold(), one_line(other).casefold()
     return (len(text) >= SHORT and text in other) or (len(other) >= SHORT and other in text)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...interface.display import Report, Shown, Table
 from ...quantities import counted
-from .comparability import LISTED, MAPPINGS, MOMENTARY, REFUSING, UNKNOWN, Compared
+from .comparability import CANNOT_BE_TOLD, LISTED, MAPPINGS, MOMENTARY, ONE_SAYS, REFUSING, UNKNOWN, Compared
 from .logbook import YES_NO, Logbook
 from .sections import Figures
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that two logbooks say otherwise.
+    """Something in which two logbooks differ.
 
     Attributes:
         name: What it is.
@@ -56,7 +56,7 @@ class FiguresBeside:
 
 @dataclass(frozen=True, repr=False)
 class LogbookDiff(Shown):
-    """What two logbooks say otherwise.
+    """What two logbooks differ in.
 
     Attributes:
         first: The first logbook.
@@ -69,7 +69,10 @@ class LogbookDiff(Shown):
     @property
     def reasons(self) -> tuple[Difference, ...]:
         """Why their figures must not be compared; none where they may."""
-        return tuple(self._different(REFUSING))
+        figures = self.first.figures and self.second.figures
+        needed = (one for one in self._untold() if one.needed and figures)
+        untold = (Difference(one.name, UNKNOWN, UNKNOWN, CANNOT_BE_TOLD) for one in needed)
+        return (*self._different(REFUSING), *untold)
 
     @property
     def comparable(self) -> bool:
@@ -79,7 +82,7 @@ class LogbookDiff(Shown):
     @property
     def unknown(self) -> tuple[str, ...]:
         """What neither says, though it changes figures."""
-        return tuple(one.name for one in REFUSING if one.reads(self.first) is None and one.reads(self.second) is None)
+        return tuple(one.name for one in self._untold())
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -126,11 +129,17 @@ class LogbookDiff(Shown):
             ),
         )
 
+    def _untold(self) -> Iterator[Compared]:
+        former, latter = shared(self.first, self.second)
+        return (one for one in REFUSING if one.reads(former) is None and one.reads(latter) is None)
+
     def _different(self, compared: Iterable[Compared]) -> Iterator[Difference]:
+        former, latter = shared(self.first, self.second)
         for one in compared:
-            first, second = one.reads(self.first), one.reads(self.second)
+            first, second = one.reads(former), one.reads(latter)
             if first != second:
-                yield Difference(one.name, shown(first), shown(second), one.why)
+                why = ONE_SAYS if one.why and None in {first, second} else one.why
+                yield Difference(one.name, shown(first), shown(second), why)
 
     def _named(self) -> Iterator[Difference]:
         for kind, reads in MAPPINGS:
@@ -157,6 +166,12 @@ def ratio_of(figure: FiguresBeside) -> str:
     return "" if figure.ratio is None else f"{figure.ratio:.3f}"
 
 
+def shared(first: Logbook, second: Logbook) -> tuple[Logbook, Logbook]:
+    """Return two logbooks with those figures alone that both have, where there are any: no others are compared."""
+    both = _by_subject(first.figures).keys() & _by_subject(second.figures).keys()
+    return (_with_figures(first, both), _with_figures(second, both)) if both else (first, second)
+
+
 def beside(first: Iterable[Figures], second: Iterable[Figures]) -> Iterator[FiguresBeside]:
     """Yield the figures that two logbooks both have, of several reports of one thing the last."""
     former, latter = _by_subject(first), _by_subject(second)
@@ -167,4 +182,8 @@ def beside(first: Iterable[Figures], second: Iterable[Figures]) -> Iterator[Figu
 
 
 def _by_subject(figures: Iterable[Figures]) -> dict[tuple[str, str, str | None], Figures]:
-    return {(one.report, one.subject, one.device): one for one in figures}
+    return {one.key: one for one in figures}
+
+
+def _with_figures(book: Logbook, keys: Container[tuple[str, str, str | None]]) -> Logbook:
+    return replace(book, figures=tuple(one for one in book.figures if one.key in keys))

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,24 +18,24 @@ from ...devices.computer import Computer
 from ...devices.environment import SET_BY, EnvPlan
 from ...devices.machine import Machine
 from ...devices.names import own_name, processor_name
-from ...devices.request import kind_of
-from ...devices.simulation import MARK
-from ...errors import ConfigurationError, shorten
+from ...devices.request import DeviceRequest, canonical, kind_of
+from ...errors import ConfigurationError
 from ...training.samples import installed_bytes
 from ..signals.reading import read_signals
 from ..signals.values import Signals
 from .background import read_background
 from .datasets import dataset_of
-from .figures import Told, joined, told_by
+from .figures import joined, reported_device, told_by
 from .hypotheses import hypotheses_of
 from .logbook import SCHEMA, Logbook
+from .plain_values import LARGEST
 from .repository import read_code
 from .round_trip import measure_round_trip
 from .sections import Model, Run
 from .storage import cache_folders, places, read_mounts
 from .surroundings import Background, Conditions, Hardware, Place, Setting, Software
 from .training_facts import loader_of, randomness_of
-from .variables import kept_variables, word
+from .variables import given_path, home_folder, kept_value, kept_variables
 
 PACKAGES = (
     *("numpy", "tokenizers", "safetensors", "huggingface-hub", "accelerate", "datasets", "lightning"),
@@ -84,18 +84,15 @@ class Said:
     folder: str | os.PathLike[str] | None = None
 
     def check(self) -> None:
-        """Refuse numbers that are none, and a folder that is none.
+        """Refuse numbers that are none.
 
         Raises:
             ConfigurationError: For them.
         """
         for name in ("batch_size", "length"):
             number = getattr(self, name)
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-                what = f"{name}={shorten(repr(number))} is no number of rows or tokens."
-                raise ConfigurationError(what, "Pass a whole number from 1.")
-        if self.folder is not None and not isinstance(self.folder, (str, os.PathLike)):
-            raise ConfigurationError(f"{type(self.folder).__name__} is no folder.", "Pass the path of your code.")
+            if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
+                raise ConfigurationError(f"{name} is no number of rows or tokens.", "Pass a whole number from 1.")
 
 
 def gather(
@@ -111,29 +108,31 @@ def gather(
         folder: Where its files are; ``None`` where it has none.
 
     Raises:
-        ConfigurationError: For reports, texts, seeds, a loader, hypotheses or a store that are none; then nothing was asked
-            of the computer.
+        ConfigurationError: For reports, texts, seeds, a loader, hypotheses, a folder or a store that are none; then nothing was
+            asked of the computer.
+        DeviceError: For reports of a device that is not here.
     """
     said.check()
     told = told_by(said.reports)
-    hypotheses, dataset = hypotheses_of(said.hypotheses, said.dataset), None
+    dataset = None if said.dataset is None else dataset_of(said.dataset)
+    hypotheses = hypotheses_of(said.hypotheses, said.dataset)
     loader, randomness = loader_of(said.loader), randomness_of(said.seeds)
-    if said.dataset is not None:
-        dataset = dataset_of(said.dataset)
-    machine, environ, device = computer.machine, computer.changes.environ, reported_device(told) or device
+    code = given_path(said.folder or ".", "folder")
+    device = confirmed(reported_device(told) or device, device, computer)
+    machine, environ = computer.machine, computer.changes.environ
     network = None if said.artifact_store is None else measure_round_trip(said.artifact_store)
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
     plan = computer.environment(device)
     return Logbook(
         schema=SCHEMA,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        simulated=(machine.simulated and kind_of(device) == "mps") or any(one.figures.simulated for one in told),
+        simulated=(machine.simulated and kind_of(device) == "mps") or any(one.simulated for one in told),
         software=software(machine, computer.torch.version),
-        code=read_code(Path(said.folder or ".").expanduser()),
+        code=read_code(code),
         hardware=hardware(computer, device),
         model=model,
         dataset=dataset,
-        run=joined([one.run for one in told], Run(batch_size=said.batch_size, length=said.length)),
+        run=joined(told, Run(batch_size=said.batch_size, length=said.length)),
         loader=loader,
         randomness=randomness,
         environment=kept_variables(environ),
@@ -143,26 +142,36 @@ def gather(
         storage=storage(environ, folder),
         network=network,
         hypotheses=hypotheses,
-        figures=tuple(one.figures for one in told),
+        figures=told,
     )
 
 
 def settings(plan: EnvPlan) -> tuple[Setting, ...]:
-    """Return what became of torch's variables for MPS; a value that is no word is not kept.
+    """Return what became of torch's variables for MPS; a value that looks as none of them does is not kept.
 
     Example:
         >>> from openmed_nb.devices.environment import plan
         >>> settings(plan({"PYTORCH_ENABLE_MPS_FALLBACK": "two words"}))[0].value
         '***'
     """
-    cleaned = ((one, None if one.value is None else word(one.value)) for one in plan.settings)
+    cleaned = ((one, None if one.value is None else kept_value(one.name, one.value)) for one in plan.settings)
     return tuple(Setting(one.name, value, SET_BY[one.origin], one.effect) for one, value in cleaned)
 
 
-def reported_device(told: Iterable[Told]) -> str | None:
-    """Return the device that all reports name which name one; ``None`` where they name several, or none."""
-    named = {one.figures.device.removesuffix(MARK) for one in told if one.figures.device}
-    return named.pop() if len(named) == 1 else None
+def confirmed(reported: str, device: str, computer: Computer) -> str:
+    """Return the device that reports are of, as torch spells it.
+
+    Args:
+        reported: What they say.
+        device: The device in force, which is known to be here.
+        computer: The computer.
+
+    Raises:
+        DeviceError: Where it is none of this computer, which then can tell nothing of it.
+    """
+    if canonical(reported) == canonical(device):
+        return device
+    return computer.confirm(DeviceRequest.parse(reported, "report")).device
 
 
 def software(machine: Machine, torch: str | None) -> Software:
@@ -175,10 +184,20 @@ def software(machine: Machine, torch: str | None) -> Software:
     versions = {name: found for name in PACKAGES if (found := version_of(name)) is not None}
     macos = ".".join(map(str, machine.macos)) if machine.macos else None
     system = f"macOS {macos}" if macos else f"{platform.system()} {platform.release()}"
-    ours = str(sys.modules[__name__.partition(".")[0]].__version__)
     return Software(
-        ours, platform.python_version(), torch, version_of("transformers"), versions, system, machine.architecture
+        own_version(),
+        platform.python_version(),
+        torch,
+        version_of("transformers"),
+        versions,
+        system,
+        machine.architecture,
     )
+
+
+def own_version() -> str:
+    """Return the version of the toolkit that runs, which need not be the installed one."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def version_of(name: str) -> str | None:
@@ -242,5 +261,5 @@ def conditions(signals: Signals, after: bool) -> Conditions:
 
 def storage(environ: Mapping[str, str], model: Path | None) -> tuple[Place, ...]:
     """Return where caches and the model lie."""
-    folders = cache_folders(environ, Path("~").expanduser())
+    folders = cache_folders(environ, home_folder())
     return places(folders | ({"model": model} if model else {}), read_mounts(platform.system()))

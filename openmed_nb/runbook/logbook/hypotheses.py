@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,11 +32,12 @@ def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
         >>> hypotheses_of({"slow loader": "data takes 3 % of a step"})[0].hypothesis
         'slow loader'
     """
-    pairs = list(said.items() if isinstance(said, Mapping) else said if isinstance(said, Iterable) else [said])
+    series = said.items() if isinstance(said, Mapping) else said if isinstance(said, Iterable) else [said]
+    pairs = list(itertools.islice(series, MOST + 1))  # It may have no end.
     if isinstance(said, str) or not all(map(_is_pair, pairs)):
         raise ConfigurationError("A hypothesis is no pair of texts.", PAIRS)
     if len(pairs) > MOST:
-        raise ConfigurationError(f"There are {len(pairs)} hypotheses.", f"Pass at most {MOST}, the last ones.")
+        raise ConfigurationError(f"There are more than {MOST} hypotheses.", "Pass the last ones.")
     return tuple(Hypothesis(_checked(one, data), _checked(why, data)) for one, why in pairs)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...devices.simulation import MARK, NOTE
+from ...errors import ConfigurationError
 from ...interface.display import Report, Shown, Table
 from ...quantities import counted
-from .figures import joined, told_by
+from .figures import check_device, joined, told_by
 from .hypotheses import WARNING
 from .plain_values import to_plain
 from .sections import Dataset, Day, Figures, Hypothesis, Loader, Model, Run
@@ -101,24 +102,31 @@ class Logbook(Shown):
             reports: What ``nb.sweep()`` and the others returned.
 
         Raises:
-            ConfigurationError: For what is no report.
+            ConfigurationError: For what is no report, and for a report of another device, which the logbook tells nothing of.
         """
         told = told_by(reports)
+        check_device(told, self.hardware.device)
         return replace(
             self,
-            run=joined([one.run for one in told], self.run),
-            figures=(*self.figures, *(one.figures for one in told)),
-            simulated=self.simulated or any(one.figures.simulated for one in told),
+            run=joined(told, self.run),
+            figures=(*self.figures, *told),
+            simulated=self.simulated or any(one.simulated for one in told),
         )
 
-    def diff(self, other: Logbook) -> LogbookDiff:
+    def diff(self, other: Any) -> LogbookDiff:
         """Compare with another logbook: first whether their figures may be compared at all.
 
         Args:
-            other: The second one.
+            other: The second one, a logbook too.
+
+        Raises:
+            ConfigurationError: For what is no logbook.
         """
         from .differences import LogbookDiff
 
+        if not isinstance(other, Logbook):
+            what = f"{type(other).__name__} is no logbook to compare with."
+            raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")
         return LogbookDiff(self, other)
 
     def save(self, path: str | os.PathLike[str]) -> str:

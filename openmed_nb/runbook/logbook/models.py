@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import TENSOR_LOCK
+from ...errors import ConfigurationError
 from ...models.content import content_of
 from ...models.quantization import dtype_of
 from ..doctor.model_checks import model_in
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from ...models.loading import LoadedModel
+
+SAVE_IT = "Save it, and pass the path of its folder."
 
 
 def which_model(
@@ -74,7 +78,7 @@ def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
         'memory'
     """
     config: Any = getattr(module, "config", None)
-    settings = repr(sorted(config.to_dict().items())) if hasattr(config, "to_dict") else repr(module)
+    settings = repr(without_place(config.to_dict())) if hasattr(config, "to_dict") else repr(module)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     dtype = next((str(one.dtype).removeprefix("torch.") for one in module.parameters()), None)
     return Model(
@@ -90,6 +94,9 @@ def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
 def weights_in_memory(module: torch.nn.Module) -> str:
     """Return a fingerprint of all parameters and buffers that are saved with a module, wherever they are.
 
+    Raises:
+        ConfigurationError: As :func:`pieces`.
+
     Example:
         >>> import torch
         >>> layer = torch.nn.Linear(2, 1)
@@ -102,15 +109,67 @@ def weights_in_memory(module: torch.nn.Module) -> str:
 
     digest = hashlib.blake2b(digest_size=16)
     with TENSOR_LOCK, torch.no_grad():
-        for name, value in module.state_dict().items():
-            if not isinstance(value, torch.Tensor):  # Packed weights of int8 layers, and extra states.
-                digest.update(f"{name} {value!r}".encode())
-                continue
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            content = value.detach().cpu().contiguous()
-            content = content.dequantize() if content.is_quantized else content
-            digest.update(content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b"")
+        for piece in pieces(module.state_dict()):
+            digest.update(len(piece).to_bytes(8, "big") + piece)
     return digest.hexdigest()
+
+
+def pieces(state: Any) -> Iterator[bytes]:
+    """Yield all that the state of a module holds: tensors with type, shape and every byte, and what they are packed in.
+
+    Raises:
+        ConfigurationError: For what has no bytes that could be read, and for what is of an unknown kind.
+
+    Example:
+        >>> list(pieces({"scale": (1, None)}))
+        [b'dict', b"'scale'", b'tuple', b'1', b'None']
+    """
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        content = bytes_of(state)
+        yield f"{state.dtype} {tuple(state.shape)}".encode()
+        yield content
+    elif isinstance(state, torch.ScriptObject):  # Packed weights of int8 layers.
+        yield from pieces(state.__getstate__())
+    elif isinstance(state, (Mapping, list, tuple)):
+        yield type(state).__name__.encode()
+        parts = itertools.chain.from_iterable(state.items()) if isinstance(state, Mapping) else state
+        for part in parts:
+            yield from pieces(part)
+    elif state is None or isinstance(state, (str, bytes, int, float, torch.dtype, torch.device)):
+        yield repr(state).encode("utf-8", "surrogatepass")
+    else:
+        raise ConfigurationError(f"The model holds a {type(state).__name__}, which has no fingerprint.", SAVE_IT)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return every byte of a tensor, wherever it is.
+
+    Raises:
+        ConfigurationError: For one without content, and for a sparse one.
+    """
+    import torch
+
+    if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided:
+        what = "The model holds a tensor that is lazy, sparse or on the meta device, which has no fingerprint."
+        raise ConfigurationError(what, SAVE_IT)
+    content = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    content = content.dequantize() if content.is_quantized else content
+    return content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b""
+
+
+def without_place(settings: Any) -> Any:
+    """Return settings of transformers in one order, without where they came from, which changes nothing.
+
+    Example:
+        >>> without_place({"b": 1, "a": {"_name_or_path": "/data/mine"}})
+        [('a', []), ('b', 1)]
+    """
+    if not isinstance(settings, Mapping):
+        return settings
+    named = {str(name): without_place(value) for name, value in settings.items() if name != "_name_or_path"}
+    return [(name, named[name]) for name in sorted(named)]
 
 
 def _fingerprint(text: str) -> str:

@@ -17,6 +17,33 @@ class Pattern:
 
     expression: str
 
+    def fits(self, text: str) -> bool:
+        """Tell whether a text looks like that, to its last character."""
+        return re.fullmatch(self.expression, text) is not None
+
+    def schema(self) -> dict[str, Any]:
+        """Return it as JSON Schema says it."""
+        return {"pattern": self.expression}
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least number of a field: ``Annotated[int, Least(1)]``."""
+
+    number: int
+
+    def fits(self, number: float) -> bool:
+        """Tell whether a number is as large as that."""
+        return number >= self.number
+
+    def schema(self) -> dict[str, Any]:
+        """Return it as JSON Schema says it."""
+        return {"minimum": self.number}
+
+
+LARGEST = 1 << 64
+"""Whole numbers must be smaller than this; seeds of torch are."""
+
 
 def to_plain(value: Any) -> Any:
     """Return a value as mappings, lists, strings and numbers, ready for JSON.
@@ -37,7 +64,8 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
 
     Args:
         kind: A dataclass, or a type of its fields: ``str``, ``int``, ``float``, ``bool``, ``None``, ``Literal``, ``X | None``,
-            ``tuple[X, ...]``, ``dict[str, X]``, or ``Annotated[str, Pattern(...)]``.
+            ``tuple[X, ...]``, ``dict[str, X]``, ``Annotated[str, Pattern(...)]``
+            or ``Annotated[int, Least(...)]``.
         stored: What is read.
         place: What it is called in an error; values of fields are never part of it.
 
@@ -117,6 +145,10 @@ def _plain_from(kind: Any, stored: Any, place: str) -> Any:
         raise ValueError(f"{place} cannot be {type(stored).__name__}")
     if isinstance(stored, float) and not math.isfinite(stored):
         raise ValueError(f"{place} is no finite number")
+    if isinstance(stored, int) and abs(stored) >= LARGEST:
+        raise ValueError(f"{place} is too large")
+    if isinstance(stored, str) and not stored.isascii() and any("\ud800" <= one <= "\udfff" for one in stored):
+        raise ValueError(f"{place} has half a character")
     return stored
 
 
@@ -131,7 +163,8 @@ def _tuple_from(kinds: tuple[Any, ...], stored: Any, place: str) -> tuple[Any, .
 
 def _dict_from(kinds: tuple[Any, ...], stored: Any, place: str) -> dict[str, Any]:
     items = _plain_from(dict, stored, place)
-    return {name: from_plain(kinds[1], one, f"a value of {place}") for name, one in items.items()}
+    names = (_plain_from(str, name, f"a name of {place}") for name in items)
+    return {name: from_plain(kinds[1], items[name], f"a value of {place}") for name in names}
 
 
 def _literal_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
@@ -140,9 +173,9 @@ def _literal_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
     return stored
 
 
-def _pattern_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
-    kind, pattern = kinds
-    if not re.search(pattern.expression, _plain_from(kind, stored, place)):
+def _rule_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
+    kind, rule = kinds
+    if not rule.fits(_plain_from(kind, stored, place)):
         raise ValueError(f"{place} does not look as it must")
     return stored
 
@@ -153,7 +186,7 @@ READERS: dict[Any, Callable[[tuple[Any, ...], Any, str], Any]] = {
     tuple: _tuple_from,
     dict: _dict_from,
     Literal: _literal_from,
-    Annotated: _pattern_from,
+    Annotated: _rule_from,
 }
 """What makes a value of a field, by the origin of its type."""
 
@@ -166,6 +199,6 @@ SCHEMAS: dict[Any, Callable[[tuple[Any, ...]], dict[str, Any]]] = {
     tuple: lambda kinds: {"type": "array", "items": schema_of(kinds[0])},
     dict: lambda kinds: {"type": "object", "additionalProperties": schema_of(kinds[1])},
     Literal: lambda kinds: {"enum": list(kinds)},
-    Annotated: lambda kinds: {**schema_of(kinds[0]), "pattern": kinds[1].expression},
+    Annotated: lambda kinds: {**schema_of(kinds[0]), **kinds[1].schema()},
 }
 """The schema of a field, by the origin of its type; an optional one names its type first."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ...devices.machine import run_command
 from .surroundings import Code
 
 APPLE_STUB = "/usr/bin/git"
@@ -21,7 +21,15 @@ MAC_PATHS = (
 )
 
 OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false")
-"""Nothing is written into the repository, and no program that it names is run."""
+"""Nothing is written into the repository, and the program that it names for watching files is not run."""
+
+STATUS = ("status", "--porcelain", "--untracked-files=normal", "--no-renames", "--ignore-submodules=dirty")
+
+FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+"""The programs that it names for reading files; ``git status`` would run them (git's ``convert.c``), so each gets no value."""
+
+QUIET = {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+TIMEOUT = 2
 
 UNTRACKED = "??"
 
@@ -45,7 +53,28 @@ def git_program(system: str = sys.platform, found: str | None = None) -> str | N
     return next((path for path in MAC_PATHS if os.access(path, os.X_OK)), None)
 
 
-def read_code(folder: Path, run: Run = run_command, program: str | None = None) -> Code:
+def run_git(command: list[str]) -> str | None:
+    """Return what git prints within two seconds, ``None`` where it cannot be run or fails.
+
+    Its own variables, such as ``GIT_DIR``, are taken away: they would let it answer for another repository.
+    """
+    ours = {name: value for name, value in os.environ.items() if not name.upper().startswith("GIT_")}
+    try:
+        done = subprocess.run(  # noqa: S603 - the commands are ours
+            command,
+            capture_output=True,
+            timeout=TIMEOUT,
+            env=ours | QUIET,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout
+
+
+def read_code(folder: Path, run: Run = run_git, program: str | None = None) -> Code:
     """Return the commit and the state of the repository around a folder.
 
     Args:
@@ -61,7 +90,8 @@ def read_code(folder: Path, run: Run = run_command, program: str | None = None) 
         return Code()
     asked = [git, "-C", str(folder), *OPTIONS]
     commit = parse_commit(run([*asked, "rev-parse", "--verify", "HEAD"]))
-    status = run([*asked, "status", "--porcelain", "--untracked-files=normal"]) if commit else None
+    off = without_filters(run([*asked, *FILTERS])) if commit else None
+    status = None if off is None else run([*asked, *off, *STATUS])
     return Code(commit) if status is None else Code(commit, *parse_status(status))
 
 
@@ -74,6 +104,24 @@ def parse_commit(output: str | None) -> str | None:
     """
     text = (output or "").strip()
     return text if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text) else None
+
+
+def without_filters(names: str | None) -> list[str] | None:
+    r"""Return options of git that take the programs away that a repository names for reading files.
+
+    Args:
+        names: The names of those settings, as ``git config --null`` prints them; ``None`` where git did not answer.
+
+    Returns:
+        The options; ``None`` where a name cannot be written as one, so that git must not be asked.
+
+    Example:
+        >>> without_filters("filter.lfs.clean\0filter.lfs.required\0")
+        ['-c', 'filter.lfs.clean=', '-c', 'filter.lfs.required=']
+    """
+    if names is None or "=" in names:
+        return None
+    return [option for name in names.split("\0") if name for option in ("-c", f"{name}=")]
 
 
 def parse_status(output: str) -> tuple[int, int]:

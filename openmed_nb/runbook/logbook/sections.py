@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from .plain_values import Pattern
+from .plain_values import Least, Pattern
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
-Day = Annotated[str, Pattern(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+Day = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Count = Annotated[int, Least(0)]
+Size = Annotated[int, Least(1)]
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Dataset:
 
     kind: Literal["texts", "file", "folder"]
     checksum: Sha256
-    items: int
-    bytes: int
+    items: Size
+    bytes: Count
     shards: tuple[Sha256, ...] = ()
 
 
@@ -69,11 +71,11 @@ class Loader:
             nobody, without workers.
     """
 
-    workers: int
-    batch_size: int | None
+    workers: Count
+    batch_size: Size | None
     pin_memory: bool
     persistent_workers: bool
-    prefetch_factor: int | None
+    prefetch_factor: Size | None
     start_method: str | None
     seeded: bool
     worker_seeding: Literal["worker_init_fn", "torch", "no workers"]
@@ -90,14 +92,16 @@ class Run:
         workers: How many processes read ahead.
         peak_memory_bytes: The most memory that a report tells of.
         dtype: The type of the model's numbers.
+        row_shape: The shape of a row, its resolution, where rows are no texts, such as ``3x224x224``.
     """
 
     task: str | None = None
-    batch_size: int | None = None
-    length: int | None = None
-    workers: int | None = None
-    peak_memory_bytes: int | None = None
+    batch_size: Size | None = None
+    length: Size | None = None
+    workers: Count | None = None
+    peak_memory_bytes: Count | None = None
     dtype: str | None = None
+    row_shape: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class Figures:
         verdict: What it says in a word; null where it says nothing.
         simulated: Whether the device was a simulated one, whose figures are none of a real one.
         values: The figures by their names, which name their units.
+        run: What the report says of what was done; figures of other runs are never set beside each other.
     """
 
     report: str
@@ -132,3 +137,9 @@ class Figures:
     verdict: str | None
     simulated: bool
     values: dict[str, float]
+    run: Run = field(default_factory=Run)
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """What it is of: the report, what was measured, and the device."""
+        return self.report, self.subject, self.device

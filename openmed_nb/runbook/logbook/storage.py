@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal
 
 from ...devices.machine import run_command
 from .surroundings import Place
-from .variables import one_path
+from .variables import short_path
 
 MOUNT = ["/sbin/mount"]
 
@@ -103,13 +104,18 @@ def mounted_at(path: Path, mounts: Sequence[Mounted]) -> Mounted | None:
 
 def places(wanted: Mapping[str, Path], mounts: Sequence[Mounted]) -> tuple[Place, ...]:
     """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
-    return tuple(_place(what, path, mounted_at(path.expanduser().resolve(), mounts)) for what, path in wanted.items())
+    return tuple(_place(what, path, mounted_at(_real(path), mounts)) for what, path in wanted.items())
+
+
+def _real(path: Path) -> Path:
+    """Return where a path leads; os.path answers for any, Path raises for a circle of links and an unknown person."""
+    return Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
 
 
 def _place(what: str, path: Path, mounted: Mounted | None) -> Place:
     if mounted is None:
-        return Place(what, one_path(path), None, "not known")
-    return Place(what, one_path(path), mounted.filesystem, mounted.kind)
+        return Place(what, short_path(path), None, "not known")
+    return Place(what, short_path(path), mounted.filesystem, mounted.kind)
 
 
 def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from .plain_values import Pattern
+from .sections import Count
 
 Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
@@ -44,8 +45,8 @@ class Code:
     """
 
     commit: Commit | None = None
-    changed: int | None = None
-    untracked: int | None = None
+    changed: Count | None = None
+    untracked: Count | None = None
 
     @property
     def dirty(self) -> bool | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigurationError, shorten
+from .plain_values import LARGEST, from_plain
 from .sections import Loader
 from .surroundings import Randomness
 
@@ -29,20 +30,26 @@ def loader_of(loader: Any) -> Loader | None:
     """
     if loader is None:
         return None
-    if not hasattr(loader, "num_workers") or not hasattr(loader, "dataset"):
-        raise ConfigurationError(f"{type(loader).__name__} is no DataLoader.", "Pass the loader of the training.")
-    workers, context = int(loader.num_workers), loader.multiprocessing_context
-    seeding = "worker_init_fn" if loader.worker_init_fn else "torch"
-    return Loader(
-        workers=workers,
-        batch_size=loader.batch_size,
-        pin_memory=bool(loader.pin_memory),
-        persistent_workers=bool(loader.persistent_workers),
-        prefetch_factor=loader.prefetch_factor,
-        start_method=None if context is None else context.get_start_method(),
-        seeded=loader.generator is not None,
-        worker_seeding=seeding if workers else "no workers",  # type: ignore[arg-type]  # one of two words
-    )
+    try:
+        facts: Loader = from_plain(Loader, _facts(loader))
+    except (AttributeError, ValueError) as error:
+        what = f"{type(loader).__name__} is no DataLoader."
+        raise ConfigurationError(what, "Pass the loader of the training.") from error
+    return facts
+
+
+def _facts(loader: Any) -> dict[str, Any]:
+    context, seeding = loader.multiprocessing_context, "worker_init_fn" if loader.worker_init_fn else "torch"
+    return {
+        "workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "prefetch_factor": loader.prefetch_factor,
+        "start_method": None if context is None else context.get_start_method(),
+        "seeded": loader.generator is not None,
+        "worker_seeding": seeding if loader.num_workers else "no workers",
+    }
 
 
 def seeds_of(seeds: Any) -> dict[str, int]:
@@ -61,8 +68,8 @@ def seeds_of(seeds: Any) -> dict[str, int]:
     for name, seed in named.items():
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigurationError("A name of a seed is no short word.", SEEDS)
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ConfigurationError(f"The seed {shorten(name)!r} is {type(seed).__name__}.", SEEDS)
+        if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= LARGEST:
+            raise ConfigurationError(f"The seed {shorten(name)!r} is {type(seed).__name__}, or too large.", SEEDS)
     return dict(named)
 
 
@@ -85,5 +92,21 @@ def randomness_of(seeds: Any) -> Randomness:
         warn_only=bool(torch.is_deterministic_algorithms_warn_only_enabled()),
         cudnn_deterministic=bool(cudnn.deterministic),
         cudnn_benchmark=bool(cudnn.benchmark),
-        matmul_precision=torch.get_float32_matmul_precision(),
+        matmul_precision=precision_of_products(torch),
     )
+
+
+def precision_of_products(torch: Any) -> str:
+    """Return how precise products of float32 matrices shall be, in the words of whichever of torch's two settings was used.
+
+    torch refuses to tell the older one once the newer one was set (``aten/src/ATen/Context.cpp``).
+
+    Example:
+        >>> import torch
+        >>> precision_of_products(torch)
+        'highest'
+    """
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)

@@ -29,6 +29,9 @@ FEWEST = 5
 SECONDS = 6.0
 """How long a device is watched where nobody says: time for so many answers."""
 
+LONGEST = 2
+"""Where answers are slow, a device is watched at most so many times as long."""
+
 NOT_BUSY = ("idle", "iowait")
 GUESTS = ("guest", "guest_nice")
 """Linux counts these in ``user`` and ``nice`` too (proc(5)), and psutil's own percentage leaves them out."""
@@ -208,7 +211,8 @@ def measured(read: Read | None, seconds: float, work: Callable[[], Any], interva
 
     Args:
         read: Reads how busy the device is; ``None`` where that cannot be read, and then nothing is done.
-        seconds: How long the work is done, and as long nothing is done before.
+        seconds: How long the work is done, and as long nothing is done before; longer, up to twice as long, where there are
+            too few answers by then.
         work: Does a piece of the work.
         interval: Seconds between two questions.
 
@@ -218,12 +222,25 @@ def measured(read: Read | None, seconds: float, work: Callable[[], Any], interva
     """
     if read is None or seconds <= 0:
         return Utilisation()
+    idle = answers_during(lambda: time.sleep(interval / 10), read, seconds, interval)
+    return utilisation_of(idle, answers_during(work, read, seconds, interval))
+
+
+def answers_during(work: Callable[[], Any], read: Read, seconds: float, interval: float) -> list[float]:
+    """Return the answers of a reader while work is done again and again, for some seconds."""
     read()  # The processor's share is counted from one question to the next.
-    with sampling(read, interval) as idle:
-        time.sleep(seconds)
-    read()
-    with sampling(read, interval) as busy:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    with sampling(read, interval) as answers:
+        begin = time.monotonic()
+        while goes_on(time.monotonic() - begin, seconds, len(answers)):
             work()
-    return utilisation_of(idle, busy)
+    return answers
+
+
+def goes_on(elapsed: float, seconds: float, answers: int) -> bool:
+    """Tell whether a device is still watched after some seconds, with so many answers.
+
+    Example:
+        >>> goes_on(5.0, 6.0, 5), goes_on(6.5, 6.0, 5), goes_on(6.5, 6.0, 4), goes_on(12.5, 6.0, 4)
+        (True, False, True, False)
+    """
+    return elapsed < seconds * (LONGEST if answers < FEWEST else 1)

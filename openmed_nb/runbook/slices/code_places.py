@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[2]
 INSTALLED = {"site-packages", "dist-packages"}
 
 CALL_OF_A_MODULE = "_call_impl"
-"""How ``torch.nn.Module`` runs a ``forward``."""
+"""How ``torch.nn.Module`` runs a ``forward`` (``torch/nn/modules/module.py``); no public name tells that."""
 
 
 @dataclass(frozen=True, order=True)
@@ -58,23 +58,32 @@ class CodePlace:
         return {**vars(self), "is_own": self.is_own}
 
 
-def place_of(frame: FrameType | None) -> CodePlace | None:
+def place_of(frame: FrameType | None, call: str = CALL_OF_A_MODULE) -> CodePlace | None:
     """Return where the code is that led to a frame, ``None`` where that is the measurement itself.
 
-    torch's and Python's own code is passed over: who asks a logger to print a tensor is the one who prints it.
+    torch's and Python's own code is passed over: who asks a logger to print a tensor is the one who prints it. Its optimizers
+    read counters that they keep on the CPU (``torch/optim/adam.py``), so they wait for nothing.
 
     Args:
         frame: The innermost frame.
+        call: The name of the function of torch that calls a model. Where torch has none of that name, nothing that a library
+            does is taken for the person's.
     """
+    import torch
+
+    known, optimizers = hasattr(torch.nn.Module, call), Path(torch.optim.__file__).parent
     library, in_model = "", False
     for one in frames_of_a_step(frame):
         file = one.f_code.co_filename
         owner = owner_of(file)
+        if owner == TORCH and optimizers in Path(file).parents:
+            return None
         if owner == OWN:
             return CodePlace(shown_file(file), one.f_lineno, one.f_code.co_name, library if in_model else "", in_model)
         if owner == LIBRARY:
             library = library or str(one.f_globals.get("__name__", Path(file).stem))
-        in_model = in_model or bool(library and owner == TORCH and one.f_code.co_name == CALL_OF_A_MODULE)
+        calls = owner == TORCH and one.f_code.co_name == call
+        in_model = in_model or bool(library and (calls or not known))
     return CodePlace(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ...devices.request import kind_of
 from ...quantities import counted
-from ..comparison.split import DATA_SHARE, REMEDIES
 from ..findings import NOT_APPLICABLE, OK, WARNING, Finding
+from ..workloads.split import DATA_SHARE, data_remedy
 from ..workloads.workload import DATA
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def findings_of(profile: Profile) -> tuple[Finding, ...]:
 def data(profile: Profile) -> Finding:
     """Return whether steps wait for their data."""
     if profile.shares.get(DATA, 0.0) > DATA_SHARE:
-        return Finding(DATA_FINDING, WARNING, "steps wait for their data", REMEDIES[DATA])
+        return Finding(DATA_FINDING, WARNING, "steps wait for their data", data_remedy(profile.workers))
     return Finding(DATA_FINDING, OK, "data come in time")
 
 
@@ -66,7 +66,8 @@ def tiny_batch(profile: Profile) -> Finding:
     """Return whether a step does little but start operators."""
     tiny = is_tiny(profile)
     if tiny is None:
-        why = "a simulated device starts no operators" if profile.simulated else "not known"
+        simulated = profile.simulated and kind_of(profile.device) == "mps"
+        why = "a simulated device starts no operators" if simulated else "not known"
         return Finding(TINY_BATCH, NOT_APPLICABLE, why)
     if tiny:
         remedy = "Use a larger batch: nb.sweep() finds the best."
@@ -76,12 +77,14 @@ def tiny_batch(profile: Profile) -> Finding:
 
 def is_tiny(profile: Profile) -> bool | None:
     """Tell whether the batch is too small for its device, ``None`` where that is not known."""
-    if profile.simulated:
+    if profile.simulated and kind_of(profile.device) == "mps":
         return None
     if profile.kernel_share is not None:
         return profile.kernel_share < KERNEL_SHARE
     threshold, figure = MICROSECONDS_PER_OPERATOR.get(kind_of(profile.device)), profile.microseconds_per_operator
-    return None if threshold is None or figure is None else figure < threshold
+    if threshold is None or figure is None or (figure >= threshold and profile.hides_python):
+        return None
+    return figure < threshold
 
 
 def fallback(profile: Profile) -> Finding:

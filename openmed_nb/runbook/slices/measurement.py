@@ -13,15 +13,23 @@ from typing import TYPE_CHECKING, Any
 from ...devices.mps_profiler import check_metal_capture, check_signposts, metal_capture, signposts
 from ...devices.request import kind_of
 from ...devices.simulation import active
+from ...devices.torch_profiler import check_no_profiler
 from ...errors import ConfigurationError
-from ..comparison.measurement import put_on_devices
-from ..comparison.split import split_of
-from ..comparison.timing import begun, checked_count, same_random_numbers, seconds_of_step
 from ..operators.fallbacks import Fallback, fallbacks
-from ..workloads.workload import Bench, Subject, Workload
-from .operator_times import MOST_OPERATORS, device_seconds
+from ..workloads.counts import checked_count
+from ..workloads.split import split_of
+from ..workloads.timing import (
+    begun,
+    drop_ready,
+    put_on_devices,
+    same_random_numbers,
+    seconds_of_step,
+    settle,
+)
+from ..workloads.workload import Bench, Subject, Workload, starting
+from .operator_times import MOST_OPERATORS, device_seconds, host_seconds
 from .profile import Profile
-from .slicing import check_no_profiler, checked_trace, slice_of
+from .slicing import checked_trace, slice_of
 
 if TYPE_CHECKING:
     from .step_recorder import StepRecord
@@ -58,10 +66,9 @@ class Plan:
     file: Path | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        checked_count("steps", self.steps)
-        checked_count("warm_up", self.warm_up, 0)
-        if self.batch_size is not None:
-            checked_count("batch_size", self.batch_size)
+        for name, least in (("steps", 1), ("warm_up", 0), ("batch_size", 1)):
+            if (value := getattr(self, name)) is not None or name != "batch_size":
+                object.__setattr__(self, name, checked_count(name, value, least))
         object.__setattr__(self, "file", checked_trace(self.trace))
 
     def check(self, device: str) -> None:
@@ -95,7 +102,7 @@ def profile_of(subject: Subject, device: str, plan: Plan) -> Profile:
         DeviceUnavailable: Where a batch does not fit in its memory.
     """
     plan.check(device)
-    with put_on_devices(subject, [device], lambda _device: None) as benches, same_random_numbers(device):
+    with put_on_devices(subject, [device]) as benches, same_random_numbers(device):
         return profiled(benches[device], device, plan)
 
 
@@ -106,8 +113,11 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         batch = next(batches)
         for _ in range(plan.warm_up):
             seconds_of_step(workload, batches)
+        settle(workload, batches)
         seconds = series(lambda: seconds_of_step(workload, batches), plan.steps)
+        settle(workload, batches)
         phases = series(lambda: workload.seconds_of_phases(batches), plan.steps)
+        drop_ready(workload, batches)
         data = series(lambda: seconds_of_next(batches), plan.steps)
         compute = series(lambda: workload.seconds(batch), plan.steps)
         with signposts() if plan.signposts else contextlib.nullcontext():
@@ -120,7 +130,7 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         name=workload.name,
         task=workload.task,
         device=device,
-        rows=workload.rows,
+        rows=workload.usual_rows,
         steps=plan.steps,
         warm_up=plan.warm_up,
         seconds=statistics.median(seconds),
@@ -129,12 +139,15 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         compute_only=statistics.median(compute),
         operators=operators[:MOST_OPERATORS],
         operators_per_step=record.started / WATCHED,
+        operator_seconds=host_seconds(operators) if kind_of(device) == "cpu" else None,
         device_seconds=device_seconds(operators),
         synchronisations=record.synchronisations(WATCHED),
         fallbacks=fell,
         watched=WATCHED,
         workers=workload.workers,
         dtype=workload.dtype,
+        batch_tokens=workload.batch_tokens,
+        row_shape=workload.row_shape,
         simulated=active(),
     )
 
@@ -153,7 +166,7 @@ def seconds_of_next(batches: Iterator[Any]) -> float:
     """Return how long it takes to get a batch, in seconds."""
     begin = time.perf_counter()
     next(batches)
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin - starting(batches)
 
 
 def watched(workload: Workload, batches: Iterator[Any]) -> tuple[StepRecord, tuple[Fallback, ...]]:

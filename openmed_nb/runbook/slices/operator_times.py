@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ..workloads.workload import DATA
 
 PREFIX = "openmed_nb: "
 """Begins the names under which the phases stand in a trace."""
 
 MICRO = 1e-6
 """torch's profiler counts microseconds."""
+
+OPERATOR, RANGE = re.compile(r"\w+(::[\w.]+)+"), "a range of yours"
+"""How names of operators look, and what stands for any other name."""
 
 MOST_OPERATORS = 30
 """How many operators a profile keeps."""
@@ -58,7 +64,7 @@ def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tupl
     phases = PhaseTimes(listed)
     sums: dict[tuple[str, str], list[float]] = {}
     for event in filter(is_operator, listed):
-        entry = sums.setdefault((event.name, phases.of(event.time_range.start)), [0, 0.0, 0.0])
+        entry = sums.setdefault((shown_name(event.name), phases.of(event.time_range.start)), [0, 0.0, 0.0])
         entry[0] += 1
         entry[1] += event.self_cpu_time_total
         entry[2] += event.self_device_time_total
@@ -94,9 +100,29 @@ def is_operator(event: Any) -> bool:
     return named and is_of_host(event)
 
 
+def shown_name(name: str) -> str:
+    """Return the name of an operator; of a range that a person named, which may say anything, only that it is one.
+
+    Example:
+        >>> shown_name("aten::addmm"), shown_name("note::the patient has asthma")
+        ('aten::addmm', 'a range of yours')
+    """
+    return name if OPERATOR.fullmatch(name) else RANGE
+
+
 def is_of_host(event: Any) -> bool:
     """Tell whether an event is one of the host; marks come a second time as those of the GPU."""
     return str(event.device_type).endswith("CPU")
+
+
+def host_seconds(times: Sequence[OperatorTime]) -> float:
+    """Return how long the host is busy with operators in a step, those that make its data left out, in seconds.
+
+    Example:
+        >>> host_seconds([OperatorTime("aten::mm", "forward", 2.0, 0.25), OperatorTime("aten::stack", "data", 1.0, 0.1)])
+        0.25
+    """
+    return sum(one.seconds for one in times if one.phase != DATA)
 
 
 def device_seconds(times: Sequence[OperatorTime]) -> float | None:

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...devices.request import kind_of
 from ...devices.simulation import MARK, NOTE
+from ...errors import ConfigurationError
 from ...interface.display import Report, Shown, Table
 from ...quantities import counted
 from ..comparison.comparison import shown_phase
-from ..comparison.split import Split
 from ..findings import WARNING, Finding, findings_table
+from ..logbook.files import write_whole
 from ..operators.fallbacks import Fallback
+from ..workloads.split import Split
+from ..workloads.workload import OWN_STEP
 from .judgement import findings_of
 from .operator_times import OperatorTime
 from .synchronisation import Synchronisation
@@ -43,12 +47,15 @@ class Profile(Shown):
         operators: The operators that take longest, by phase.
         operators_per_step: How many operators a step starts that compute something; views do not count.
         device_seconds: How long kernels run on the GPU in a step, in seconds; ``None`` where torch's profiler cannot see that.
+        operator_seconds: How long operators compute in a step, in seconds, where that is on the CPU; else ``None``.
         synchronisations: The calls that wait for the device within a step, but for those of this package.
         fallbacks: The operators that fell back from MPS to the CPU, in ``watched`` steps.
         watched: How many steps were watched for both.
         workers: How many processes read ahead.
         dtype: The type of the model's numbers, where that is known.
+        row_shape: The shape of a row, such as ``"3x224x224"``; ``None`` where that is not known, and where texts are read.
         simulated: Whether the device is simulated; no figure is then one of the device.
+        batch_tokens: How many tokens a batch might have on the device; ``None`` where no texts were annotated.
     """
 
     name: str
@@ -70,6 +77,9 @@ class Profile(Shown):
     workers: int = 0
     dtype: str | None = None
     simulated: bool = False
+    batch_tokens: int | None = None
+    row_shape: str | None = None
+    operator_seconds: float | None = None
 
     @property
     def shares(self) -> dict[str, float]:
@@ -78,8 +88,17 @@ class Profile(Shown):
 
     @property
     def microseconds_per_operator(self) -> float | None:
-        """How long a step takes for each operator that it starts, data left out; ``None`` where none was seen."""
-        return 1e6 * self.compute_only / self.operators_per_step if self.operators_per_step else None
+        """How long a step takes for each operator that it starts, data left out; ``None`` where none was seen.
+
+        On the CPU it is the time of the operators alone, without that of the person's own Python.
+        """
+        seconds = self.compute_only if self.operator_seconds is None else self.operator_seconds
+        return 1e6 * seconds / self.operators_per_step if self.operators_per_step else None
+
+    @property
+    def hides_python(self) -> bool:
+        """Whether the time for each operator may be that of the person's own Python, which nobody tells apart on this device."""
+        return self.task == OWN_STEP and self.operator_seconds is None
 
     @property
     def kernel_share(self) -> float | None:
@@ -127,13 +146,21 @@ class Profile(Shown):
         """Write the profile as JSON, in the schema that its first key names.
 
         Args:
-            file: Where.
+            file: Where; a file that is there is written over, in one step.
+
+        Raises:
+            ConfigurationError: Where it cannot be written.
         """
-        Path(file).write_text(json.dumps(self.to_dict(), indent=2) + "\n", "utf-8")
+        target = Path(file).expanduser()
+        try:
+            write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
+        except OSError as error:
+            what = f"{target.name!r} cannot be written: {error.strerror or type(error).__name__}."
+            raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
 
     def report(self) -> Report:
         """Return what there is to show: what holds the steps up; the figures stand in the HTML."""
-        shown = f"{self.device}{MARK}" if self.simulated else self.device
+        shown = f"{self.device}{MARK}" if self.simulated and kind_of(self.device) == "mps" else self.device
         title = f"Profile of {self.name} ({self.task}) on {shown}"
         how = f"{counted(self.steps, 'step')} of {counted(self.rows, 'row')}, after {self.warm_up} for warming up."
         sentences = ((NOTE,) if self.simulated else ()) + (how,)

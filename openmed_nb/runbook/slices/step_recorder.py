@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices.torch_modes import modes_on
-from .code_places import CodePlace, place_of
-from .synchronisation import Synchronisation, waiting_call
+from .code_places import PACKAGE, CodePlace, place_of
+from .synchronisation import SYNCHRONIZE, Synchronisation, waiting_call
 
 
 @dataclass
@@ -39,6 +41,12 @@ class StepRecord:
         """Tell whether something is a tensor of the device."""
         return isinstance(thing, torch.Tensor) and thing.device.type == self.kind
 
+    def note(self, call: str, frame: FrameType) -> None:
+        """Count a call that waits, but for those of the measurement itself."""
+        place = place_of(frame)
+        if place is not None:
+            self.waits[call, place] += 1
+
     def synchronisations(self, steps: int) -> tuple[Synchronisation, ...]:
         """Return the calls that waited, the most frequent first."""
         found = sorted(self.waits.items(), key=lambda item: (-item[1], item[0]))
@@ -56,9 +64,8 @@ class Functions(TorchFunctionMode):
         """Call a function, and note where it is called from, if it waits."""
         kwargs = kwargs or {}
         call = waiting_call(getattr(function, "__name__", ""), args, kwargs, self._record.is_here)
-        place = place_of(sys._getframe(1)) if call else None  # noqa: SLF001 - Python has no other name for it
-        if place is not None:
-            self._record.waits[call, place] += 1
+        if call:
+            self._record.note(call, sys._getframe(1))  # noqa: SLF001 - Python has no other name for it
         return function(*args, **kwargs)
 
 
@@ -80,8 +87,34 @@ class Operators(TorchDispatchMode):
 @contextmanager
 def watching(record: StepRecord) -> Iterator[None]:
     """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
-    with torch.compiler.set_stance("force_eager"), modes_on(Operators(record), Functions(record)):
+    modules = [getattr(torch, name, None) for name in (record.kind, "accelerator") if record.kind != "cpu"]
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(synchronize_noted(module, record))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(modes_on(Operators(record), Functions(record)))
         yield
+
+
+@contextmanager
+def synchronize_noted(module: Any, record: StepRecord) -> Iterator[None]:
+    """Note calls of ``synchronize`` of a module of torch for a block: it takes no tensor, so that no mode sees it."""
+    original = getattr(module, SYNCHRONIZE, None)
+    if original is None:
+        yield
+        return
+
+    def synchronize(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
+        if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
+            record.note(f"{module.__name__}.{SYNCHRONIZE}()", caller)
+        return original(*args, **kwargs)
+
+    setattr(module, SYNCHRONIZE, synchronize)
+    try:
+        yield
+    finally:
+        setattr(module, SYNCHRONIZE, original)
 
 
 def is_view(operator: Any) -> bool:

@@ -35,6 +35,12 @@ WAITS: Mapping[str, str] = {
 }
 """Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make."""
 
+COPY = ".copy_() to the host"
+"""What copies a tensor of the device into one of the host."""
+
+SYNCHRONIZE = "synchronize"
+"""The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that does nothing but wait."""
+
 
 @dataclass(frozen=True)
 class Synchronisation:
@@ -74,6 +80,8 @@ def waiting_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], is_h
         ".to('cpu')"
     """
     given = [*args, *kwargs.values()]
+    if name == "copy_" and reads_the_device(args, kwargs, is_here):
+        return COPY
     if not given or not is_here(given[0]):
         return ""
     if name in WAITS:
@@ -91,6 +99,17 @@ def goes_to_the_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     others = [*args[1:], *kwargs.values()]
     names = [str(getattr(one, "device", one)) for one in others]
     return "cpu" in names and not any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
+
+
+def reads_the_device(args: Sequence[Any], kwargs: Mapping[str, Any], is_here: Callable[[Any], bool]) -> bool:
+    """Tell whether ``Tensor.copy_`` copies a tensor of the device into one of the host and waits for that.
+
+    Example:
+        >>> reads_the_device(["there", "here"], {}, "here".__eq__), reads_the_device(["here", "there"], {}, "here".__eq__)
+        (True, False)
+    """
+    target, source, *others = [*args, *kwargs.values()]
+    return is_here(source) and not is_here(target) and not any(one is True for one in others)
 
 
 def has_a_mask(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:

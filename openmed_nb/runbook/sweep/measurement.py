@@ -12,7 +12,7 @@ from ...devices.allocators import empty_cache
 from ...devices.memory import is_out_of_memory
 from ...devices.request import kind_of
 from ..workloads.workload import Bench, Workload
-from .memory import HEADROOM, foretold, memory_of
+from .memory import HEADROOM, expected_memory, memory_of
 from .points import Point, close_points, fitting, rates
 from .rules import SweepRules
 from .search import MEMORY, TIME
@@ -74,8 +74,8 @@ class Measurement:
         return point or Point(rows, fits=False)
 
     def hindrance(self, rows: int, points: Sequence[Point]) -> str:
-        """Return why a number of rows is not to be measured: the memory that it is foretold to take, or the time."""
-        memory = foretold(points, rows)
+        """Return why a number of rows is not to be measured: the memory that it is expected to take, or the time."""
+        memory = expected_memory(points, rows)
         if self.limit is not None and memory is not None and memory > self.limit * self._headroom:
             return MEMORY
         last = fitting(points)[-1]

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from ...devices.allocators import allocator
 from ...devices.request import kind_of
+from ...devices.torch_profiler import memory_changes, profiler_is_on, profiling
 from .points import Point, fitting
 
-HEADROOM = {"cpu": 0.7, "mps": 0.9, "cuda": 0.95}
-"""The share of the limit that a batch may be foretold to take: on the CPU and on MPS, going beyond it makes the system swap."""
+HEADROOM_SHARE = 0.1
+"""The share of the memory of a GPU that is to stay free: the allocator splits blocks, and other batches are larger."""
+
+HEADROOM = {"cpu": 0.7, "mps": 1 - HEADROOM_SHARE, "cuda": 1 - HEADROOM_SHARE}
+"""The share of the limit that a batch may be expected to take: on the CPU and on MPS, going beyond it makes the system swap."""
 
 ALLOCATOR = "the most that tensors took during a step, with the model, as torch's allocator counts it"
 DRIVER = "what the device gave the process for a step that began with an empty cache: this torch counts no peak on MPS"
@@ -44,27 +48,17 @@ def memory_of(device: str, step: Callable[[], object]) -> tuple[int | None, str]
 def peak_seen(step: Callable[[], object]) -> tuple[int | None, str]:
     """Run a step on the CPU under torch's profiler and return the most that its tensors took at once.
 
-    It is the older of torch's profilers (``torch/autograd/profiler_legacy.py``), because the newer one writes lines to the
-    standard error of a notebook, such as "profiler_start" in torch 2.13.
-
     Example:
         >>> import torch
         >>> peak_seen(lambda: torch.ones(1000) + torch.ones(1000))[0]
         12000
     """
-    import torch
-    from torch.autograd import _disable_profiler_legacy, _enable_profiler_legacy
-    from torch.autograd.profiler_legacy import profile
-
-    if torch.autograd._profiler_enabled():  # noqa: SLF001 - torch has no public name; a second profiler is an error
+    if profiler_is_on():
         step()
         return None, NOT_KNOWN
-    _enable_profiler_legacy(profile(profile_memory=True).config())
-    try:
+    with profiling("cpu", profile_memory=True) as profiler:
         step()
-    finally:
-        events = [event for thread in _disable_profiler_legacy() for event in thread]
-    return highest([event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]), PROFILER
+    return highest(memory_changes(profiler)), PROFILER
 
 
 def highest(changes: Sequence[int]) -> int:
@@ -128,16 +122,16 @@ def under_own_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit - int(psutil.Process().memory_info().vms)
 
 
-def foretold(points: Sequence[Point], rows: int) -> int | None:
+def expected_memory(points: Sequence[Point], rows: int) -> int | None:
     """Return how much memory more rows will take, from the sizes so far; ``None`` where nothing is known.
 
     One point is taken to grow with the rows, two to lie on a line; where the last three bend upwards, as with a matrix of
     all rows, the line bends on, at most as a square does.
 
     Example:
-        >>> foretold([Point(1, memory=30), Point(2, memory=40)], 4)
+        >>> expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)
         60
-        >>> foretold([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
+        >>> expected_memory([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
         640
     """
     there = [(point.rows, point.memory) for point in fitting(points) if point.memory is not None]

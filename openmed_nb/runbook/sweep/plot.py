@@ -5,17 +5,15 @@ Importing this file imports matplotlib; so it is imported only when a picture is
 
 from __future__ import annotations
 
-import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from matplotlib import rc_context
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ...devices.simulation import NOTE
 from ...errors import shorten
-from ...interface.display import escape
 from ...quantities import UNITS, counted
+from ...training.pictures import svg_of
 from ...training.plot import LARGEST_IN_MEBIBYTES, CurveFigure
 from .points import fitting
 
@@ -47,13 +45,8 @@ def draw(report: SweepReport, width: float = 7.0, height: float = 4.5) -> CurveF
 
 
 def to_svg(report: SweepReport) -> str:
-    """Return the picture as an SVG element that describes itself to a screen reader; text is text, in any font."""
-    written = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "openmed_nb"}):
-        draw(report).savefig(written, format="svg", metadata={"Date": None})
-    svg = written.getvalue()
-    label = escape(f"{_title(report)}. {report.why} {report.end}{f' {NOTE}' if report.simulated else ''}")
-    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    """Return the picture as an SVG element that describes itself."""
+    return svg_of(draw(report), f"{_title(report)}. {report.why} {report.end}{f' {NOTE}' if report.simulated else ''}")
 
 
 def _title(report: SweepReport) -> str:

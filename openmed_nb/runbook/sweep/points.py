@@ -16,6 +16,9 @@ It leaves room for noise inside of five percent, which is what a choice by hand 
 CLOSE = 0.10
 """Sizes within this share of the best are measured once more, in turn, before one of them is the knee."""
 
+FEWEST_FOR_QUARTILES = 3
+"""Two times have no quartiles between them."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -24,7 +27,7 @@ class Point:
     Attributes:
         rows: How many rows a batch has.
         throughput: How many rows a second, by the median of the steps; ``None`` where the batch does not fit.
-        spread: The same by the quartiles of the steps, the slower one first.
+        spread: The same by the quartiles of the steps, the slower one first; ``None`` with fewer than three steps.
         memory: The most memory that a step took, in bytes; ``None`` where nothing tells.
         first_seconds: How long the first pass of this shape took, in which MPS and CUDA compile or choose kernels.
         steps: How many steps were timed.
@@ -54,10 +57,13 @@ def rates(rows: int, seconds: Sequence[float]) -> dict[str, Any]:
 
     Example:
         >>> rates(8, [1.0, 2.0, 4.0])
-        {'throughput': 4.0, 'spread': (2.0, 8.0), 'steps': 3}
+        {'throughput': 4.0, 'spread': (2.6666666666666665, 5.333333333333333), 'steps': 3}
     """
-    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    return {"throughput": rows / middle, "spread": (rows / high, rows / low), "steps": len(seconds)}
+    spread = None
+    if len(seconds) >= FEWEST_FOR_QUARTILES:
+        low, _middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+        spread = (rows / high, rows / low)
+    return {"throughput": rows / statistics.median(seconds), "spread": spread, "steps": len(seconds)}
 
 
 def fitting(points: Iterable[Point]) -> list[Point]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from ...devices.request import canonical
 from ...devices.simulation import MARK, NOTE
 from ...errors import ConfigurationError
 from ...interface.display import Report, Shown, Table, to_html
 from ...quantities import counted, in_bytes
-from .explanation import ended, explained
+from ...training.pictures import plotting
+from ..workloads.workload import ANNOTATION
+from .explanation import ended, explained, still_rising
 from .points import KNEE_GAIN, Point, best_of, fitting
 
 SCHEMA = "openmed_nb/sweep/1"
@@ -27,7 +29,7 @@ class SweepReport(Shown):
         points: Every size that was measured, the smallest first; what ran out of memory is among them.
         compared: The sizes near the best, as they were measured again in turn; the knee is one of them.
         knee: The rows from which nothing larger gains more than ``gain``; ``None`` where not even one row fits.
-        stopped: Why no larger batch was measured: ``"throughput"`` (it does not pay), ``"memory"`` (it is foretold to come
+        stopped: Why no larger batch was measured: ``"throughput"`` (it does not pay), ``"memory"`` (it is expected to come
             near the limit), ``"out of memory"``, ``"largest"`` (it was not asked for) or ``"time"``.
         limit: The memory that a step may take, in bytes; ``None`` where nobody knows.
         method: How the memory of a step was measured.
@@ -35,6 +37,7 @@ class SweepReport(Shown):
         length: How many tokens a row has; ``None`` where rows are no tokens.
         workers: How many processes read ahead in the loader that was passed.
         dtype: The type of the model's numbers, where that is known.
+        row_shape: The shape of a row, such as ``"3x224x224"``; ``None`` where that is not known, and where texts are read.
         simulated: Whether this was the simulated MPS, whose figures are no figures of MPS.
     """
 
@@ -51,12 +54,19 @@ class SweepReport(Shown):
     length: int | None = None
     workers: int = 0
     dtype: str | None = None
+    row_shape: str | None = None
     simulated: bool = False
 
     @property
     def at_knee(self) -> Point | None:
         """The point of the knee."""
         return next((point for point in self.points if point.rows == self.knee), None)
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """The knee in tokens, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``None`` for other tasks."""
+        known = self.task == ANNOTATION and self.knee is not None and self.length is not None
+        return (self.knee or 0) * (self.length or 0) if known else None
 
     @property
     def best(self) -> Point | None:
@@ -72,7 +82,7 @@ class SweepReport(Shown):
     @property
     def why(self) -> str:
         """Why this size, with figures."""
-        return explained(self.at_knee, self.compared, self.points)
+        return explained(self.at_knee, self.compared, self.points, self.stopped)
 
     @property
     def end(self) -> str:
@@ -89,6 +99,7 @@ class SweepReport(Shown):
         return {
             "schema": SCHEMA,
             **plain,
+            "batch_tokens": self.batch_tokens,
             "why": self.why,
             "end": self.end,
             "best": self.best.rows if self.best else None,
@@ -103,16 +114,17 @@ class SweepReport(Shown):
         Raises:
             ConfigurationError: Where matplotlib is not installed.
         """
-        return plotting().draw(self)
+        return plotting(__package__).draw(self)
 
     def report(self) -> Report:
         """Return the knee and how it was measured in words; the figures stand in the HTML alone."""
         loader = f"; {counted(self.workers, 'worker')} in the loader" if self.workers else ""
         sentences = [
             f"{self.name}, {self.task}{self._rows}{loader}.",
-            f"The smallest batch from which no larger one that was tried is more than {100 * self.gain:g} % faster."
-            if self.knee
-            else self.why,
+            self._choice,
+            f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens})."
+            if self.batch_tokens
+            else "",
             f"Memory: {self.method}." if self.method else "",
             NOTE if self.simulated else "",
         ]
@@ -125,7 +137,16 @@ class SweepReport(Shown):
     @property
     def shown_device(self) -> str:
         """The device, which says where it is simulated."""
-        return f"{self.device}{MARK if self.simulated else ''}"
+        return f"{self.device}{MARK if self.simulated and canonical(self.device) == 'mps' else ''}"
+
+    @property
+    def _choice(self) -> str:
+        """How the knee was chosen, without figures."""
+        if not self.knee:
+            return self.why
+        if self.still_rising:
+            return f"The largest batch that was tried; {still_rising(self.stopped)}."
+        return f"The smallest batch from which no larger one that was tried is more than {100 * self.gain:g} % faster."
 
     @property
     def _rows(self) -> str:
@@ -151,7 +172,7 @@ class SweepReport(Shown):
     def _picture(self) -> str:
         """Return the picture as SVG, empty where matplotlib is not installed: the tables say the same."""
         try:
-            return str(plotting().to_svg(self))
+            return str(plotting(__package__).to_svg(self))
         except ConfigurationError:
             return ""
 
@@ -166,18 +187,3 @@ def figure(number: float | None) -> str:
     if number is None:
         return ""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
-
-
-def plotting() -> Any:
-    """Return the module that draws sweeps.
-
-    Raises:
-        ConfigurationError: Where matplotlib is not installed.
-    """
-    try:
-        return importlib.import_module(".plot", __package__)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"The picture needs {error.name}, which is not installed.",
-            "Install it: python -m pip install 'openmed-nb[train]'.",
-        ) from error

@@ -44,6 +44,7 @@ class Search:
         again: Measures points once more, in turn, before they end the search.
         gain: A larger batch pays that gives more than this share more throughput.
         largest: The most rows; ``None`` where nobody says.
+        smallest: The rows that are measured first.
         points: What was measured, by rows.
         stopped: Why the doubling ended.
         bound: The smallest size that is known not to fit, or not to be measured for want of memory.
@@ -54,6 +55,7 @@ class Search:
     again: Again = lambda points: points
     gain: float = KNEE_GAIN
     largest: int | None = None
+    smallest: int = 1
     points: dict[int, Point] = field(default_factory=dict)
     stopped: str = ""
     bound: int | None = None
@@ -73,8 +75,8 @@ class Search:
         return self.found
 
     def double(self) -> None:
-        """Measure 1, 2, 4 and so on rows, until one of the reasons says to end."""
-        rows = 1
+        """Measure the smallest, twice as many and so on rows, until one of the reasons says to end."""
+        rows = self.smallest
         while not self.stopped:
             self.take(rows)
             following = rows * 2 if self.largest is None else min(rows * 2, self.largest)

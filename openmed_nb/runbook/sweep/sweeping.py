@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ...devices.random_state import random_numbers_from, random_states
 from ...devices.request import canonical
 from ...devices.simulation import active
-from ..operators.copies import random_numbers_kept
-from ..workloads.workload import Bench, Subject
+from ..workloads.timing import put_on_devices, same_random_numbers
+from ..workloads.workload import TRAINING_STEP, Bench, Subject
 from .measurement import Measurement
 from .memory import limit_of
 from .points import Point, knee_of
@@ -25,9 +24,12 @@ def sweep_of(subject: Subject, device: str, rules: SweepRules, fraction: float |
         fraction: The share of the device's memory at which torch refuses more; ``None`` where that is not known.
 
     Random numbers go on as if nothing had been.
+
+    Raises:
+        DeviceUnavailable: Where the subject itself does not fit in the memory of the device.
     """
-    with random_numbers_kept(), random_numbers_from(random_states(device)):
-        return swept(subject, subject.on(device), rules, fraction)
+    with same_random_numbers(device), put_on_devices(subject, [device]) as benches:
+        return swept(subject, benches[device], rules, fraction)
 
 
 def swept(subject: Subject, bench: Bench, rules: SweepRules, fraction: float | None) -> SweepReport:
@@ -37,6 +39,7 @@ def swept(subject: Subject, bench: Bench, rules: SweepRules, fraction: float | N
     measurement.limit = limit_of(bench.device, fraction)
     try:
         search = Search(measurement.point, measurement.hindrance, measurement.again, rules.gain, rules.largest)
+        search.smallest = rules.first_rows(subject.task == TRAINING_STEP)
         points = search.run()
         compared = measurement.in_turn(points)
     finally:
@@ -56,6 +59,7 @@ def swept(subject: Subject, bench: Bench, rules: SweepRules, fraction: float | N
         length=last.length if last else None,
         workers=last.workers if last else 0,
         dtype=last.dtype if last else None,
+        row_shape=last.row_shape if last else None,
         simulated=active(),
     )
 

@@ -13,6 +13,7 @@ from ...errors import ConfigurationError
 from ...models.loading import LoadSpec, load
 from ...models.quantization import dtype_of, is_quantized
 from ..precision.pairs import whole_texts, with_model
+from .copying import copy_on
 from .workload import ANNOTATION, DECODE, FORWARD, TRANSFER, Phase, Subject, Workload
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ class AnnotationBench:
         name: What a person calls the model.
         annotator: The model with its tokenizer.
         texts: The texts that are read, again and again.
-        length: How many tokens a row of :meth:`bucket` has.
+        length: How many tokens a row has that is counted: each of :meth:`bucket`, and those of a budget for :meth:`stream`.
     """
 
     name: str
     annotator: Annotator
     texts: Sequence[Any] = TEXTS
-    length: int = LENGTH
+    length: int | None = None
 
     @property
     def device(self) -> str:
@@ -59,20 +60,35 @@ class AnnotationBench:
 
     def bucket(self, rows: int) -> Workload:
         """Return steps over full rows of one length; nothing is decoded, because the rows are no texts."""
-        length = min(self.length, self.annotator.settings.limit + self.annotator.network.frame.size)
-        inputs = full_rows(self.annotator, rows, length)
+        inputs = full_rows(self.annotator, rows, self.row_length)
         phases = (
             Phase(TRANSFER, self.annotator.network.moved),
             Phase(FORWARD, self.forward),
             Phase(DECODE, lambda outputs: [to_array(tensor) for tensor in outputs]),
         )
-        return self._workload(rows, length, itertools.repeat(inputs), phases)
+        return self._workload(rows, self.row_length, itertools.repeat(inputs), phases, rows * self.row_length)
 
     def stream(self, rows: int | None = None) -> Workload:
-        """Return steps that each read so many texts and find their entities."""
-        size = rows or ROWS
+        """Return steps that each read so many texts and find their entities.
+
+        With a number of rows, a batch on the device may have as many tokens as a bucket of so many has: texts of about one
+        length are then one batch. Without one, it may have what the annotator's own budget says.
+        """
+        size, budget = rows or ROWS, self.annotator.budget
+        if rows is not None:
+            budget = replace(budget, tokens=rows * self.row_length, rows=None)
+        bench = replace(self, annotator=replace(self.annotator, budget=budget))
         phases = (Phase(TRANSFER, self.transfer), Phase(FORWARD, self.forward_all), Phase(DECODE, self.decode))
-        return self._workload(size, None, PreparedTexts(self, size), phases)
+        return self._workload(size, None, PreparedTexts(bench, size), phases, budget.tokens)
+
+    @property
+    def row_length(self) -> int:
+        """How many tokens a full row has: at most as many as the model reads."""
+        longest = self.annotator.settings.limit + self.annotator.network.frame.size
+        if self.length is not None and self.length > longest:
+            what = f"length={self.length} is more than the {longest} tokens that {self.name} reads at once."
+            raise ConfigurationError(what, f"Pass length={longest}, or less.")
+        return self.length or min(LENGTH, longest)
 
     def forward(self, moved: dict[str, Any]) -> tuple[Any, ...]:
         """Run a batch on the device."""
@@ -100,9 +116,20 @@ class AnnotationBench:
         collected = settled(run, self.annotator.network, list(zip(chunk.batches, arrays, strict=True)))
         return self.annotator.decode(chunk.prepared, collected)
 
-    def _workload(self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...]) -> Workload:
-        dtype = dtype_of(self.annotator.network.model)
-        return Workload(self.name, ANNOTATION, self.device, rows, length, lambda: iter(batches), phases, dtype=dtype)
+    def _workload(
+        self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...], batch_tokens: int
+    ) -> Workload:
+        return Workload(
+            self.name,
+            ANNOTATION,
+            self.device,
+            rows,
+            length,
+            lambda: iter(batches),
+            phases,
+            dtype=dtype_of(self.annotator.network.model),
+            batch_tokens=batch_tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +194,7 @@ def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | 
 
     def on(device: str) -> AnnotationBench:
         pipe = pipeline_of_files(spec, device)
-        return AnnotationBench(name, whole_texts(pipe.own_annotator()), texts or TEXTS, length or LENGTH)
+        return AnnotationBench(name, whole_texts(pipe.own_annotator()), texts or TEXTS, length)
 
     return Subject(name, ANNOTATION, on)
 
@@ -187,7 +214,6 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
         ConfigurationError: For a pipeline in int8, which runs only where it is.
     """
     from ...annotation.pipeline import device_budget
-    from ..operators.copies import cpu_copy
 
     name, annotator = type(pipe.model).__name__, whole_texts(pipe.own_annotator())
 
@@ -196,11 +222,11 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
 
         place = torch.device(device)
         if place.type == pipe.device.type and place.index in {None, pipe.device.index}:
-            return AnnotationBench(name, annotator, texts or TEXTS, length or LENGTH)
+            return AnnotationBench(name, annotator, texts or TEXTS, length)
         if is_quantized(pipe.model):
             raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the model's name.")
-        moved = with_model(annotator, cpu_copy(pipe.model).eval().to(place))
+        moved = with_model(annotator, copy_on(pipe.model, name, device).eval())
         budget = replace(device_budget(place), padding=annotator.budget.padding)
-        return AnnotationBench(name, replace(moved, budget=budget), texts or TEXTS, length or LENGTH)
+        return AnnotationBench(name, replace(moved, budget=budget), texts or TEXTS, length)
 
     return Subject(name, ANNOTATION, on)

@@ -70,6 +70,22 @@ class Asked:
             return subject_of_module(self.model, self.data, self.training)
         return subject_of_step(self.model, self.data)
 
+    def in_one_shape(self) -> Asked:
+        """Return it for rows of one shape, which read no texts.
+
+        Raises:
+            ConfigurationError: Where texts are passed.
+        """
+        from ...annotation.pipeline import AnnotationPipeline
+
+        annotates = self.is_named or isinstance(self.model, AnnotationPipeline)
+        if annotates and not self.training and self.data is not None:
+            what = "A sweep reads no texts: all its rows have one length."
+            raise ConfigurationError(
+                what, "Leave them out, and pass length=... where they are not about 128 tokens long."
+            )
+        return self
+
     def _of_files(self, files: Callable[[], LoadSpec]) -> Subject:
         if not self.training:
             return subject_of_files(files(), checked_texts(self.data), self.length)

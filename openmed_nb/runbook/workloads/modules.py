@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,23 @@ from ...devices.conversion import to_device
 from ...errors import ConfigurationError
 from ...training.nested import named_tensors, with_tensors
 from ...training.optimizers import adamw
-from ..operators.copies import cpu_copy, random_numbers_kept
+from ..operators.copies import random_numbers_kept
 from ..operators.examples import Example, read_example
 from ..operators.tracing import loss_or_mean
-from .workload import BACKWARD, FORWARD, FORWARD_PASS, OPTIMIZER, TRAINING_STEP, TRANSFER, Phase, Subject, Workload
+from .batches import Repeated, first_of, generators_kept, rows_in
+from .copying import check_call, copy_on
+from .workload import (
+    BACKWARD,
+    FORWARD,
+    FORWARD_PASS,
+    OPTIMIZER,
+    TRAINING_STEP,
+    TRANSFER,
+    Phase,
+    Subject,
+    Workload,
+    read_ahead,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +48,7 @@ class ModuleBench:
         training: Whether a step trains.
         example: A batch, on the CPU, for rows of one shape.
         loader: Gives batches, again and again; ``None`` to take the example.
+        written: Whether the model was seen to write into its first batch.
     """
 
     name: str
@@ -43,6 +58,7 @@ class ModuleBench:
     example: Example
     loader: Iterable[Any] | None = None
     optimizers: list[Any] = field(default_factory=list)
+    written: list[bool] = field(default_factory=list)
 
     @property
     def device(self) -> str:
@@ -63,14 +79,30 @@ class ModuleBench:
             return self.bucket(rows or rows_of(self.example))
         if rows is not None:
             raise ConfigurationError("A loader has a batch size of its own.", "Leave batch_size out.")
-        return self._workload(rows_of(self.example), Examples(self.loader))
+        return self._workload(rows_of(self.example), Repeated(self.loader, example_of))
+
+    def transfer(self, example: Example) -> Example:
+        """Return a batch on the device.
+
+        On the CPU that is the person's own, so that a model which writes into its first batch gets copies.
+        """
+        return moved(example, self.place) if self.place != "cpu" or self.written == [False] else example.copied()
+
+    def called(self, example: Example) -> Any:
+        """Return what the model returns, and note at its first batch whether it writes into that."""
+        if self.written:
+            return example(self.model)
+        before = versions(example)
+        answer = example(self.model)
+        self.written.append(None in before or versions(example) != before)
+        return answer
 
     def forward(self, example: Example) -> Any:
         """Run a forward pass without gradients."""
         import torch
 
         with torch.no_grad():
-            return example(self.model)
+            return self.called(example)
 
     def loss(self, example: Example) -> Any:
         """Run a forward pass and return the loss.
@@ -81,7 +113,7 @@ class ModuleBench:
         import torch
 
         with torch.enable_grad():
-            loss = loss_or_mean(example(self.model))
+            loss = loss_or_mean(self.called(example))
         if loss is None:
             what = f"Nothing that {self.name} returns depends on a parameter that learns."
             raise ConfigurationError(what, "Leave training=True out.")
@@ -99,44 +131,31 @@ class ModuleBench:
         self.optimizers[0].zero_grad()
 
     def _workload(self, rows: int, batches: Iterable[Example]) -> Workload:
-        transfer = Phase(TRANSFER, lambda example: moved(example, self.place))
+        transfer = Phase(TRANSFER, self.transfer)
         training = (
             Phase(FORWARD, self.loss),
             Phase(BACKWARD, self.backward),
             Phase(OPTIMIZER, self.optimizer_step),
         )
         phases = (transfer, *(training if self.training else (Phase(FORWARD, self.forward),)))
-        workers = int(getattr(self.loader, "num_workers", 0))
         dtype = next((str(one.dtype).removeprefix("torch.") for one in self.model.parameters()), None)
         task = TRAINING_STEP if self.training else FORWARD_PASS
         length = length_of(self.example) if self.loader is None else None
-        return Workload(self.name, task, self.place, rows, length, lambda: iter(batches), phases, workers, dtype)
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """The batches of a loader, again and again.
-
-    Raises:
-        ConfigurationError: Where the loader gives none, such as one whose batches can be read only once.
-    """
-
-    loader: Iterable[Any]
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield first_of(batches := iter(self.loader))
-            yield from batches
-
-
-@dataclass(frozen=True)
-class Examples:
-    """The batches of a loader, as a model is called with them, again and again."""
-
-    loader: Iterable[Any]
-
-    def __iter__(self) -> Iterator[Example]:
-        return map(example_of, Repeated(self.loader))
+        workers, ahead = read_ahead(self.loader)
+        return Workload(
+            self.name,
+            task,
+            self.place,
+            rows,
+            length,
+            lambda: iter(batches),
+            phases,
+            workers,
+            dtype,
+            ahead,
+            sizes=batches.sizes if isinstance(batches, Repeated) else Counter(),
+            row_shape=row_shape_of(self.example),
+        )
 
 
 def example_of(batch: Any) -> Example:
@@ -167,7 +186,13 @@ def rows_of(example: Example) -> int:
         >>> rows_of(Example((torch.ones(4, 2),)))
         4
     """
-    return next((int(tensor.shape[0]) for _, tensor in named_tensors(example.tensors) if tensor.dim()), 1)
+    return rows_in(example.tensors)
+
+
+def versions(example: Example) -> list[int | None]:
+    """Return how often each tensor of a batch was written into, ``None`` where torch does not count that."""
+    tensors = [tensor for _, tensor in named_tensors(example.tensors)]
+    return [None if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - torch's only name for it
 
 
 def length_of(example: Example) -> int | None:
@@ -176,8 +201,22 @@ def length_of(example: Example) -> int | None:
     return int(ids.shape[-1]) if ids is not None and ids.dim() > 1 else None
 
 
+def row_shape_of(example: Example) -> str | None:
+    """Return the shape of a row of a batch: of its first tensor with rows that have a shape.
+
+    Example:
+        >>> import torch
+        >>> row_shape_of(Example((torch.ones(4, 3, 16, 16),))), row_shape_of(Example((torch.ones(4),)))
+        ('3x16x16', None)
+    """
+    shapes = (tensor.shape[1:] for _, tensor in named_tensors(example.tensors) if tensor.dim() > 1)
+    return next(("x".join(map(str, shape)) for shape in shapes), None)
+
+
 def with_rows(example: Example, rows: int) -> Example:
     """Return a batch with another number of rows, which repeats those that there are; tensors without rows stay.
+
+    A tensor has rows whose first size is that of the first tensor: a mask of 4 times 4 too, where the batch has 4 rows.
 
     Example:
         >>> import torch
@@ -225,22 +264,12 @@ def subject_of_module(
     if data is None and synthetic is not None:
         example = synthetic()
     else:
-        with random_numbers_kept():  # A loader draws a seed whenever it is read.
+        with random_numbers_kept(), generators_kept(data):  # A loader draws a seed whenever it is read.
             example = read_example(data if loader is None else first_of(loader))
+    check_call(model, name, example)
 
     def on(device: str) -> ModuleBench:
-        copied = cpu_copy(model).to(torch.device(device))
+        copied = copy_on(model, name, device)
         return ModuleBench(name, copied.train() if training else copied.eval(), device, training, example, loader)
 
-    return Subject(name, TRAINING_STEP if training else FORWARD_PASS, on)
-
-
-def first_of(loader: Iterable[Any]) -> Any:
-    """Return the first batch of a loader.
-
-    Raises:
-        ConfigurationError: Where it gives none.
-    """
-    for batch in loader:
-        return batch
-    raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")
+    return Subject(name, TRAINING_STEP if training else FORWARD_PASS, on, data)

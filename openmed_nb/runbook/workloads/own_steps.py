@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigurationError
 from ...training.epochs import named
-from .modules import Repeated, example_of, first_of, rows_of
-from .workload import OWN_STEP, STEP, Phase, Subject, Workload
+from .batches import Repeated, check_rows, first_of, fresh, generators_kept, rows_in
+from .modules import example_of, row_shape_of
+from .workload import OWN_STEP, STEP, Phase, Subject, Workload, read_ahead
 
 BatchesOfSize = Callable[[int], Any]
 """Makes a batch of so many rows."""
@@ -35,23 +37,38 @@ class OwnBench:
         """Return steps over one batch that lies ready.
 
         Raises:
-            ConfigurationError: Where nothing makes a batch of a size.
+            ConfigurationError: Where nothing makes a batch of a size, or one with fewer rows.
         """
         if not callable(self.data):
             what = f"No batch of {rows} rows can be made for {self.name}."
             raise ConfigurationError(what, "Pass a function that takes a number of rows and returns a batch.")
-        return self._workload(rows, Repeated([self.data(rows)]), 0)
+        batch = self.data(rows)
+        check_rows(batch, rows, named(self.data))
+        return self._workload(rows, Repeated([batch]), batch)
 
     def stream(self, rows: int | None = None) -> Workload:
         """Return steps over the batches of the loader."""
         if callable(self.data):
             return self.bucket(rows or 1)
-        size = rows_of(example_of(first_of(self.data)))
-        return self._workload(size, Repeated(self.data), int(getattr(self.data, "num_workers", 0)))
+        with generators_kept(self.data):
+            first = first_of(self.data)
+        return self._workload(rows_in(first), Repeated(self.data), first)
 
-    def _workload(self, rows: int, batches: Iterable[Any], workers: int) -> Workload:
-        phases = (Phase(STEP, self.step),)
-        return Workload(self.name, OWN_STEP, self.device, rows, None, lambda: iter(batches), phases, workers)
+    def _workload(self, rows: int, batches: Repeated, first: Any) -> Workload:
+        workers, ahead = read_ahead(self.data)
+        return Workload(
+            self.name,
+            OWN_STEP,
+            self.device,
+            rows,
+            None,
+            lambda: iter(batches),
+            (Phase(STEP, lambda batch: self.step(fresh(batch))),),
+            workers,
+            ahead=ahead,
+            sizes=Counter() if callable(self.data) else batches.sizes,
+            row_shape=row_shape_of(example_of(first)),
+        )
 
 
 def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
@@ -72,4 +89,4 @@ def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
         raise ConfigurationError(
             what, "Pass a DataLoader, a list of batches, or a function that makes a batch of a size."
         )
-    return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device))
+    return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device), data)

@@ -6,9 +6,11 @@ for before its end; run in phases, the device is waited for after each, so that 
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish
@@ -51,6 +53,10 @@ class Workload:
         phases: What is done with a batch, in order.
         workers: How many processes read ahead.
         dtype: The type of the model's numbers, where that is known.
+        ahead: How many batches the processes that read ahead hold ready, all together.
+        batch_tokens: How many tokens a batch may have on the device, where texts are annotated; ``None`` for other tasks.
+        sizes: How many batches of each number of rows a loader gave so far; empty where all have ``rows``.
+        row_shape: The shape of a row, such as ``"3x224x224"``; ``None`` where that is not known, and where texts are read.
     """
 
     name: str
@@ -62,6 +68,10 @@ class Workload:
     phases: tuple[Phase, ...]
     workers: int = 0
     dtype: str | None = None
+    ahead: int = 0
+    batch_tokens: int | None = None
+    sizes: Counter[int] = field(default_factory=Counter)
+    row_shape: str | None = None
 
     def run(self, batch: Any) -> Any:
         """Do a step with a batch, to its end on the device, and return what the last phase gave."""
@@ -87,7 +97,7 @@ class Workload:
         """
         begin = time.perf_counter()
         value = next(batches)
-        seconds = {DATA: time.perf_counter() - begin}
+        seconds = {DATA: time.perf_counter() - begin - starting(batches)}
         with TENSOR_LOCK:
             finish(self.torch_device)
             for phase in self.phases:
@@ -98,11 +108,40 @@ class Workload:
         return seconds
 
     @property
+    def usual_rows(self) -> int:
+        """How many rows a batch usually has: the median, where a loader gives several sizes."""
+        return statistics.median_low(self.sizes.elements()) if self.sizes else self.rows
+
+    @property
+    def mean_rows(self) -> float:
+        """How many rows a batch has in the mean."""
+        return statistics.fmean(self.sizes.elements()) if self.sizes else self.rows
+
+    @property
     def torch_device(self) -> torch.device:
         """The device as torch's own value."""
         import torch
 
         return torch.device(self.device)
+
+
+def starting(batches: Iterator[Any]) -> float:
+    """Return how many seconds of the last batch went into starting a loader's processes, which belong to no step."""
+    return float(getattr(batches, "starting", 0.0))
+
+
+def read_ahead(loader: Any) -> tuple[int, int]:
+    """Return how many processes of a loader read ahead, and how many batches they hold ready.
+
+    It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> read_ahead(DataLoader([1.0], num_workers=2, prefetch_factor=5)), read_ahead([1.0])
+        ((2, 10), (0, 0))
+    """
+    workers = int(getattr(loader, "num_workers", 0))
+    return workers, workers * int(getattr(loader, "prefetch_factor", None) or 1)
 
 
 class Bench(Protocol):
@@ -127,8 +166,10 @@ class Subject:
         name: What the person calls it.
         task: One of the tasks.
         on: Puts it on a device, beside what the session holds, and leaves what the person passed as it is.
+        data: What the person passed as data, where it is no text.
     """
 
     name: str
     task: str
     on: Callable[[str], Bench]
+    data: Any = None

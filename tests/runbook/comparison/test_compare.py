@@ -53,6 +53,7 @@ def test_cpu_alone_still_gives_the_split():
     assert list(row.shares) == ["data", "transfer", "forward", "decode"]
     assert sum(row.shares.values()) == pytest.approx(1)
     assert (row.rows, row.speed_up, row.utilisation) == (2, None, None)
+    assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 128
     assert "nothing to compare it with" in str(comparison)
     assert "diabetes" not in str(comparison) + json.dumps(comparison.to_dict()) + comparison._repr_html_()
     assert SESSION.inventory().to_dict() == loaded
@@ -69,6 +70,8 @@ def test_all_usable_devices_where_nobody_says():
     assert row.speed_up.low <= row.speed_up.middle <= row.speed_up.high
     assert row.speed_up.level >= 0.95
     assert row.utilisation is None
+    assert row.speed == "not applicable: simulated"
+    assert (row.to_dict()["speed_up"], row.to_dict()["speed"]) == (None, row.speed)
     assert "SIMULATED" in str(comparison)
     assert "SIMULATED" in comparison._repr_html_()
     assert json.loads(json.dumps(comparison.to_dict()))["simulated"] is True
@@ -144,7 +147,7 @@ def test_processor_is_watched():
 
 def test_text_is_the_same_in_every_run():
     """Two runs print the same, without figures."""
-    texts = [str(compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu")) for _ in range(2)]
+    texts = [str(compared(nn.Linear(512, 512), torch.ones(256, 512), devices="cpu")) for _ in range(2)]
     heads = [text.partition("time on cpu")[0] for text in texts]
 
     assert heads[0] == heads[1]
@@ -153,9 +156,11 @@ def test_text_is_the_same_in_every_run():
 
 def test_batch_that_does_not_fit():
     """Out of memory is an error of ours that says what to do, and the memory is handed back."""
+    SESSION.unload()  # Models of other tests, which follow the session to the device.
     with nb.simulated_mps("96 MiB") as device:
         with pytest.raises(
-            DeviceUnavailable, match=r"A batch of 16 rows does not fit in the memory of mps.*batch_size"
+            DeviceUnavailable,
+            match=r"^A batch of 16 rows does not fit in the memory of mps: Invalid buffer.*batch_size",
         ):
             compared(nn.Linear(1, 1_000_000), torch.ones(16, 1), devices="mps")
         gc.collect()
@@ -183,6 +188,8 @@ def test_model_that_does_not_fit():
         ({"devices": "banana"}, DeviceError, "'banana'"),
         ({"devices": ["mps"]}, DeviceError, "'mps'"),
         ({"devices": [3]}, ConfigurationError, "int has no device"),
+        ({"devices": 5}, ConfigurationError, "int has no device"),
+        ({"seconds": 1e300}, ConfigurationError, r"seconds cannot be 1e\+300.*from 0 to 3600"),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
         ({"data": [None], "devices": "cpu"}, UnreadableText, "NoneType"),
         ({"model": nn.Linear(2, 2)}, ConfigurationError, "nothing to call Linear with"),
@@ -205,3 +212,20 @@ def test_listeners_hear_which_device_is_made_ready():
 
     assert str(heard[0]) == "Comparing on cpu: Linear"
     assert heard[-1] is None
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
+def test_devices_as_torch_has_them(device: object):
+    """A device may be torch's own value, alone or among others, and a number may be one of numpy."""
+    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), devices=device, pairs=np.int64(6))
+
+    assert [one.device for one in comparison.devices] == ["cpu"]
+    assert type(comparison.pairs) is int
+
+
+def test_copies_on_the_cpu_are_no_bottleneck():
+    """Where work is so small that handing over its batch takes most of a step, the CPU is not said to copy too much."""
+    comparison = nb.compare(torch.nn.Identity(), torch.ones(2, 2), devices="cpu", pairs=6, seconds=0)
+
+    assert comparison.of("cpu").split.dominating == "transfer"
+    assert [one.status for one in comparison.findings] == ["ok"]

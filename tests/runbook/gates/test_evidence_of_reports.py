@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.comparison.comparison import Comparison, DeviceFigures
 from openmed_nb.runbook.comparison.intervals import Interval
-from openmed_nb.runbook.comparison.split import Split
 from openmed_nb.runbook.doctor.report import DoctorReport
 from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.runbook.gates.evidence import Evidence
 from openmed_nb.runbook.gates.joining import evidence_of
 from openmed_nb.runbook.gates.thresholds import gates
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.operators.places import Place
 from openmed_nb.runbook.operators.table import FALLS_BACK
@@ -30,10 +31,12 @@ from openmed_nb.runbook.precision.spans import Score, Spans
 from openmed_nb.runbook.signals.utilisation import Utilisation
 from openmed_nb.runbook.signals.values import Signals
 from openmed_nb.runbook.slices.code_places import CodePlace
+from openmed_nb.runbook.slices.operator_times import OperatorTime
 from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.runbook.slices.synchronisation import Synchronisation
 from openmed_nb.runbook.sweep.points import Point
 from openmed_nb.runbook.sweep.report import SweepReport
+from openmed_nb.runbook.workloads.split import Split
 from openmed_nb.training.curve import MemoryCurve
 from openmed_nb.training.samples import MemorySample
 
@@ -41,14 +44,16 @@ MIB = 1 << 20
 SPLIT = Split({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
 CPU = DeviceFigures("cpu", 0.04, (0.039, 0.042), 16, Split({"data": 0.002, "forward": 0.038}))
 MPS = DeviceFigures("mps", 0.01, (0.009, 0.011), 16, SPLIT, Interval(3.8, 4.0, 4.3, 0.96), Utilisation(0.05, 0.75, 6))
-COMPARISON = Comparison("bundled", "annotation", (CPU, MPS), 15)
+COMPARISON = Comparison("bundled", "annotation", (CPU, MPS), 15, batch_tokens=16 * 128)
 POINTS = (
     Point(8, 900.0, memory=80 * MIB),
     Point(16, 1500.0, memory=160 * MIB),
     Point(32, 1650.0, memory=320 * MIB),
     Point(64, fits=False),
 )
-SWEEP = SweepReport("bundled", "annotation", "mps", POINTS, knee=32, stopped="out of memory", limit=400 * MIB)
+SWEEP = SweepReport(
+    "bundled", "annotation", "mps", POINTS, knee=32, stopped="out of memory", limit=400 * MIB, length=128
+)
 PARITY = ParityReport(
     model="bundled",
     device="mps",
@@ -97,6 +102,7 @@ PROFILE = Profile(
     16,
     seconds=0.01,
     split=SPLIT,
+    batch_tokens=32 * 128,
     synchronisations=(OWN_LINE, IN_LIBRARY),
     watched=2,
     **WATCHED,
@@ -117,14 +123,14 @@ def test_comparison():
     assert (evidence.speed_up_low, evidence.speed_up, evidence.speed_up_high) == (3.8, 4.0, 4.3)
     assert evidence.utilisation == pytest.approx(0.7)
     assert (evidence.data_share, evidence.transfer_share) == (pytest.approx(0.2), pytest.approx(0.1))
-    assert (evidence.batch, evidence.texts_per_second) == (16, 1600.0)
+    assert (evidence.batch, evidence.batch_tokens, evidence.texts_per_second) == (None, 2048, 1600.0)
 
 
 def test_comparison_of_the_cpu_alone():
     """A comparison with nothing to compare with tells where the time goes, and no speed-up."""
     evidence = evidence_of(replace(COMPARISON, devices=(CPU,)))
 
-    assert (evidence.device, evidence.speed_up, evidence.batch) == ("cpu", None, 16)
+    assert (evidence.device, evidence.speed_up, evidence.batch_tokens) == ("cpu", None, 2048)
 
 
 def test_comparison_of_several_devices():
@@ -146,12 +152,57 @@ def test_sweep_at_the_batch_in_use():
     assert (evidence.knee, evidence.best_batch, evidence.out_of_memory_at) == (32, 32, 64)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "length", "batch", "gain"),
+    [(2048, 128, 16, 0.1), (2048, 64, 32, 0.0), (100, 128, 1, None), (None, 128, None, None), (2048, None, None, None)],
+)
+def test_tokens_and_rows(tokens: int | None, length: int | None, batch: int | None, gain: float | None):
+    """The texts that a step annotates are no rows of a sweep: tokens tell how many such rows a batch has, or nothing does."""
+    evidence = evidence_of(replace(COMPARISON, batch_tokens=tokens), replace(SWEEP, length=length))
+
+    assert (evidence.batch, evidence.knee_gain) == (batch, gain if gain is None else pytest.approx(gain))
+
+
+def test_rows_of_other_tasks():
+    """The rows of a training step are those of a sweep."""
+    training = replace(COMPARISON, task="training step", batch_tokens=None)
+
+    assert evidence_of(training, replace(SWEEP, task="training step")).knee_gain == pytest.approx(0.1)
+
+
+def test_knee_of_the_sweep_keeps_its_headroom():
+    """A knee that takes a hair more than the nine tenths of the limit that a sweep may take has headroom enough."""
+    points = (Point(8, 900.0, memory=80 * MIB), Point(16, 1500.0, memory=361 * MIB))
+    at_knee = replace(SWEEP, points=points, knee=16)
+
+    assert evidence_of(replace(at_knee, points=(points[0], replace(points[1], memory=360 * MIB)))).headroom == 0.1
+    assert "headroom" not in str(nb.verdict(COMPARISON, at_knee, PARITY).to_dict()["reasons"])
+
+
 def test_sweep_alone():
     """A sweep alone tells the memory at its knee, and not what another batch would gain."""
     evidence = evidence_of(SWEEP)
 
     assert (evidence.knee_gain, evidence.batch) == (None, None)
     assert evidence.headroom == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "knee", "gain"),
+    [("time", 32, None), ("largest", 32, None), ("out of memory", 32, 0.0), ("time", 16, -0.09)],
+)
+def test_sweep_that_was_cut_off(stopped: str, knee: int, gain: float | None):
+    """Where a sweep ended for want of time while throughput still rose, larger batches may be faster, and nobody knows."""
+    found = evidence_of(Evidence(batch=32), replace(SWEEP, points=POINTS[:-1], stopped=stopped, knee=knee))
+
+    assert found.knee_gain == (gain if gain is None else pytest.approx(gain, abs=0.01))
+
+
+def test_cut_off_sweep_that_tells_enough():
+    """A sweep that was cut off still tells that the batch in use is too small."""
+    found = evidence_of(Evidence(batch=8), replace(SWEEP, points=POINTS[:-1], stopped="time"))
+
+    assert found.knee_gain > 0.1
 
 
 def test_sweep_that_did_not_come_so_far():
@@ -246,8 +297,8 @@ def test_memory_curve_with_peaks():
     """A curve that knows its peaks tells what stayed free of the limit."""
     samples = tuple(MemorySample(n, n, 1.0, allocated=MIB, peak=85 * MIB, recommended=100 * MIB) for n in range(1, 6))
 
-    assert evidence_of(MemoryCurve("mps", samples, limit=0.9)).headroom == pytest.approx(1 - 85 / 90)
-    assert evidence_of(MemoryCurve("mps", samples)).headroom == pytest.approx(0.15)
+    assert evidence_of(MemoryCurve("mps", samples, limit=0.9)).headroom == 0.06
+    assert evidence_of(MemoryCurve("mps", samples)).headroom == 0.15
 
 
 def test_profile():
@@ -255,19 +306,37 @@ def test_profile():
     evidence = evidence_of(PROFILE)
 
     assert evidence.synchronisations == (".item() at train.py:41 in step",)
-    assert (evidence.tiny_batch, evidence.batch, evidence.texts_per_second) == (True, 16, 1600.0)
+    assert (evidence.tiny_batch, evidence.batch_tokens, evidence.texts_per_second) == (True, 4096, 1600.0)
     assert evidence.fallback_operators == ()
-    assert evidence_of(PROFILE, replace(COMPARISON, devices=(CPU, replace(MPS, rows=8)))).batch == 8
+    assert evidence_of(PROFILE, COMPARISON).batch_tokens == 2048
 
 
-def test_profile_with_fallbacks():
-    """A profile tells what fell back, and on a real device which part of a step that takes."""
-    evidence = evidence_of(replace(PROFILE, fallbacks=(FELL,)))
-    simulated = evidence_of(replace(PROFILE, fallbacks=(replace(FELL, seconds=None),), simulated=True))
+@pytest.mark.parametrize(
+    ("seconds", "share"),
+    [
+        ({"aten::mode": 0.002, "aten::addmm": 0.006}, 0.25),
+        ({"aten::mode": 0.0001, "aten::addmm": 0.006}, None),
+        ({}, None),
+    ],
+)
+def test_profile_with_fallbacks(seconds: dict, share: float | None):
+    """A profile tells what fell back, and its share of the profiled time where that is much: a small one has no copies in it."""
+    operators = tuple(OperatorTime(name, "forward", 1.0, time) for name, time in seconds.items())
+    fell = replace(FELL, operator="aten::mode.values")
+    evidence = evidence_of(replace(PROFILE, fallbacks=(fell,), operators=operators))
+    simulated = evidence_of(replace(PROFILE, fallbacks=(fell,), operators=operators, simulated=True))
 
-    assert (evidence.fallback_operators, evidence.fallback_calls) == (("aten::mode",), 0.01)
-    assert evidence.fallback_time == pytest.approx(0.2)
-    assert (simulated.fallback_time, simulated.tiny_batch, simulated.simulated) == (None, None, True)
+    assert (evidence.fallback_operators, evidence.fallback_calls) == (("aten::mode.values",), 0.01)
+    assert (evidence.fallback_time, simulated.fallback_time, simulated.tiny_batch) == (share, None, None)
+
+
+def test_profile_with_refused_operators():
+    """What met an error did not fall back."""
+    evidence = evidence_of(
+        replace(PROFILE, fallbacks=(FELL, replace(FELL, operator="aten::eig", outcome=MET_AN_ERROR)))
+    )
+
+    assert (evidence.fallback_operators, evidence.refused_operators) == (("aten::mode",), ("aten::eig",))
 
 
 def test_profile_on_the_cpu():
@@ -347,6 +416,10 @@ def test_order_makes_no_difference():
         ((SWEEP, replace(PARITY, device="cuda:0")), "several devices: cuda:0, mps"),
         ((COMPARISON, replace(SWEEP, device="cuda")), "was not compared"),
         ((COMPARISON, replace(SWEEP, task="training step")), "several tasks: annotation, training"),
+        ((replace(COMPARISON, dtype="float16"), replace(SWEEP, dtype="float32")), "several types: float16, float32"),
+        ((COMPARISON, replace(PARITY, model="bundled_small")), "different models: 'bundled' and 'bundled_small'"),
+        ((COMPARISON, replace(REFUSED, parity=replace(HALF, model="some/model"))), "'bundled' and 'some/model'"),
+        ((replace(PROFILE, name="Net", task="forward pass"), FORECAST), "different models: 'Bert' and 'Net'"),
     ],
 )
 def test_reports_that_do_not_go_together(reports: tuple, words: str):
@@ -355,11 +428,36 @@ def test_reports_that_do_not_go_together(reports: tuple, words: str):
         nb.verdict(*reports)
 
 
+@pytest.mark.parametrize(
+    ("reports", "models"),
+    [
+        ((COMPARISON, SWEEP, PARITY, SIGNALS, DOCTOR), ("bundled",)),
+        ((COMPARISON, FORECAST), ("Bert", "bundled")),
+        (
+            (replace(PROFILE, name="train_step", task="own step"), FORECAST, COMPARISON),
+            ("Bert", "bundled", "train_step"),
+        ),
+        (
+            (replace(PROFILE, name="DistributedDataParallel", task="forward pass"), FORECAST),
+            ("Bert", "DistributedDataParallel"),
+        ),
+        ((SWEEP, replace(PARITY, model=str(BUNDLED["bundled"]))), (str(BUNDLED["bundled"]), "bundled")),
+        ((SIGNALS,), None),
+    ],
+)
+def test_names_of_one_model(reports: tuple, models: tuple | None):
+    """Names that may be of one model, such as a name and a class, go together, with a caution that names them."""
+    verdict = nb.verdict(*reports)
+
+    assert verdict.evidence.models == models
+    assert any("make sure that it is one" in one for one in verdict.cautions) == (len(models or ()) > 1)
+
+
 def test_task():
     """What a person says of the task counts most; of a person's own step nobody knows it."""
     assert evidence_of(COMPARISON, replace(SWEEP, task="training step"), task="training").task == "training"
     assert evidence_of(replace(PROFILE, task="own step")).task is None
-    assert evidence_of(replace(SWEEP, task="forward pass")).task == "annotation"
+    assert evidence_of(replace(SWEEP, task="forward pass")).task == "inference"
     with pytest.raises(ConfigurationError, match="'dance' is nothing"):
         nb.verdict(task="dance")
 

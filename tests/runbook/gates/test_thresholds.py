@@ -9,10 +9,11 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.comparison.split import DATA_SHARE
 from openmed_nb.runbook.gates.reference import SYMPTOMS
 from openmed_nb.runbook.gates.thresholds import ABOUT, Gates
 from openmed_nb.runbook.precision.judgement import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from openmed_nb.runbook.sweep.memory import HEADROOM_SHARE
+from openmed_nb.runbook.workloads.split import DATA_SHARE
 from openmed_nb.training.verdict import GROWTH_GATE
 
 
@@ -28,6 +29,7 @@ def test_one_source():
     gates = nb.gates()
     theirs = (GROWTH_GATE, SPAN_AGREEMENT, RECALL_LOSS, TOLERANCES["float32"].logits, DATA_SHARE)
 
+    assert gates.headroom == HEADROOM_SHARE
     assert (gates.memory_growth, gates.entity_agreement, gates.recall_loss, gates.logits, gates.data_share) == theirs
 
 
@@ -90,13 +92,21 @@ def test_other_things_are_no_gates():
 
 def test_decision_matrix():
     """The matrix is shown with the values in force, in order, with wrong numbers before everything that is measured."""
-    text = str(nb.gates(speed_up=0.3, memory_growth=0.5))
-    matrix = text[text.index("Decision matrix") : text.index("Symptoms")]
+    matrix = "\n".join(map(" ".join, nb.gates(speed_up=0.3, memory_growth=0.5).report().tables[1].rows))
 
     assert "less than 30 % faster" in matrix
     assert "more than 50 % over ten epochs" in matrix
     assert "{" not in matrix
     assert matrix.index("NaN appears") < matrix.index("memory grows") < matrix.index("waiting for data")
+
+
+def test_text_can_be_read():
+    """No line of the text form is too long for a notebook, and no word is left out."""
+    gates = nb.gates(speed_up=0.3)
+    told = " ".join(cell for table in gates.report().tables for row in table.rows for cell in row)
+
+    assert max(map(len, str(gates).splitlines())) <= 120
+    assert set(told.split()) <= set(str(gates).split())
 
 
 def test_symptoms():

@@ -64,6 +64,12 @@ def test_what_is_not_met_is_told():
     assert unmet(text, {"a": "1.1", "b": "2+cu130"}.get) == {"a": ("1", "1.1"), "c": ("3", None)}
 
 
+def test_a_line_that_names_no_package():
+    """A line that names another file is one clear error."""
+    with pytest.raises(ConfigurationError, match="names no package"):
+        unmet("a==1\n-r other.txt\n", {}.get)
+
+
 def test_the_wheel_has_what_is_running(tmp_path):
     """The wheel has every file of the running package with its checksum, metadata and licences, and is the same each time."""
     first = write_wheel(tmp_path)

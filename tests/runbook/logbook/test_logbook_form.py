@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +115,14 @@ DAMAGED = {
     "no number": (lambda text: text.replace("100.0", "NaN"), "no finite number"),
     "another word": (lambda text: text.replace('"before"', '"later"'), "none of before, after"),
     "no checksum": (lambda text: text.replace("12" * 32, "the patient"), "does not look as it must"),
+    "half a character": (lambda text: text.replace('"adapter"', '"\\ud800"'), "half a character"),
+    "a huge figure": (lambda text: text.replace("100.0", "1" + "0" * 400), "is too large"),
+    "a negative batch": (lambda text: text.replace('"batch_size": 32', '"batch_size": -5'), "does not look as it must"),
+    "a checksum and more": (lambda text: text.replace("12" * 32, "12" * 32 + "\\n"), "does not look as it must"),
+    "other digits": (lambda text: text.replace("2026-03", "\u0662\u0660\u0662\u0666-03"), "does not look as it must"),
+    "a secret": (lambda text: text.replace("OMP_NUM_THREADS", "HF_TOKEN"), "variables that no logbook holds"),
+    "a name twice": (lambda text: text.replace("{", '{"simulated": true, ', 1), "cut off or damaged"),
+    "version 0": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/logbook/0"), "is no logbook"),
     "Markdown": (lambda _text: "# Logbook on cpu\n", "cannot be read again"),
 }
 
@@ -150,6 +159,64 @@ def test_saving_spares_what_is_no_logbook(logbooks, tmp_path):
 
     assert "someone" in (tmp_path / "notes.json").read_text("utf-8")
     assert Logbook.read(tmp_path / "old.json") == logbooks.WHOLE
+
+
+OWN = {
+    "notes.md": "# Logbook on my experiments\nthree months of work\n",
+    "mine.json": '{"schema": "openmed_nb/logbook/1", my things',
+    "list.json": "[1, 2]",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), OWN.items(), ids=OWN)
+def test_files_of_the_person_are_spared(logbooks, tmp_path, name, text):
+    """A file that merely begins as a logbook does is left alone."""
+    (tmp_path / name).write_text(text, "utf-8")
+
+    with pytest.raises(ConfigurationError, match="is there already, and no logbook"):
+        logbooks.WHOLE.save(tmp_path / name)
+    assert (tmp_path / name).read_text("utf-8") == text
+
+
+def test_logbooks_in_another_order_are_replaced(logbooks, tmp_path):
+    """A logbook that reading accepts, its names in another order or with a byte order mark, is one for saving too."""
+    file = tmp_path / "run.json"
+    file.write_text("\ufeff" + json.dumps(logbooks.WHOLE.to_dict(), sort_keys=True), "utf-8")
+
+    assert Logbook.read(file) == logbooks.WHOLE
+    logbooks.WHOLE.save(file)
+    logbooks.WHOLE.save(tmp_path / "run.md")
+    logbooks.WHOLE.save(tmp_path / "run.md")
+    assert not file.read_text("utf-8").startswith("\ufeff")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_links_and_modes_stay(logbooks, tmp_path):
+    """A link to a logbook stays a link, and a file that only its owner may read stays one."""
+    file, link = Path(logbooks.WHOLE.save(tmp_path / "run.json")), tmp_path / "link.json"
+    link.symlink_to(file)
+    file.chmod(0o600)
+    logbooks.but("", simulated=True).save(link)
+
+    assert link.is_symlink()
+    assert Logbook.read(file).simulated
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", [None, 5, "a\0.json", "a\ud800.json", "~nobody.is.here/x.json"], ids=repr)
+def test_what_is_no_path_is_one_clear_error(logbooks, name):
+    """What is no path is an error of ours, in saving and in reading."""
+    for use in (logbooks.WHOLE.save, Logbook.read):
+        with pytest.raises(ConfigurationError, match="the file of a logbook"):
+            use(name)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.md"])
+def test_half_a_character_is_not_written(logbooks, tmp_path, name):
+    """A logbook made by hand with half a character in it is one clear error, and nothing is written."""
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        logbooks.but("", environment={"TMPDIR": "/opt/\udcff"}).save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["run.txt", "run", "no/such/folder/run.json"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, UnknownModel
+from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
+from openmed_nb.runbook.logbook.models import model_in_memory, weights_in_memory
 from openmed_nb.runbook.logbook.publishing import logbook_schema
 
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -41,7 +44,8 @@ def written(tmp_path_factory) -> Path:
         "MY_PASSWORD": PLANTED,
         "NOTE": NOTE,
         "HF_HOME": NOTE,
-        "TORCH_HOME": f"/opt/{PLANTED}",
+        "TORCH_HOME": f"/opt/{PLANTED}\udce9",
+        "KMP_BLOCKTIME": PLANTED[3:],
     }
     environment = {name: value for name, value in os.environ.items() if name != "OPENMED_TORCH_DEVICE"}
     done = subprocess.run(
@@ -94,7 +98,7 @@ def test_planted_secrets_and_notes_enter_no_form(book, written):
         for word in ("Smith", "diabetes", PLANTED, "abcdefghij", "word@", "me:", "MY_PASSWORD", "HF_TOKEN"):
             assert word not in form
     assert book.environment["CUBLAS_WORKSPACE_CONFIG"] == "***"
-    assert book.environment["HF_ENDPOINT"] == "https://hub.example/"
+    assert book.environment["HF_ENDPOINT"] == "https://hub.example"
     assert book.environment["PYTHONPATH"].startswith(f"/opt/***{os.pathsep}***{os.pathsep}***")
 
 
@@ -152,20 +156,96 @@ def test_pipelines_and_modules_are_fingerprinted_in_memory():
     assert before.dtype == "float32"
 
 
-def test_reports_fill_what_nobody_said():
-    """Batch, length and figures come from reports; what the person says goes before; reports can be added later."""
+def test_reports_fill_what_nobody_said(home):
+    """Batch, length and figures come from reports, and from the person where no report says them; reports can be added later."""
     from openmed_nb.runbook.sweep.points import Point
     from openmed_nb.runbook.sweep.report import SweepReport
 
-    sweep = SweepReport("mine", "annotation", "cpu", (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
+    sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
     early = nb.logbook()
     late = nb.logbook(sweep, batch_size=2)
+    said = nb.logbook(model="bundled_small", dataset=["asthma"], batch_size=2).with_reports(sweep)
 
     assert (late.run.batch_size, late.run.length, late.run.workers, late.run.peak_memory_bytes) == (2, 64, 1, 5)
     assert (late.conditions.moment, early.conditions.moment) == ("after", "before")
-    assert early.with_reports(sweep).run.batch_size == 4
+    assert early.with_reports(sweep).run.length == 64
     assert early.with_reports(sweep).conditions == early.conditions
-    assert early.with_reports(sweep).diff(early.with_reports(sweep)).figures
+    assert said.diff(said).figures
+
+
+def test_reports_of_other_devices_are_refused(home):
+    """A report of a device that is not here, or of another one than the logbook's, is an error of ours."""
+    from openmed_nb.training.loader_figures import LoaderCheck
+
+    for device in ("cuda:7", "xpu"):
+        with pytest.raises(DeviceError):
+            nb.logbook(LoaderCheck(device, 0.03, 0.01, 2, 20))
+    with pytest.raises(ConfigurationError, match=f"the logbook of {home}"):
+        nb.logbook().with_reports(LoaderCheck("cuda", 0.03, 0.01, 2, 20))
+
+
+def test_a_series_is_not_used_up():
+    """A dataset that can be read once only is refused before anything of it is read."""
+    notes = iter([NOTE])
+
+    with pytest.raises(ConfigurationError):
+        nb.logbook(dataset=notes, hypotheses={"slow loader": "no"})
+    assert list(notes) == [NOTE]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packed_weights_are_read_whole():
+    """Int8 layers that differ in the middle of their packed weights have other fingerprints, and the same the same."""
+    layer = torch.nn.Sequential(torch.nn.Linear(200, 200))
+    with torch.no_grad():
+        layer[0].weight.copy_(torch.linspace(-1, 1, 40000).view(200, 200))
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        other[0].weight[90:110, 90:110] *= -1
+    first, same, second = (
+        torch.ao.quantization.quantize_dynamic(one, {torch.nn.Linear}) for one in (layer, layer, other)
+    )
+
+    assert weights_in_memory(first) == weights_in_memory(same) != weights_in_memory(second)
+
+
+class Holding(torch.nn.Module):
+    """A module that holds something, as an extra state."""
+
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.held = held
+
+    def get_extra_state(self) -> object:
+        """Return what is held."""
+        return self.held
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        torch.nn.Linear(2, 2, device="meta"),
+        torch.nn.LazyLinear(2),
+        Holding(torch.eye(3).to_sparse()),
+        Holding(object()),
+    ],
+    ids=["meta", "lazy", "sparse", "an object"],
+)
+def test_models_without_a_fingerprint_are_refused(module):
+    """What has no bytes that could be read is one clear error; conjugated numbers have some."""
+    with pytest.raises(ConfigurationError, match="has no fingerprint"):
+        weights_in_memory(module)
+    assert weights_in_memory(Holding(torch.ones(3, dtype=torch.complex64).conj()))
+
+
+def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
+    """One model that was loaded from two folders is the same in memory."""
+    from transformers import AutoModelForTokenClassification
+
+    folders = keyword_model, Path(shutil.copytree(keyword_model, tmp_path / "copied"))
+    first, second = (model_in_memory(AutoModelForTokenClassification.from_pretrained(one)) for one in folders)
+
+    assert first == second
 
 
 def test_mistakes_are_clear_errors(tmp_path):
@@ -180,6 +260,10 @@ def test_mistakes_are_clear_errors(tmp_path):
         {"batch_size": 0},
         {"length": "64"},
         {"folder": 3},
+        {"folder": "~nobody.is.here/x"},
+        {"folder": "a\0b"},
+        {"batch_size": 10**5000},
+        {"seeds": 10**5000},
     ):
         with pytest.raises(ConfigurationError) as caught:
             nb.logbook(**mistake)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,44 +23,67 @@ from openmed_nb.runbook.logbook.round_trip import measure_round_trip, target
 from openmed_nb.runbook.logbook.storage import Mounted, cache_folders, mounted_at, parse_mount, places
 from openmed_nb.runbook.logbook.surroundings import Code
 from openmed_nb.runbook.logbook.training_facts import loader_of, randomness_of, seeds_of
-from openmed_nb.runbook.logbook.variables import (
-    ALLOWED,
-    address,
-    golden_variables,
-    kept_variables,
-    paths,
-    short_path,
-    word,
-)
+from openmed_nb.runbook.logbook.variables import ALLOWED, given_path, golden_variables, kept_variables, short_path
 
 MOUNTS = Path(__file__).parents[2] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."
 
+KEY = "wJalrXUtnFEMI+K7MDENG+bPxRfiCYEXAMPLEKEY"
+
 VALUES = [
-    (word, "8", "8"),
-    (word, "max_split_size_mb:128,expandable_segments:True", "max_split_size_mb:128,expandable_segments:True"),
-    (word, ":4096:8", ":4096:8"),
-    (word, NOTE, "***"),
-    (word, "hf_abcdefgh12345678", "***"),
-    (word, "x" * 101, "***"),
-    (paths, "/opt/lib:/usr/lib", "/opt/lib:/usr/lib"),
-    (paths, f"/opt/lib:{NOTE}", "/opt/lib:***"),
-    (paths, "/opt/ghp_0123456789abcdef/lib", "/opt/***/lib"),
-    (paths, "/opt:https://me:word@host/simple:/usr", "/opt:***"),
-    (paths, "/opt/0a1b2c3d4e5f60718293a4b5c6d7e8f9/lib", "/opt/***/lib"),
-    (paths, "/opt/AKIAIOSFODNN7EXAMPLE", "/opt/***"),
-    (paths, "/opt?token=abc", "/opt?***"),
-    (paths, "", ""),
-    (address, "https://me:word@hub.example/models?key=a#b", "https://hub.example/models"),
-    (address, "https://hub.example:x/", "***"),
-    (address, NOTE, "***"),
+    ("OMP_NUM_THREADS", "8", "8"),
+    ("OMP_NUM_THREADS", " 4,2 ", "4,2"),
+    ("OMP_NUM_THREADS", "hunter2secretpw", "***"),
+    ("OMP_NUM_THREADS", NOTE, "***"),
+    ("TOKENIZERS_PARALLELISM", "False", "False"),
+    ("KMP_BLOCKTIME", "infinite", "infinite"),
+    ("KMP_BLOCKTIME", KEY, "***"),
+    ("KMP_AFFINITY", "granularity=fine,compact,1,0", "granularity=fine,compact,1,0"),
+    ("KMP_AFFINITY", "John.Smith.has.asthma", "***"),
+    ("PYTHONHASHSEED", "random", "random"),
+    ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", ":4096:8"),
+    ("PYTORCH_ENABLE_MPS_FALLBACK", "1", "1"),
+    ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", "0.0"),
+    *(
+        ("PYTORCH_ALLOC_CONF", value, value)
+        for value in (
+            "max_split_size_mb:128,expandable_segments:True",
+            "backend:cudaMallocAsync",
+            "roundup_power2_divisions:[256:1,512:2,>:4]",
+        )
+    ),
+    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:John", "***"),
+    ("ATEN_CPU_CAPABILITY", "avx512", "avx512"),
+    ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", "AVX512_CORE_VNNI"),
+    ("CUDA_VISIBLE_DEVICES", "0,1", "0,1"),
+    ("CUDA_VISIBLE_DEVICES", "", ""),
+    ("CUDA_VISIBLE_DEVICES", "GPU-8a3c1e2f-1234-5678-9abc-def012345678", "GPU-8a3c1e2f-1234-5678-9abc-def012345678"),
+    ("CUDA_VISIBLE_DEVICES", "hf_abcdefgh12345678", "***"),
+    ("OPENMED_DEVICE", "cuda:1", "cuda:1"),
+    ("LD_LIBRARY_PATH", "/opt/lib:/usr/lib", "/opt/lib:/usr/lib"),
+    ("LD_LIBRARY_PATH", f"/opt/lib:{NOTE}", "/opt/lib:***"),
+    ("LD_LIBRARY_PATH", "", ""),
+    ("PYTHONPATH", "/opt/ghp_0123456789abcdef/lib", "/opt/***/lib"),
+    ("PYTHONPATH", "/opt:https://me:word@host/simple:/usr", "/opt:***"),
+    ("PYTHONPATH", "/opt/0a1b2c3d4e5f60718293a4b5c6d7e8f9/lib", "/opt/***/lib"),
+    ("PYTHONPATH", "/opt/AKIAIOSFODNN7EXAMPLE", "/opt/***"),
+    ("PYTHONPATH", "/opt?token=abc", "/***"),
+    ("PYTHONPATH", "/data/notes of John Smith, asthma, MRN 1234567", "/data/***"),
+    ("PYTHONHOME", "//user:pw@server/share", "***"),
+    ("TORCH_HOME", "/opt/caf\udce9", "/opt/***"),
+    ("TMPDIR", "/opt/café", "/opt/café"),
+    ("HF_ENDPOINT", "https://me:word@hub.example/models?key=a#b", "https://hub.example"),
+    ("HF_ENDPOINT", "https://hub.example/npm_AbCdEfGhIjKlMnOp", "https://hub.example"),
+    ("HF_ENDPOINT", "https://hub.example:x/", "***"),
+    ("HF_ENDPOINT", NOTE, "***"),
 ]
 
 
-@pytest.mark.parametrize(("clean", "value", "kept"), VALUES)
-def test_values_of_variables(clean, value, kept):
-    """A value is kept as it looks where it looks as it must, and what is secret or a text becomes three stars."""
-    assert clean(value) == kept
+@pytest.mark.parametrize(("name", "value", "kept"), VALUES)
+def test_values_of_variables(name, value, kept):
+    """A value is kept where it looks as that of its variable must; what is secret or a text becomes three stars, and stays so."""
+    assert kept_variables({name: value}) == {name: kept}
+    assert kept_variables({name: kept}) == {name: kept}
 
 
 def test_home_is_shortened(monkeypatch):
@@ -102,8 +127,35 @@ def test_datasets_are_fingerprinted(tmp_path):
     assert dataset_of(tmp_path).checksum != folder.checksum
 
 
+def test_links_to_folders_are_followed(tmp_path):
+    """Shards behind a link to a folder are read; a folder that links lead to twice, or in a circle, is refused."""
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "shards" / "a.txt").write_text("asthma", "utf-8")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "shards", target_is_directory=True)
+    before = dataset_of(tmp_path / "data")
+    (tmp_path / "shards" / "a.txt").write_text("fevers", "utf-8")
+
+    assert (before.items, dataset_of(tmp_path / "data").checksum == before.checksum) == (1, False)
+    (tmp_path / "data" / "circle").symlink_to(tmp_path / "data", target_is_directory=True)
+    with pytest.raises(ConfigurationError, match="a folder twice in it"):
+        dataset_of(tmp_path / "data")
+
+
+class Endless:
+    """A series without an end."""
+
+    def __getitem__(self, _place: int) -> str:
+        return "asthma"
+
+
 @pytest.mark.parametrize(
-    "data", [NOTE, NOTE * 100, "a\0b", [], [3], iter(["asthma"]), 3, {"text": NOTE}, Path("no/such/folder")]
+    "data",
+    [
+        *(NOTE, NOTE * 100, "a\0b", "a\ud800", "~nobody.is.here/x", [], [3], iter(["asthma"]), 3, {"text": NOTE}),
+        *(Path("no/such/folder"), Endless(), {"asthma", "fever"}, b"notes.txt", Path("/dev/zero"), None),
+    ],
+    ids=repr,
 )
 def test_what_is_no_dataset_is_refused(data):
     """A note in the place of a path, nothing, and what would be used up are refused, and no word of it is shown."""
@@ -115,6 +167,9 @@ def test_what_is_no_dataset_is_refused(data):
 @pytest.mark.parametrize(
     ("said", "data"),
     [
+        (itertools.repeat(("slow", "no")), None),
+        ([("john smith  has\nDIABETES", "no")], [NOTE]),
+        ([("slow", "John Smith has diabetes")], ["The patient\nJohn Smith\n has diabetes mellitus."]),
         ("slow", None),
         ([("slow",)], None),
         ([("slow", 3)], None),
@@ -147,12 +202,45 @@ def test_loaders_and_seeds():
     assert (facts.workers, facts.worker_seeding, facts.seeded, facts.prefetch_factor) == (2, "worker_init_fn", True, 2)
     assert loader_of(torch.utils.data.DataLoader([1], num_workers=1)).worker_seeding == "torch"
     assert seeds_of({"torch": 1, "numpy": 2}) == {"torch": 1, "numpy": 2}
-    for bad in ({NOTE: 1}, {"torch": "1"}, 1.5, True):
+    for bad in ({NOTE: 1}, {"torch": "1"}, 1.5, True, 10**5000, -(2**64)):
         with pytest.raises(ConfigurationError) as caught:
             seeds_of(bad)
         assert "Smith" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="list is no DataLoader"):
-        loader_of([1, 2])
+
+
+FIELDS = {
+    **dict.fromkeys(("worker_init_fn", "generator", "multiprocessing_context", "prefetch_factor")),
+    **dict.fromkeys(("pin_memory", "persistent_workers"), False),
+    "num_workers": 0,
+    "batch_size": 4,
+    "dataset": [],
+}
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        [1, 2],
+        SimpleNamespace(num_workers=0, dataset=[]),
+        SimpleNamespace(**{**FIELDS, "num_workers": "x"}),
+        SimpleNamespace(**{**FIELDS, "batch_size": "John"}),
+        SimpleNamespace(**{**FIELDS, "batch_size": -1}),
+    ],
+    ids=repr,
+)
+def test_what_is_no_loader_is_refused(loader):
+    """What lacks a part of a loader, or has another type there, is one clear error that shows none of it."""
+    with pytest.raises(ConfigurationError, match="is no DataLoader") as caught:
+        loader_of(loader)
+    assert "John" not in str(caught.value)
+    assert loader_of(SimpleNamespace(**FIELDS)).batch_size == 4
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", "a\0b", "a\ud800", "~nobody.is.here/x"], ids=repr)
+def test_what_is_no_path_is_refused(path):
+    """What is no path, has a NUL or half a character in it, or is of an unknown home is one clear error."""
+    with pytest.raises(ConfigurationError, match="What was passed as folder"):
+        given_path(path, "folder")
 
 
 def test_what_torch_was_asked_for():
@@ -224,6 +312,14 @@ def test_caches_are_found_by_their_variables(tmp_path):
     assert {one.kind for one in places(folders, [Mounted("/", "ext4")])} == {"local"}
 
 
+def test_caches_that_lead_nowhere(tmp_path):
+    """A circle of links, and the home of someone unknown, are places like others."""
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    found = places({"a": tmp_path / "circle" / "hub", "b": Path("~nobody.is.here/x")}, [Mounted("/", "ext4")])
+
+    assert [one.kind for one in found] == ["local", "local"]
+
+
 @pytest.fixture
 def git(tmp_path):
     """A function that runs git in a new repository with one commit and a remote that has a password."""
@@ -254,6 +350,32 @@ def test_commit_and_dirtiness(git, tmp_path):
     assert (len(clean.commit), clean.changed, clean.untracked, clean.dirty) == (40, 0, 0, False)
     assert (dirty.commit, dirty.changed, dirty.untracked, dirty.dirty) == (clean.commit, 1, 1, True)
     assert repository.read_code(tmp_path).changed == 2
+
+
+@pytest.mark.usefixtures("git")
+def test_variables_of_git_are_not_heard(tmp_path, tmp_path_factory, monkeypatch):
+    """What stands in the environment for git does not let it answer for another repository."""
+    commit = repository.read_code(tmp_path).commit
+    other = tmp_path_factory.mktemp("other")
+    monkeypatch.setenv("GIT_DIR", str(other / "nowhere"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / "index"))
+
+    assert repository.read_code(tmp_path) == Code(commit, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["x", "a=b"])
+def test_programs_of_a_repository_are_not_run(git, tmp_path, tmp_path_factory, name):
+    """A filter that a repository names is not run; where git could not be told so, changes are not counted."""
+    trace = tmp_path_factory.mktemp("trace") / "ran"
+    git("config", f"filter.{name}.clean", f"touch '{trace}'; cat")
+    git("config", f"filter.{name}.required", "true")
+    (tmp_path / ".gitattributes").write_text(f"* filter={name}\n", "utf-8")
+    (tmp_path / "training.py").write_text("x = 3\n", "utf-8")
+    code = repository.read_code(tmp_path)
+
+    assert (code.changed, code.untracked) == ((1, 1) if name == "x" else (None, None))
+    assert not trace.exists()
 
 
 def test_no_repository_is_no_error(tmp_path):

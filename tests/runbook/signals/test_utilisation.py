@@ -13,6 +13,7 @@ from openmed_nb.devices.machine import Machine
 from openmed_nb.runbook.signals.utilisation import (
     Utilisation,
     busy_share,
+    goes_on,
     measured,
     reader_of,
     sampling,
@@ -106,6 +107,23 @@ def test_net_utilisation(idle: list[float], busy: list[float], net: float | None
     """What the work took is the mean while it ran less the mean before; too few answers make no mean."""
     assert utilisation_of(idle, busy).net == (None if net is None else pytest.approx(net))
     assert json.loads(json.dumps(utilisation_of(idle, busy).to_dict()))["samples"] == len(busy)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "answers", "on"),
+    [
+        (0, 0, True),
+        (5.9, 9, True),
+        (6.1, 5, False),
+        (6.1, 4, True),
+        (11.9, 4, True),
+        (12.1, 4, False),
+        (12.1, 0, False),
+    ],
+)
+def test_slow_answers_are_waited_for(elapsed: float, answers: int, on: bool):
+    """A device is watched until there are enough answers for a mean, and at most twice as long as was said."""
+    assert goes_on(elapsed, 6.0, answers) == on
 
 
 def test_idle_and_busy_are_told_apart():

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.runbook.comparison.split import Split
 from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.places import Place
@@ -17,6 +16,7 @@ from openmed_nb.runbook.slices.judgement import MICROSECONDS_PER_OPERATOR
 from openmed_nb.runbook.slices.operator_times import OperatorTime
 from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.runbook.slices.synchronisation import Synchronisation
+from openmed_nb.runbook.workloads.split import Split
 
 HEALTHY = Profile(
     name="bundled",
@@ -115,6 +115,29 @@ def test_tiny_batch_is_not_guessed(changed: dict[str, object]):
     assert status(replace(HEALTHY, **changed), "tiny batch") == NOT_APPLICABLE
 
 
+def test_tiny_batch_behind_python():
+    """On the CPU operators are judged by their own time; on MPS a slow own step may be slow Python, which nobody tells apart."""
+    python = {"task": "own step", "compute_only": 1.0}
+
+    assert status(replace(HEALTHY, device="cpu", operator_seconds=0.0005, **python), "tiny batch") == WARNING
+    assert status(replace(HEALTHY, device="mps", **python), "tiny batch") == NOT_APPLICABLE
+    assert status(replace(HEALTHY, device="mps", **{**python, "compute_only": 0.001}), "tiny batch") == WARNING
+
+
+def test_workers_that_are_there_get_another_remedy():
+    """A loader with processes that is slow is told to keep them."""
+    slow = replace(HEALTHY, split=Split({"data": 0.1, "forward": 0.1}))
+
+    assert "persistent_workers" not in slow.findings[0].remedy
+    assert "persistent_workers=True" in replace(slow, workers=2).findings[0].remedy
+
+
+def test_mark_belongs_to_the_simulated_device():
+    """A profile of the CPU inside of a simulation is not marked as one of a simulated device."""
+    assert "SIMULATED" in str(replace(HEALTHY, simulated=True)).splitlines()[0]
+    assert "SIMULATED" not in str(replace(HEALTHY, device="cpu", simulated=True)).splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("device", "fell", "found"), [("mps", (FELL,), WARNING), ("mps", (), OK), ("cuda", (), NOT_APPLICABLE)]
 )
@@ -144,15 +167,26 @@ def test_schema_is_stable(tmp_path):
     assert read == json.loads(json.dumps(profile.to_dict()))
     assert read["schema"] == "openmed_nb/profile/1"
     assert sorted(read) == [
-        *("bottlenecks", "compute_only", "data_only", "device", "device_seconds", "dtype", "fallback_share"),
+        *(
+            "batch_tokens",
+            "bottlenecks",
+            "compute_only",
+            "data_only",
+            "device",
+            "device_seconds",
+            "dtype",
+            "fallback_share",
+        ),
         *(
             "fallbacks",
             "findings",
             "kernel_share",
             "microseconds_per_operator",
             "name",
+            "operator_seconds",
             "operators",
             "operators_per_step",
+            "row_shape",
             "rows",
         ),
         *(

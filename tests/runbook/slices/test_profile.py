@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import openmed_nb as nb
+from openmed_nb.devices.torch_profiler import without_notes
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.slices.profile import Profile
-from openmed_nb.runbook.slices.slicing import without_notes
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.real_computer
@@ -165,12 +165,13 @@ def test_training_steps_have_operators_in_each_phase():
 def test_annotation_of_texts():
     """Annotating texts is profiled, without a word of them, and what this package waits for is not named."""
     with nb.simulated_mps():
-        profile = profiled("bundled_small", [NOTE], batch_size=1, steps=1)
+        profile = profiled("bundled_small", [NOTE], batch_size=3, steps=1)
 
     assert list(profile.shares) == ["data", "transfer", "forward", "decode"]
     assert "synchronisation" not in profile.bottlenecks
     assert not any(one.place.library.startswith("openmed_nb") for one in profile.synchronisations)
     assert "diabetes" not in str(profile) + json.dumps(profile.to_dict())
+    assert profile.to_dict()["batch_tokens"] == 3 * 128
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
@@ -266,6 +267,20 @@ def test_batch_that_does_not_fit():
         profiled(nn.Linear(1, 1_000_000), torch.ones(16, 1))
 
 
+def test_profile_is_saved_in_one_step(tmp_path):
+    """A profile is written over a file as a whole, and where it cannot be written that is an error of ours."""
+    profile, file = profiled(wide(), torch.ones(4, 512), device="cpu"), tmp_path / "profile.json"
+    file.write_text("before")
+    profile.save(file)
+
+    assert json.loads(file.read_text("utf-8")) == json.loads(json.dumps(profile.to_dict()))
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(
+        ConfigurationError, match=r"^'profile.json' cannot be written: [\w ]+\. Use a folder that is there"
+    ):
+        profile.save(tmp_path / "no_such_folder" / "profile.json")
+
+
 def test_only_the_profiler_is_silent(capfd):
     """The notes of torch's profiler are left out of standard error; what others write there comes through."""
     with without_notes():
@@ -274,3 +289,55 @@ def test_only_the_profiler_is_silent(capfd):
     os.write(2, b"third\n")
 
     assert capfd.readouterr().err == "first\nsecond\nthird\n"
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/dev/null"])
+def test_trace_where_nothing_can_be_written(folder: str):
+    """A folder that takes no files is an error before anything runs, also where the rights of the folder say otherwise."""
+    with pytest.raises(ConfigurationError, match="cannot be written there"):
+        profiled(narrow(), torch.ones(1, 4), device="cpu", trace=f"{folder}/trace.json")
+
+
+def test_ranges_of_the_person_are_not_shown():
+    """What a person calls a range may be anything, and is not told; operators are."""
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function(f"note::{NOTE}"):
+            return batch + 1
+
+    profile = profiled(step, [torch.ones(4)], device="cpu")
+
+    assert "diabetes" not in json.dumps(profile.to_dict())
+    assert {"aten::add", "a range of yours"} <= {one.operator for one in profile.operators}
+
+
+def test_tiny_batch_behind_a_pause():
+    """A step that waits in Python is told by its operators, which have little to do."""
+    model = narrow()
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return model(batch)
+
+    assert "tiny batch" in profiled(step, [torch.ones(1, 4)], device="cpu").bottlenecks
+
+
+def test_lack_of_memory_does_not_repeat_a_text():
+    """Of an error that is not torch's own, its type is told and not its text."""
+
+    def step(_batch: torch.Tensor) -> None:
+        raise MemoryError(NOTE)
+
+    with pytest.raises(DeviceUnavailable, match="MemoryError") as raised:
+        profiled(step, [torch.ones(4)], device="cpu")
+    assert "diabetes" not in str(raised.value)
+
+
+def test_whole_numbers_of_numpy():
+    """Numbers of steps and rows may be those of numpy."""
+    import numpy as np
+
+    profile = profiled(narrow(), torch.ones(1, 4), device="cpu", steps=np.int64(3), batch_size=np.int32(2))
+
+    assert (type(profile.steps), profile.steps, profile.rows) == (int, 3, 2)
+    assert json.dumps(profile.to_dict())

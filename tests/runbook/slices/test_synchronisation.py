@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+import openmed_nb as nb
 from openmed_nb.runbook.slices.code_places import CodePlace, owner_of, place_of, shown_file
 from openmed_nb.runbook.slices.step_recorder import StepRecord, watching
 from openmed_nb.runbook.slices.synchronisation import Synchronisation
@@ -107,6 +108,31 @@ def test_tensors_of_another_device_are_left_out():
     assert seen(lambda: ONE.item(), "cuda").waits == {}
 
 
+def test_copy_to_the_host_waits():
+    """A tensor of the device that is copied into one of the host is waited for, unless the person says otherwise."""
+    with nb.simulated_mps():
+        here, host = torch.ones(3, device="mps"), torch.zeros(3)
+        waiting, there = seen(lambda: host.copy_(here), "mps"), seen(lambda: here.copy_(host), "mps")
+        later = seen(lambda: host.copy_(here, non_blocking=True), "mps")
+
+    ((call, place),) = waiting.waits
+    assert (call, place.file, place.is_own) == (".copy_() to the host", Path(__file__).name, True)
+    assert there.waits == later.waits == {}
+    assert seen(lambda: ROW.clone().copy_(ROW)).waits == {}
+
+
+@pytest.mark.parametrize("module", ["mps", "accelerator"])
+def test_synchronize_waits(module: str):
+    """A call that does nothing but wait is named, and torch's own function is there again afterwards."""
+    before = getattr(torch, module).synchronize
+    with nb.simulated_mps():
+        record = seen(lambda: getattr(torch, module).synchronize(), "mps")
+
+    ((call, place),) = record.waits
+    assert (call, place.file, place.is_own) == (f"torch.{module}.synchronize()", Path(__file__).name, True)
+    assert getattr(torch, module).synchronize is before
+
+
 def test_operators_that_compute_are_counted():
     """Views start nothing on a device, and each other operator counts once, in a backward pass too."""
     weights = torch.ones(3, requires_grad=True)
@@ -129,6 +155,23 @@ def test_library_is_named_by_its_module():
     assert {place.library.partition(".")[0] for place in places} == {"transformers"}
     assert not any(place.is_own for place in places)
     assert all(str(place).startswith("inside of transformers.") for place in places)
+
+
+def test_without_the_name_of_a_call_nothing_is_blamed():
+    """With a torch that calls models by another name, nothing that a library does is taken for the person's."""
+    import tqdm
+
+    places = []
+    progress = tqdm.tqdm(disable=True)
+    progress.refresh = lambda *_, **__: places.extend(place_of(sys._getframe(2), name) for name in NAMES)
+    progress.disable = False
+    progress.set_postfix(loss="1")
+    progress.disable = True
+
+    assert [place.is_own for place in places] == [True, False]
+
+
+NAMES = ("_call_impl", "_another_name")
 
 
 def test_library_that_the_person_calls():
@@ -209,3 +252,16 @@ def test_names_do_not_change_what_is_computed():
     assert seen(lambda: torch.testing.assert_close(ROW + 1, torch.tensor([2.5, 1.0, 4.0]))).started > 0
     assert _get_current_function_mode_stack() == []
     assert _get_current_dispatch_mode_stack() == []
+
+
+def test_counters_of_an_optimizer_are_no_wait():
+    """An optimizer of torch reads its own counters on the CPU, which is no line of the person's that waits."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=False)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert nb.profile(step, [torch.ones(4, 4)], device="cpu", steps=3).synchronisations == ()

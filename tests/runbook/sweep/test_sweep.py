@@ -13,7 +13,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.allocators import allocator
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.sweep.search import MEMORY, OUT_OF_MEMORY
 
 QUICK = {"largest": 2, "seconds": 600}
@@ -45,7 +45,7 @@ def test_every_task_is_swept(home, asked, task, length):
     report = nb.sweep(**asked, **QUICK)
 
     assert (report.task, report.length, report.device) == (task, length, home)
-    assert [point.rows for point in report.points] == [1, 2]
+    assert [point.rows for point in report.points] == ([2] if "training" in asked else [1, 2])
     assert report.simulated == (home == "mps")
     for point in report.points:
         low, high = point.spread
@@ -152,7 +152,7 @@ class TestSmallDevice:
         assert left.allocated < MEBIBYTE
         assert left.reserved < MEBIBYTE
 
-    def test_memory_is_foretold(self):
+    def test_memory_is_expected(self):
         """Where memory grows with the rows, the sweep stops below the limit, and no batch runs out of memory."""
 
         def step(batch):
@@ -174,6 +174,15 @@ class TestSmallDevice:
             report = nb.sweep(lambda _batch: torch.empty(1 << 30, device="mps"), torch.ones)
 
         assert (report.knee, [point.fits for point in report.points]) == (None, [False])
+
+    def test_a_model_that_does_not_fit(self):
+        """A model that is larger than the memory of the device is an error of ours, and nothing of it stays."""
+        with nb.simulated_mps("96 MiB") as device:
+            with pytest.raises(DeviceUnavailable, match="Linear does not fit in the memory of mps"):
+                nb.sweep(torch.nn.Linear(1, 20_000_000), torch.ones(1, 1), device="mps")
+            gc.collect()
+
+            assert device.allocator.allocated == 0
 
     def test_the_model_is_let_go(self):
         """After a sweep the device holds nothing of it."""
@@ -223,3 +232,38 @@ def test_the_cpu_under_a_memory_limit():
     assert {point["rows"] for point in suddenly["points"] if not point["fits"]} >= {8}
     assert (suddenly["stopped"], unseen["stopped"]) == (OUT_OF_MEMORY, OUT_OF_MEMORY)
     assert unseen["knee"] <= 10
+
+
+def test_training_begins_where_batchnorm_learns():
+    """A model with BatchNorm is swept in training from 2 rows, and from 1 its own error passes through."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+
+    report = nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", largest=2)
+    assert [point.rows for point in report.points] == [2]
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", largest=2, smallest=1)
+
+
+def test_batches_with_fewer_rows_than_asked():
+    """A function that runs out of rows is an error with both numbers, and no throughput is made up."""
+    rows = torch.ones(5, 2)
+
+    with pytest.raises(ConfigurationError, match=r"5 rows where 8 were asked for.*largest=5"):
+        nb.sweep(lambda batch: batch.sum(), lambda count: rows[:count], device="cpu", largest=16, seconds=600)
+
+
+@pytest.mark.parametrize("data", [torch.ones(0, 8), [], torch.ones(4, 0)], ids=["no rows", "nothing", "no numbers"])
+def test_example_without_rows(data):
+    """An example without a row, or without a number, is an error of ours."""
+    with pytest.raises(ConfigurationError, match="has no rows"):
+        nb.sweep(LAYERS, data, device="cpu", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "words"),
+    [(["She has asthma."], None, "A sweep reads no texts"), (None, 5000, "length=5000 is more than the")],
+)
+def test_what_a_sweep_of_annotating_does_not_take(data: list[str] | None, length: int | None, words: str):
+    """Texts, and rows that are longer than the model reads, are refused."""
+    with pytest.raises(ConfigurationError, match=words):
+        nb.sweep("bundled_small", data, device="cpu", length=length)

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from openmed_nb.devices.simulation import active
 from openmed_nb.runbook.sweep.memory import (
     ALLOCATOR,
+    HEADROOM,
+    HEADROOM_SHARE,
     NOT_KNOWN,
     PROFILER,
-    foretold,
+    expected_memory,
     given_by_system,
     highest,
     in_container,
@@ -38,20 +40,20 @@ MEGABYTE = 1 << 20
         ({4: 100, 8: 90}, 16, 90),
     ],
 )
-def test_memory_is_foretold(sizes, rows, expected):
+def test_memory_is_expected(sizes, rows, expected):
     """One size grows with the rows, more lie on a line, and a line that bends upwards bends on as a square at most."""
     points = [Point(size, 1.0, memory=memory) for size, memory in sizes.items()]
 
-    assert foretold([*points, Point(64, fits=False), Point(3, 1.0)], rows) == expected
+    assert expected_memory([*points, Point(64, fits=False), Point(3, 1.0)], rows) == expected
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 1 << 20), st.integers(1, 10))
-def test_a_straight_line_is_foretold_as_it_is(base, each, doublings):
-    """Memory that is a sum of the model and the rows is foretold to the byte, or one more."""
+def test_a_straight_line_is_expected_as_it_is(base, each, doublings):
+    """Memory that is a sum of the model and the rows is expected to the byte, or one more."""
     points = [Point(1 << n, 1.0, memory=base + (each << n)) for n in range(doublings + 1)]
     following = 1 << doublings + 1
 
-    assert 0 <= foretold(points, following) - (base + each * following) <= 1
+    assert 0 <= expected_memory(points, following) - (base + each * following) <= 1
 
 
 @pytest.mark.parametrize(("changes", "most"), [([], 0), ([5, -5, 5], 5), ([-3, 8, 1, -9], 6), ([1, 2, 3], 6)])
@@ -74,6 +76,19 @@ def test_the_peak_on_the_cpu_is_that_of_the_tensors(capfd):
     assert 2 * MEGABYTE <= memory < 5 * MEGABYTE
     assert method == PROFILER
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_older_profiler_is_not_needed(monkeypatch):
+    """The memory of a step on the CPU is seen by a torch without its older profiler, which it is to lose."""
+    for name in ("_enable_profiler_legacy", "_disable_profiler_legacy"):
+        monkeypatch.delattr(torch.autograd, name, raising=False)
+
+    assert peak_seen(lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
+
+
+def test_as_much_stays_free_on_every_gpu():
+    """A batch on a GPU is expected to leave the one named share of the memory free."""
+    assert HEADROOM["mps"] == HEADROOM["cuda"] == 1 - HEADROOM_SHARE == 0.9
 
 
 def test_an_error_of_a_step_ends_the_profiler():

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.sweep.explanation import NONE_FITS, ended, explained
+from openmed_nb.runbook.sweep.explanation import ended, explained, none_fits
 from openmed_nb.runbook.sweep.plot import draw
 from openmed_nb.runbook.sweep.points import Point, best_of, close_points, knee_of, rates
 from openmed_nb.runbook.sweep.report import SweepReport
@@ -84,9 +84,40 @@ def test_what_does_not_fit_is_never_best():
     assert (best_of(points[1:]), close_points(points[1:])) == (None, [])
 
 
-def test_spread_of_one_step():
-    """One step has a spread of nothing."""
-    assert rates(4, [2.0]) == {"throughput": 2.0, "spread": (2.0, 2.0), "steps": 1}
+@pytest.mark.parametrize(
+    ("seconds", "throughput", "spread"),
+    [
+        ([2.0], 2.0, None),
+        ([0.1, 1.0], 4 / 0.55, None),
+        ([1.0, 5.0], 4 / 3, None),
+        ([1.0, 2.0, 4.0], 2.0, (4 / 3, 4 / 1.5)),
+        ([1.0] * 5, 4.0, (4.0, 4.0)),
+    ],
+)
+def test_spread_is_within_the_steps(seconds, throughput, spread):
+    """The quartiles lie between the times of the steps, and one or two steps have none."""
+    assert rates(4, seconds) == {
+        "throughput": pytest.approx(throughput),
+        "spread": spread and pytest.approx(spread),
+        "steps": len(seconds),
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "knee", "length", "tokens"),
+    [
+        ("annotation", 32, 128, 4096),
+        ("annotation", None, 128, None),
+        ("forward pass", 32, None, None),
+        ("training step", 32, 128, None),
+    ],
+)
+def test_knee_in_tokens(task, knee, length, tokens):
+    """For annotating texts, the knee is told in tokens too, as nb.annotate takes them."""
+    report = SweepReport("x", task, "cpu", POINTS, POINTS, knee=knee, length=length, stopped=TIME)
+
+    assert report.batch_tokens == report.to_dict()["batch_tokens"] == tokens
+    assert (f"nb.annotate(notes, batch_tokens={tokens})" in str(report)) == bool(tokens)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +126,8 @@ def test_spread_of_one_step():
         (POINTS[1], POINTS, "32 rows: 64 would be 2 % faster and take 1.9 times the memory."),
         (point(1, 9.0), [point(1, 9.0), point(2, 4.5)], "1 row: 2 would be 50 % slower."),
         (point(1, 9.0), [point(1, 9.0), point(2, 9.01)], "1 row: 2 would be as fast."),
-        (POINTS[2], POINTS, "64 rows: no larger batch was measured that fits."),
-        (None, [], NONE_FITS),
+        (POINTS[2], POINTS, "64 rows: still rising: nothing larger was measured that fits."),
+        (None, [], "Not even 1 row fits into the memory."),
     ],
 )
 def test_why_in_one_sentence(knee, points, why):
@@ -128,10 +159,35 @@ def test_text_has_the_knee_and_no_other_figure(report):
         "Batch sweep on cuda:0: 32 rows",
         "  bundled, annotation, rows of 128 tokens; 2 workers in the loader.",
         "  The smallest batch from which no larger one that was tried is more than 3 % faster.",
+        "  To annotate in such batches: nb.annotate(notes, batch_tokens=4096).",
         "  Memory: counted.",
     ]
     html = report._repr_html_()
     assert all(word in html for word in (report.why, report.end, "12,800", "30.0 MiB", "did not fit", "knee", "<svg"))
+
+
+@pytest.mark.parametrize(
+    ("stopped", "words"),
+    [
+        (TIME, "nothing larger was tried, because of the time"),
+        (MEMORY, "nothing larger was tried, because of the memory"),
+        (OUT_OF_MEMORY, "nothing larger fits into the memory"),
+        (LARGEST, "nothing larger was asked for"),
+    ],
+)
+def test_throughput_that_still_rises_is_said(stopped, words):
+    """Where the largest size is the knee, text and reason say that throughput still rises, and why the sweep ended."""
+    rising = SweepReport("step", "own step", "cpu", (Point(1, 3.0),), (Point(1, 3.0),), knee=1, stopped=stopped)
+
+    assert str(rising).splitlines()[2] == f"  The largest batch that was tried; still rising: {words}."
+    assert rising.why == f"1 row: still rising: {words}."
+
+
+def test_the_mark_belongs_to_the_simulated_device():
+    """A sweep of the CPU inside of a simulation is not marked as one of a simulated device."""
+    inside = SweepReport("step", "own step", "cpu", POINTS, POINTS, knee=32, stopped=TIME, simulated=True)
+
+    assert str(inside).splitlines()[0] == "Batch sweep on cpu: 32 rows"
 
 
 def test_plain_form(report):
@@ -156,7 +212,7 @@ def test_nothing_fits(empty):
     """Where not even one row fits, every form says so."""
     assert (empty.knee, empty.at_knee, empty.best, empty.still_rising) == (None, None, None, False)
     assert "nothing fits" in str(empty)
-    assert NONE_FITS in str(empty)
+    assert none_fits(empty.points) in str(empty)
     assert "<svg" in empty._repr_html_()
     assert json.dumps(empty.to_dict())
 
@@ -208,6 +264,8 @@ class TestPicture:
     [
         *({"gain": gain} for gain in (0, 1, -0.1, True, "much", float("nan"))),
         *({"largest": largest} for largest in (0, -1, 1.5, True, "8")),
+        *({"smallest": smallest} for smallest in (0, 1.5, True)),
+        {"smallest": 4, "largest": 2},
         *({"seconds": seconds} for seconds in (0, -1, float("inf"), float("nan"), False, "30")),
     ],
 )
@@ -215,3 +273,12 @@ def test_bad_rules(given):
     """A value out of its range is an error that shows it."""
     with pytest.raises(ConfigurationError, match=next(iter(given))):
         SweepRules(**given)
+
+
+def test_whole_numbers_of_numpy():
+    """A whole number of numpy is one of Python afterwards."""
+    import numpy as np
+
+    rules = SweepRules(largest=np.int64(8), smallest=np.int32(2))
+
+    assert (type(rules.largest), rules.largest, type(rules.smallest), rules.smallest) == (int, 8, int, 2)

@@ -128,7 +128,7 @@ def test_nothing_beyond_the_largest_is_measured(made, largest):
 
 
 def test_memory_is_approached_and_not_passed(made):
-    """Sizes that are foretold to take too much are not measured, but those near them are."""
+    """Sizes that are expected to take too much are not measured, but those near them are."""
     there = made(float)
     search = Search(there.measure, lambda rows, _points: MEMORY if rows > 1000 else "")
     search.run()
@@ -196,3 +196,16 @@ def test_any_curve_at_all(speeds, full, largest):
     if knee:
         assert knee.fits
         assert all(one.speed <= knee.speed * (1 + KNEE_GAIN) for one in fitting(points))
+
+
+def test_search_begins_at_the_smallest():
+    """The first size that is measured is the smallest, and it is doubled from there."""
+    sizes: list[int] = []
+
+    def measure(rows: int) -> Point:
+        sizes.append(rows)
+        return Point(rows, throughput=float(rows))
+
+    Search(measure, largest=12, smallest=3).double()
+
+    assert sizes == [3, 6, 12]

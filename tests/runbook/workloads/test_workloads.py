@@ -123,7 +123,29 @@ def test_annotation_bucket(place: str, keyword_model: Path):
 
     assert (workload.rows, workload.length, workload.task) == (5, 16, "annotation")
     assert labels.shape == scores.shape == (5, 16)
-    assert subject_of(str(keyword_model), length=1000).on(place).bucket(1).length == 64
+    assert subject_of(str(keyword_model)).on(place).bucket(1).length == 64
+    with pytest.raises(ConfigurationError, match="length=1000 is more than the 64 tokens"):
+        subject_of(str(keyword_model), length=1000).on(place).bucket(1)
+
+
+def test_annotation_in_batches_of_tokens(place: str, keyword_model: Path):
+    """So many texts have a budget of as many tokens as so many full rows, and are one batch where they are alike."""
+    bench = subject_of(str(keyword_model), ["seen . " * 12] * 3, length=16).on(place)
+    some, any_number = bench.stream(700), bench.stream()
+    filled = next(some.batches())
+
+    assert (some.rows, some.batch_tokens, bench.bucket(700).batch_tokens) == (700, 700 * 16, 700 * 16)
+    assert max(inputs["input_ids"].size for inputs in filled.inputs) > bench.annotator.budget.tokens
+    assert any_number.batch_tokens == bench.annotator.budget.tokens
+    assert subject_of(torch.nn.Identity(), EXAMPLE).on(place).bucket(2).batch_tokens is None
+
+
+def test_rows_of_a_pipeline_do_not_limit_what_is_asked(random_model: Path):
+    """The number of rows that a pipeline was made with is that of its own budget alone."""
+    pipe = nb.load_pipeline(str(random_model), device="cpu", batch_size=2)
+    filled = next(subject_of(pipe, ["asthma"] * 8).on("cpu").stream(8).batches())
+
+    assert [len(inputs["input_ids"]) for inputs in filled.inputs] == [8]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +235,7 @@ def test_loader_is_read_again_and_again(workers: int):
     firsts = [[float(row[0]) for row in batch] for batch in steps(workload, 7)]
 
     assert firsts == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]]
-    assert (workload.workers, workload.rows) == (workers, 2)
+    assert (workload.workers, workload.ahead, workload.rows) == (workers, 2 * workers, 2)
 
 
 def test_loader_has_its_own_batch_size():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..findings import OK, WARNING, Finding
-from ..workloads.workload import DATA, DECODE, TRANSFER
+from .workload import DATA, DECODE, TRANSFER
 
 DOMINATES = 0.5
 """A phase dominates that takes more than this share of a step: whatever else is made faster, it stays the larger part."""
@@ -21,6 +21,12 @@ REMEDIES: Mapping[str, str] = {
     DECODE: "Bring less to the host: labels and scores, not all logits.",
 }
 """What to do about each phase that should not dominate."""
+
+MORE_WORKERS = (
+    "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
+    "or see nb.check_loader()."
+)
+"""What to do about the data where processes read ahead already."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +70,32 @@ class Split:
         """
         return f"{self.dominating} dominates" if self.dominating else "no phase takes more than half of a step"
 
-    def finding(self, name: str) -> Finding:
-        """Return what to think of it."""
-        remedy = REMEDIES.get(self.dominating or "", "")
+    def finding(self, name: str, workers: int = 0) -> Finding:
+        """Return what to think of it.
+
+        Args:
+            name: What the finding is called.
+            workers: How many processes read ahead.
+        """
+        remedy = data_remedy(workers) if self.dominating == DATA else REMEDIES.get(self.dominating or "", "")
         return Finding(name, WARNING if remedy else OK, self.words, remedy)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain mappings, numbers and strings."""
         return {"seconds": dict(self.seconds), "shares": self.shares, "dominating": self.dominating}
+
+
+def data_remedy(workers: int) -> str:
+    """Return what to do about a loader that keeps steps waiting.
+
+    Args:
+        workers: How many processes read ahead already.
+
+    Example:
+        >>> data_remedy(0) == REMEDIES["data"], data_remedy(2)[:26]
+        (True, 'Read ahead with more worke')
+    """
+    return REMEDIES[DATA] if not workers else MORE_WORKERS
 
 
 def split_of(steps: Iterable[Mapping[str, float]]) -> Split:
