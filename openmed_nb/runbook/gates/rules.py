@@ -78,10 +78,10 @@ def fallbacks_are_known(evidence: Evidence, gates: Gates) -> bool:
 
 
 def utilisation_matters(evidence: Evidence, gates: Gates) -> bool:
-    """Tell whether it must be known if a device waits: a step does, or it gains little, and data or batch may be why."""
+    """Tell whether it must be known if a device waits: it gains little, and data or batch may be why."""
     gains = evidence.speed_up is not None and not reached.beyond(evidence, gates, "speed_up")
     fine = reached.data_is_fine(evidence, gates) and reached.batch_is_fine(evidence, gates)
-    return reached.is_accelerator(evidence) and (bool(evidence.synchronisations) or not (gains or fine))
+    return reached.is_accelerator(evidence) and not (gains or fine)
 
 
 def speed_up_is_known(evidence: Evidence, gates: Gates) -> bool:

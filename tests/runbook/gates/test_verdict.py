@@ -237,7 +237,7 @@ def test_staying_needs_everything():
         ({"task": "training", "out_of_memory_at": 1}, "checkpoint / accumulate"),
         ({"synchronisations": (".item() at train.py:30 in step",)}, "stay on this device"),
         ({"synchronisations": (".item() at train.py:30 in step",), "utilisation": 0.1}, "fix the data plane"),
-        ({"synchronisations": (".item() at train.py:30 in step",), "utilisation": None}, "measure first"),
+        ({"synchronisations": (".item() at train.py:30 in step",), "utilisation": None}, "stay on this device"),
         ({"tiny_batch": True}, "stay on this device"),
         ({"tiny_batch": True, "knee_gain": None}, "fix the batch"),
         ({"device": "cpu", "shares": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}, "stay on this device"),
