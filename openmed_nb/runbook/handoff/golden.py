@@ -12,6 +12,7 @@ from ...models.config import OpenMedConfig
 from ...models.content import Content
 from ...models.loading import LoadSpec
 from ..logbook.sections import Dataset
+from ..workloads.annotating import TEXTS as SHORT_TEXTS
 
 if TYPE_CHECKING:
     from ..workloads.workload import Bench
@@ -22,10 +23,7 @@ MODEL, TEXTS, GOLDEN, LOGBOOK, EVIDENCE = "model", "texts.json", "golden.json", 
 """The names of what is in a bundle."""
 
 SYNTHETIC = (
-    "Patient with type 2 diabetes mellitus and hypertension, admitted with chest pain and shortness of breath.",
-    "No evidence of pneumonia. History of asthma and atrial fibrillation.",
-    "The biopsy showed a moderately differentiated adenocarcinoma of the colon without lymph node metastasis.",
-    "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
+    *SHORT_TEXTS,
     "Acute myocardial infarction of the inferior wall, treated with a stent on the same day.",
     "Chronic kidney disease stage 3, secondary hyperparathyroidism and anemia of chronic disease.",
     "He was seen for migraine; a brain tumor was ruled out, and there is no epilepsy.",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..signals.utilisation import GUESTS, NOT_BUSY, cpu_times
 from .surroundings import Background
 from .variables import without_secrets
 
@@ -82,9 +83,8 @@ def look() -> Look:
 
     ours = psutil.Process()
     family = {ours.pid, *(child.pid for child in ours.children(recursive=True))}
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # Linux counts guests twice.
+    times = {name: spent for name, spent in cpu_times().items() if name not in GUESTS}
+    whole, idle = sum(times.values()), sum(times.get(name, 0.0) for name in NOT_BUSY)
     seconds = {}
     own = 0.0
     for program in psutil.process_iter(["pid", "name", "create_time", "cpu_times"], ad_value=None):
