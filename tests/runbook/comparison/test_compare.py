@@ -156,7 +156,6 @@ def test_text_is_the_same_in_every_run():
 
 def test_batch_that_does_not_fit():
     """Out of memory is an error of ours that says what to do, and the memory is handed back."""
-    SESSION.unload()  # Models of other tests, which follow the session to the device.
     with nb.simulated_mps("96 MiB") as device:
         with pytest.raises(
             DeviceUnavailable,

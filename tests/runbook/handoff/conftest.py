@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,14 +9,6 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.runbook.handoff.bundle import Handoff
-from openmed_nb.session import SESSION
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Let the models go that smoke tests have loaded in this process."""
-    yield
-    SESSION.unload()
 
 
 @pytest.fixture(scope="session")
