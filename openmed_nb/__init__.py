@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .errors import OpenMedError, OpenMedWarning
     from .interface.cluster import cluster
     from .interface.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
+    from .interface.evidence import handoff, logbook
     from .interface.models import ModelLoader, annotate, load_model, load_pipeline
     from .interface.panel.opening import panel
     from .interface.preparation import check_loader, loader_settings, precision, to_device
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
         trainer_arguments,
         trainer_callback,
     )
+    from .interface.worth import compare, gates, profile, sweep, verdict
     from .models.config import OpenMedConfig
+    from .runbook.logbook.logbook import Logbook
     from .training.activations import checkpoint_activations
     from .training.curve import MemoryCurve
     from .training.guards import Guards
@@ -66,6 +69,7 @@ _HOMES = {
     "EpochHooks": "interface.training",
     "GradientAccumulation": "training.steps",
     "Guards": "training.guards",
+    "Logbook": "runbook.logbook.logbook",
     "MemoryCurve": "training.curve",
     "MemorySample": "training.samples",
     "ModelLoader": "interface.models",
@@ -79,31 +83,38 @@ _HOMES = {
     "check_loader": "interface.preparation",
     "checkpoint_activations": "training.activations",
     "cluster": "interface.cluster",
+    "compare": "interface.worth",
     "device": "interface.devices",
     "doctor": "interface.runbook",
     "epochs": "interface.training",
     "explain_fused": "training.optimizers",
     "fallbacks": "interface.runbook",
     "forecast": "interface.runbook",
+    "gates": "interface.worth",
+    "handoff": "interface.evidence",
     "lightning_callback": "interface.training",
     "limit_memory": "interface.training",
     "load_model": "interface.models",
     "load_pipeline": "interface.models",
     "loader_settings": "interface.preparation",
+    "logbook": "interface.evidence",
     "memory_curve": "interface.training",
     "panel": "interface.panel.opening",
     "parity": "interface.runbook",
     "precision": "interface.preparation",
+    "profile": "interface.worth",
     "release": "interface.training",
     "reset": "interface.devices",
     "resolve_torch_device": "interface.devices",
     "signals": "interface.runbook",
     "simulated_mps": "interface.devices",
+    "sweep": "interface.worth",
     "to_device": "interface.preparation",
     "trainer_arguments": "interface.training",
     "trainer_callback": "interface.training",
     "use": "interface.devices",
     "validate_precision": "interface.runbook",
+    "verdict": "interface.worth",
     "who_holds": "training.holders",
     "worker_ladder": "training.loader_checks",
 }
@@ -114,6 +125,7 @@ __all__ = [
     "EpochHooks",
     "GradientAccumulation",
     "Guards",
+    "Logbook",
     "MemoryCurve",
     "MemorySample",
     "ModelLoader",
@@ -128,6 +140,7 @@ __all__ = [
     "check_loader",
     "checkpoint_activations",
     "cluster",
+    "compare",
     "device",
     "doctor",
     "epochs",
@@ -135,25 +148,31 @@ __all__ = [
     "explain_fused",
     "fallbacks",
     "forecast",
+    "gates",
+    "handoff",
     "lightning_callback",
     "limit_memory",
     "load_model",
     "load_pipeline",
     "loader_settings",
+    "logbook",
     "memory_curve",
     "panel",
     "parity",
     "precision",
+    "profile",
     "release",
     "reset",
     "resolve_torch_device",
     "signals",
     "simulated_mps",
+    "sweep",
     "to_device",
     "trainer_arguments",
     "trainer_callback",
     "use",
     "validate_precision",
+    "verdict",
     "who_holds",
     "worker_ladder",
 ]

@@ -95,6 +95,8 @@ ALLOWED = {
     "interface.widgets": {"ipywidgets"},
     "runbook.operators.call_recorder": {"torch"},
     "runbook.operators.fallback_recorder": {"torch"},
+    "runbook.slices.step_recorder": {"torch"},
+    "runbook.sweep.plot": {"matplotlib"},
     "training.plot": {"matplotlib"},
     "training.trainer": {"transformers"},
 }

@@ -34,12 +34,13 @@ def test_wheel_is_small(wheel: Path) -> None:
 
 
 def test_wheel_carries_models_types_and_licences(wheel: Path) -> None:
-    """The wheel has the models with their cards, the note, the marker for type checkers and the licences."""
+    """The wheel has the models with their cards, the note, the schema of logbooks, the marker for type checkers and the licences."""
     names = set(zipfile.ZipFile(wheel).namelist())
     folder = "openmed_nb/models/bundled"
     model_files = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md")
 
-    assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt"} <= names
+    schema = "openmed_nb/runbook/logbook/logbook.schema.json"
+    assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt", schema} <= names
     assert {f"{folder}/{model}/{file}" for model in ("disease", "disease_small") for file in model_files} <= names
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 

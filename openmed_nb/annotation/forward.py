@@ -57,9 +57,18 @@ class Network:
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
         """Start a forward pass; return what it says of every label, ``(rows, length, labels)``, on the model's device."""
-        device, rows = self.model.device, inputs["input_ids"].size
-        with contextlib.nullcontext() if self.compiled else fast_linear(device, rows):
-            output = self.model(**{name: array_to_device(array, device) for name, array in inputs.items()})
+        return self.logits_of(self.moved(inputs))
+
+    def moved(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """Start to copy a batch to the model's device; it may still be under way, in order with what follows."""
+        device = self.model.device
+        return {name: array_to_device(array, device) for name, array in inputs.items()}
+
+    def logits_of(self, moved: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Start a forward pass over a batch that is on the model's device."""
+        device, size = self.model.device, moved["input_ids"].numel()
+        with contextlib.nullcontext() if self.compiled else fast_linear(device, size):
+            output = self.model(**moved)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
 

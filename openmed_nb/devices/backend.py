@@ -1,4 +1,6 @@
-"""The seam to torch: with ``allocators``, which knows its memory, the only file that asks ``torch.mps`` or ``torch.cuda``.
+"""The seam to torch: the only file that asks ``torch.mps`` or ``torch.cuda``, but for two.
+
+``allocators`` knows their memory, and ``mps_profiler`` what only a Mac can write down.
 
 What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
 what it says itself once it is loaded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from IPython import get_ipython
@@ -11,10 +12,19 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from ..devices.request import SPELLINGS
 from ..models.config import STRATEGIES
-from .magics import DEVICE_FLAGS, DOCTOR_FLAGS, NER_FLAGS, PANEL_FLAGS, RELEASE_FLAGS, SIMULATIONS
+from .magics import (
+    DEVICE_FLAGS,
+    DOCTOR_FLAGS,
+    LOG_FLAGS,
+    NER_FLAGS,
+    PANEL_FLAGS,
+    RELEASE_FLAGS,
+    SIMULATIONS,
+    SWEEP_FLAGS,
+)
 
 LINE = re.compile(
-    r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_(?:device|doctor|ner|panel|release))\s(?P<before>.*?)(?P<word>\S*)$"
+    r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_(?:device|doctor|log|ner|panel|release|sweep))\s(?P<before>.*?)(?P<word>\S*)$"
 )
 
 DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
@@ -34,13 +44,21 @@ def variable_names() -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
+def json_files() -> tuple[str, ...]:
+    """Return the ``.json`` files of the folder in which Python runs, in alphabetical order."""
+    return tuple(sorted(path.name for path in Path().glob("*.json")))
+
+
 VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
+    "--diff": json_files,
     "--model": model_names,
     "--ops": lambda: (*model_names(), *variable_names()),
     "--strategy": lambda: STRATEGIES,
     "--device": lambda: DEVICES,
     "--out": tuple,
     "--simulate": lambda: SIMULATIONS,
+    "--largest": tuple,
+    "--length": tuple,
     "--memory": tuple,
 }
 
@@ -48,9 +66,11 @@ VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
 OFFERS: dict[str, Callable[[list[str]], tuple[str, ...]]] = {
     "openmed_device": lambda words: (*DEVICE_FLAGS, *(() if words else DEVICES)),
     "openmed_doctor": lambda words: (*DOCTOR_FLAGS, *(() if words else (*model_names(), *variable_names()))),
+    "openmed_log": lambda words: (*LOG_FLAGS, *(() if words else json_files())),
     "openmed_ner": lambda _words: NER_FLAGS,
     "openmed_panel": lambda _words: PANEL_FLAGS,
     "openmed_release": lambda _words: (*RELEASE_FLAGS, *variable_names()),
+    "openmed_sweep": lambda words: (*SWEEP_FLAGS, *(() if words else (*model_names(), *variable_names()))),
 }
 """What each magic offers behind the words that stand there, where the last of them wants no value."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ipywidgets import HTML
 
-from ..training.curve import MemoryCurve, plotting
+from ..training.curve import MemoryCurve
+from ..training.pictures import plotting
 from .display import Report, to_html
 from .widgets import StaticForm
 

@@ -11,6 +11,9 @@
 ``%openmed_panel``             all of it to look at and to click
 ``%openmed_doctor``            look at the computer, torch, the environment and the models, and say what is wrong
 ``%openmed_doctor --ops MODEL``  forecast which operators of a model would leave MPS for the CPU
+``%openmed_log``               write down what figures are measured with; ``%openmed_log run.json`` keeps it in a file
+``%openmed_log --diff run.json``  compare with a logbook: first whether that may be done at all
+``%openmed_sweep MODEL``       find the batch size from which larger ones no longer pay; ``--training`` for training steps
 ``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
 
 Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
@@ -37,6 +41,8 @@ DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--simulate", "--mem
 SIMULATIONS = ("mps", "off")
 RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
 DOCTOR_FLAGS = ("--ops", "--json", "--help")
+LOG_FLAGS = ("--diff", "--json", "--help")
+SWEEP_FLAGS = ("--training", "--length", "--largest", "--seconds", "--device", "--json", "--help")
 PANEL_FLAGS = ("--model", "--close", "--help")
 NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
 
@@ -151,6 +157,52 @@ class OpenMedMagics(Magics):
         forecasting = arguments.ops is not None
         verb, name = (SESSION.forecast, arguments.ops) if forecasting else (SESSION.doctor, arguments.model)
         answer = verb(self._named(name))
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    @magic_arguments()
+    @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
+    @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_log(self, line: str) -> Any:
+        """Write down what figures are measured with here and now, or compare that with a logbook."""
+        if (arguments := asked(self.openmed_log, line)) is None:
+            return None
+        from ..runbook.logbook.gathering import Said
+        from ..runbook.logbook.logbook import Logbook
+
+        if arguments.file is not None and Path(arguments.file).expanduser().exists():
+            what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
+            raise MagicError(what, "Write another name, or --diff before it to compare.")
+        former = None if arguments.diff is None else Logbook.read(arguments.diff)
+        book = SESSION.logbook(None, Said())
+        if arguments.file is not None:
+            print(f"Written to {book.save(arguments.file)}.")
+        answer: Any = book if former is None else former.diff(book)
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    @magic_arguments()
+    @argument("model", nargs="?", help="a model by name, or a variable with a pipeline; the bundled one if left out")
+    @argument("--training", action="store_true", help="measure training steps instead of annotating")
+    @argument("--length", type=int, metavar="N", help="how many tokens a row has; 128 if left out")
+    @argument("--largest", type=int, metavar="N", help="the most rows that are tried")
+    @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
+    @argument("--device", help="another device than the one in force")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_sweep(self, line: str) -> Any:
+        """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
+        if (arguments := asked(self.openmed_sweep, line)) is None:
+            return None
+        from .worth import sweep
+
+        wanted = ("training", "device", "length", "largest", "seconds")
+        said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
+        answer = sweep(self._named(arguments.model), **said)
         return Json.of(answer.to_dict()) if arguments.json else answer
 
     def _named(self, name: str | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,10 +9,10 @@ from typing import Any
 
 from ..devices.request import kind_of
 from ..devices.simulation import NOTE
-from ..errors import ConfigurationError
 from ..interface.display import Report, Shown, Table
 from ..quantities import counted, in_bytes
 from .holders import Holder
+from .pictures import plotting
 from .processes import ALONE, TrainingProcess
 from .samples import MemorySample
 from .verdict import FLAT, GATE_EPOCHS, GROWING, GROWTH_GATE, MINIMUM_STEADY, SAWTOOTH, TOO_SHORT, Trend, judge
@@ -214,18 +213,3 @@ class MemoryCurve(Shown):
         sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)
         note = "warm-up" if sample is self.boundaries[0] else ""
         return (str(sample.epoch), str(sample.step), *map(in_bytes, sizes), sample.pressure or "", note)
-
-
-def plotting() -> Any:
-    """Return the module that draws curves.
-
-    Raises:
-        ConfigurationError: Where matplotlib is not installed.
-    """
-    try:
-        return importlib.import_module(".plot", __package__)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"The picture needs {error.name}, which is not installed.",
-            "Install it: python -m pip install 'openmed-nb[train]'.",
-        ) from error

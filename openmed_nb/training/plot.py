@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..devices.request import kind_of
-from ..interface.display import escape
 from ..quantities import UNITS
+from .pictures import svg_of
 from .samples import MemorySample
 
 if TYPE_CHECKING:
@@ -64,13 +63,8 @@ def draw(curve: MemoryCurve, width: float = 7.0, height: float = 4.0) -> CurveFi
 
 
 def to_svg(curve: MemoryCurve) -> str:
-    """Return the picture as an SVG element that describes itself to a screen reader; text is text, in any font."""
-    written = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "openmed_nb"}):
-        draw(curve).savefig(written, format="svg", metadata={"Date": None})
-    svg = written.getvalue()
-    label = escape(f"Memory on {_title(curve)}. {curve.reason}")
-    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    """Return the picture as an SVG element that describes itself."""
+    return svg_of(draw(curve), f"Memory on {_title(curve)}. {curve.reason}")
 
 
 def _title(curve: MemoryCurve) -> str:

@@ -4,9 +4,11 @@ import pytest
 
 from openmed_nb.interface.magics import DEVICE_FLAGS as OFFERED_DEVICE_FLAGS
 from openmed_nb.interface.magics import DOCTOR_FLAGS as OFFERED_DOCTOR_FLAGS
+from openmed_nb.interface.magics import LOG_FLAGS as OFFERED_LOG_FLAGS
 from openmed_nb.interface.magics import NER_FLAGS as OFFERED_NER_FLAGS
 from openmed_nb.interface.magics import PANEL_FLAGS as OFFERED_PANEL_FLAGS
 from openmed_nb.interface.magics import RELEASE_FLAGS as OFFERED_RELEASE_FLAGS
+from openmed_nb.interface.magics import SWEEP_FLAGS as OFFERED_SWEEP_FLAGS
 from openmed_nb.interface.magics import OpenMedMagics
 
 DEVICES = ["auto", "cpu", "cuda", "gpu", "mps"]
@@ -58,6 +60,9 @@ LINES = [
     ("%openmed_doctor --ops bundled_", ["bundled_small"]),
     ("report = %openmed_doctor --o", ["--ops"]),
     ("panel = %openmed_panel --model bundled_", ["bundled_small"]),
+    ("%openmed_sweep bundled_", ["bundled_small"]),
+    ("%openmed_sweep --device c", ["cpu", "cuda"]),
+    ("report = %openmed_sweep --training --la", ["--largest"]),
 ]
 
 
@@ -72,9 +77,11 @@ def test_values_and_flags_and_nothing_else(kernel, code, expected):
     [
         (OpenMedMagics.openmed_device, OFFERED_DEVICE_FLAGS),
         (OpenMedMagics.openmed_doctor, OFFERED_DOCTOR_FLAGS),
+        (OpenMedMagics.openmed_log, OFFERED_LOG_FLAGS),
         (OpenMedMagics.openmed_ner, OFFERED_NER_FLAGS),
         (OpenMedMagics.openmed_panel, OFFERED_PANEL_FLAGS),
         (OpenMedMagics.openmed_release, OFFERED_RELEASE_FLAGS),
+        (OpenMedMagics.openmed_sweep, OFFERED_SWEEP_FLAGS),
     ],
 )
 def test_every_flag_that_is_understood_is_offered(magic, offered):

@@ -99,10 +99,10 @@ def synthetic_example(model: Any, tokenizer: Any) -> Example:
 
 
 def _tensor(value: Any, flat: bool) -> Any:
-    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else as it is."""
+    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else, such as words, as it is."""
     import torch
 
-    if isinstance(value, list) and not any(isinstance(one, torch.Tensor) for one in value):
+    if isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value):
         tensor = _made(value)
         return tensor.unsqueeze(0) if flat else tensor
     if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
@@ -126,4 +126,5 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def _are_flat(values: Iterable[Any]) -> bool:
     """Tell whether all lists are plain rows of numbers, as a tokenizer returns them for one text."""
-    return all(isinstance(one, (int, float)) for value in values if isinstance(value, list) for one in value)
+    listed = [one for value in values if isinstance(value, list) for one in value]
+    return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))

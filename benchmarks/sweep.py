@@ -1,0 +1,153 @@
+"""Print how near the knee of a sweep is to the best of an exhaustive one, measured in the same run.
+
+    python benchmarks/sweep.py [--device cpu|cuda|mps] [--seconds N] [--largest N] [--only CASE] [--json FILE]
+
+Compared is the throughput at the knee with the highest of all sizes: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20 and so on,
+four to each doubling, until one does not fit, or until they are eight times the largest that the sweep has tried. After a
+first time alone, those within a fifth of the best are measured again in turn, and so is the knee. The models are the
+bundled one and a DistilBERT of 66 million random weights, with rows of 128 tokens, annotating and training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from transformers import DistilBertConfig, DistilBertForTokenClassification
+
+from openmed_nb.runbook.sweep.measurement import Measurement
+from openmed_nb.runbook.sweep.memory import limit_of
+from openmed_nb.runbook.sweep.points import Point, best_of, fitting
+from openmed_nb.runbook.sweep.report import SweepReport
+from openmed_nb.runbook.sweep.rules import SweepRules
+from openmed_nb.runbook.workloads.choosing import Asked
+from openmed_nb.session import SESSION
+
+ALLOWED = 0.95
+"""The knee has at least this share of the best throughput."""
+
+NEAR = 0.8
+"""Sizes with this share of the best throughput are measured again."""
+
+BEYOND = 8
+"""So many times the largest size of the sweep is looked at."""
+
+ROUNDS = 7
+EXAMPLE = {name: torch.ones(1, 128, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+
+
+def sizes() -> Iterator[int]:
+    """Yield the sizes of an exhaustive sweep: four to each doubling."""
+    rows = 1
+    while True:
+        yield rows
+        rows += max(1, (1 << rows.bit_length() - 1) // 4)
+
+
+def exhaustive(measurement: Measurement, largest: int) -> list[Point]:
+    """Return every size that fits, up to the largest; the clock of the search is not looked at."""
+    points: list[Point] = []
+    for rows in sizes():
+        if rows > largest or (points and measurement.hindrance(rows, points)):
+            break
+        point = measurement.point(rows)
+        if not point.fits:
+            break
+        points.append(point)
+    return points
+
+
+def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int, Point]:
+    """Return the sizes near the best, and the knee, measured in turn."""
+    best = best_of(points)
+    assert best is not None  # noqa: S101 - one row fits
+    near = [point for point in fitting(points) if point.rows == knee or point.speed >= NEAR * best.speed]
+    return {point.rows: point for point in measurement.rounds(near, ROUNDS)}
+
+
+def compared(asked: Asked, rules: SweepRules) -> dict[str, Any]:
+    """Return a sweep beside an exhaustive one."""
+    begin = time.perf_counter()
+    report = SESSION.sweep(asked, rules)
+    seconds = time.perf_counter() - begin
+    subject, device = SESSION.subject(asked)
+    bench = subject.on(device)
+    unhurried = SweepRules(seconds=1e9)
+    measurement = Measurement(bench, unhurried, limit_of(bench.device, SESSION.computer.limit(device)))
+    assert report.knee is not None  # noqa: S101 - one row fits
+    largest = BEYOND * fitting(report.points)[-1].rows if rules.largest is None else rules.largest
+    points = exhaustive(measurement, largest)
+    knee = report.at_knee
+    assert knee is not None  # noqa: S101
+    turned = again(
+        measurement, sorted({point.rows: point for point in [*points, knee]}.values(), key=rows_of), knee.rows
+    )
+    measurement.clean()
+    best = best_of(turned.values())
+    assert best is not None  # noqa: S101
+    return {
+        "report": report,
+        "seconds": seconds,
+        "exhaustive_seconds": measurement.elapsed,
+        "best": best.rows,
+        "largest": points[-1].rows,
+        "ratio": turned[knee.rows].speed / best.speed,
+    }
+
+
+def rows_of(point: Point) -> int:
+    """Return the rows of a point."""
+    return point.rows
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print a line of figures, and why."""
+    report: SweepReport = found["report"]
+    passed = "ok" if found["ratio"] >= ALLOWED else "BELOW"
+    print(
+        f"{name}: knee {report.knee}, best {found['best']} of up to {found['largest']} rows,"
+        f" ratio {found['ratio']:.3f} ({passed}, {ALLOWED} wanted);"
+        f" the sweep took {found['seconds']:.1f} s, the exhaustive one {found['exhaustive_seconds']:.1f} s"
+    )
+    print(f"  {report.why} {report.end}")
+
+
+def main() -> None:
+    """Run all comparisons on one device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=None, help="the session's device where it is left out")
+    parser.add_argument("--seconds", type=float, default=30.0, help="about how long each sweep may take")
+    parser.add_argument("--largest", type=int, default=None, help="the most rows, of both sweeps")
+    parser.add_argument("--only", default="", help="the cases whose names have this in them, such as training")
+    parser.add_argument("--json", type=Path, default=None, help="write the points of the sweeps here")
+    arguments = parser.parse_args()
+    rules = SweepRules(largest=arguments.largest, seconds=arguments.seconds)
+    torch.manual_seed(0)
+    other = DistilBertForTokenClassification(DistilBertConfig(num_labels=3))
+    labelled = {**EXAMPLE, "labels": torch.zeros(1, 128, dtype=torch.long)}
+    wanted = {
+        "bundled, annotating": Asked(device=arguments.device),
+        "bundled, training": Asked(training=True, device=arguments.device),
+        "DistilBERT, forward": Asked(other, EXAMPLE, device=arguments.device),
+        "DistilBERT, training": Asked(other, labelled, training=True, device=arguments.device),
+    }
+    print(f"torch {torch.__version__}, {SESSION.device(arguments.device).device}")
+    reports = {}
+    for name, asked in ((name, asked) for name, asked in wanted.items() if arguments.only in name):
+        found = compared(asked, rules)
+        show(name, found)
+        reports[name] = {**found, "report": found["report"].to_dict()}
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(reports, indent=2), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

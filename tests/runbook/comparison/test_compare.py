@@ -1,0 +1,230 @@
+"""nb.compare at work: on this CPU, and on a simulated Mac."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import random
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailable, ModelError, UnreadableText
+from openmed_nb.runbook.comparison.comparison import Comparison
+from openmed_nb.session import SESSION
+
+pytestmark = pytest.mark.real_computer
+
+NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+QUICK = {"pairs": 6, "seconds": 0}
+
+
+class SlowRows(Dataset):
+    """Rows that take their time."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, _index: int) -> torch.Tensor:
+        time.sleep(0.004)
+        return torch.ones(4)
+
+
+def compared(*args: object, **named: object) -> Comparison:
+    """Return a quick comparison."""
+    return nb.compare(*args, **{**QUICK, **named})
+
+
+def test_cpu_alone_still_gives_the_split():
+    """On a computer with a CPU only, annotation is split into its four phases, without a word of the texts."""
+    loaded = SESSION.inventory().to_dict()
+
+    comparison = compared("bundled_small", [NOTE] * 3, devices="cpu", batch_size=2)
+    row = comparison.of("cpu")
+
+    assert list(row.shares) == ["data", "transfer", "forward", "decode"]
+    assert sum(row.shares.values()) == pytest.approx(1)
+    assert (row.rows, row.speed_up, row.utilisation) == (2, None, None)
+    assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 128
+    assert "nothing to compare it with" in str(comparison)
+    assert "diabetes" not in str(comparison) + json.dumps(comparison.to_dict()) + comparison._repr_html_()
+    assert SESSION.inventory().to_dict() == loaded
+
+
+def test_all_usable_devices_where_nobody_says():
+    """Without names, the CPU and every usable device are compared, under a simulation marked as such."""
+    with nb.simulated_mps():
+        comparison = compared(nn.Linear(4, 4), torch.ones(2, 4))
+
+    row = comparison.of("mps")
+    assert [one.device for one in comparison.devices] == ["cpu", "mps"]
+    assert comparison.simulated
+    assert row.speed_up.low <= row.speed_up.middle <= row.speed_up.high
+    assert row.speed_up.level >= 0.95
+    assert row.utilisation is None
+    assert row.speed == "not applicable: simulated"
+    assert (row.to_dict()["speed_up"], row.to_dict()["speed"]) == (None, row.speed)
+    assert "SIMULATED" in str(comparison)
+    assert "SIMULATED" in comparison._repr_html_()
+    assert json.loads(json.dumps(comparison.to_dict()))["simulated"] is True
+
+
+def test_training_steps_have_their_own_phases():
+    """A training step is split into data, transfer, forward, backward and optimizer."""
+    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=["cpu"])
+
+    assert list(comparison.of("cpu").shares) == ["data", "transfer", "forward", "backward", "optimizer"]
+    assert comparison.task == "training step"
+
+
+def test_slow_loader_dominates():
+    """Where the loader keeps every step waiting, the words say that data dominates."""
+    comparison = compared(nn.Linear(4, 4), DataLoader(SlowRows(), batch_size=2), devices="cpu")
+
+    assert comparison.of("cpu").split.dominating == "data"
+    assert "data dominates" in str(comparison)
+
+
+def test_processes_that_read_ahead_end():
+    """The workers of a loader are started for the comparison and ended with it."""
+    loader = DataLoader([torch.ones(4)] * 8, batch_size=2, num_workers=1)
+
+    comparison = compared(nn.Linear(4, 4), loader, devices="cpu")
+
+    import multiprocessing
+
+    assert comparison.workers == 1
+    assert multiprocessing.active_children() == []
+
+
+def test_what_the_person_has_stays_as_it_is():
+    """Weights, gradients and mode of a model, and random numbers, are untouched."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).train()
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 - the numbers that other libraries draw
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    compared(model, torch.ones(2, 4), training=True, devices="cpu")
+
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.training
+    assert model[0].weight.grad is None
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
+
+
+def test_models_are_let_go():
+    """What was put on devices for the comparison is gone after it."""
+
+    class Own(nn.Linear):
+        """A class of which no other test has instances."""
+
+    model = Own(4, 4)
+    compared(model, torch.ones(2, 4), devices="cpu")
+
+    assert [one for one in gc.get_objects() if type(one) is Own] == [model]
+
+
+def test_processor_is_watched():
+    """Of the CPU, moments are read while it works, too few make no mean, and no thread is left."""
+    row = compared(nn.Linear(256, 256), torch.ones(64, 256), devices="cpu", seconds=1.2).of("cpu")
+
+    assert 1 <= row.load.samples < 5
+    assert row.utilisation is None
+    assert "openmed_nb utilisation" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_text_is_the_same_in_every_run():
+    """Two runs print the same, without figures."""
+    texts = [str(compared(nn.Linear(512, 512), torch.ones(256, 512), devices="cpu")) for _ in range(2)]
+    heads = [text.partition("time on cpu")[0] for text in texts]
+
+    assert heads[0] == heads[1]
+    assert re.findall(r"\d+\.\d+", "".join(texts)) == []
+
+
+def test_batch_that_does_not_fit():
+    """Out of memory is an error of ours that says what to do, and the memory is handed back."""
+    with nb.simulated_mps("96 MiB") as device:
+        with pytest.raises(
+            DeviceUnavailable,
+            match=r"^A batch of 16 rows does not fit in the memory of mps: Invalid buffer.*batch_size",
+        ):
+            compared(nn.Linear(1, 1_000_000), torch.ones(16, 1), devices="mps")
+        gc.collect()
+        assert device.allocator.allocated == 0
+
+
+def test_model_that_does_not_fit():
+    """A model that is larger than the memory of a device is one, too."""
+    with nb.simulated_mps("96 MiB"), pytest.raises(DeviceUnavailable, match="Linear does not fit in the memory of mps"):
+        compared(nn.Linear(1, 20_000_000), torch.ones(16, 1), devices="mps")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        ({"model": len}, ConfigurationError, "len is a function.*Pass a model's name, a pipeline or a torch module"),
+        ({"model": 3}, ConfigurationError, "int is nothing that can be measured"),
+        ({"device": "cpu"}, ConfigurationError, r"no option device.*devices="),
+        ({"pairs": 5}, ConfigurationError, "pairs cannot be 5. Pass a whole number from 6"),
+        ({"pairs": True}, ConfigurationError, "pairs cannot be True"),
+        ({"batch_size": 0}, ConfigurationError, "batch_size cannot be 0"),
+        ({"seconds": -1}, ConfigurationError, "seconds cannot be -1"),
+        ({"seconds": float("nan")}, ConfigurationError, "seconds cannot be nan"),
+        ({"seconds": "long"}, ConfigurationError, "seconds cannot be 'long'"),
+        ({"devices": "banana"}, DeviceError, "'banana'"),
+        ({"devices": ["mps"]}, DeviceError, "'mps'"),
+        ({"devices": [3]}, ConfigurationError, "int has no device"),
+        ({"devices": 5}, ConfigurationError, "int has no device"),
+        ({"seconds": 1e300}, ConfigurationError, r"seconds cannot be 1e\+300.*from 0 to 3600"),
+        ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
+        ({"data": [None], "devices": "cpu"}, UnreadableText, "NoneType"),
+        ({"model": nn.Linear(2, 2)}, ConfigurationError, "nothing to call Linear with"),
+    ],
+)
+def test_bad_input(asked: dict[str, object], error: type[Exception], says: str):
+    """What cannot be compared is a clear error before anything is measured."""
+    with pytest.raises(error, match=says):
+        nb.compare(**{**QUICK, **asked})
+
+
+def test_listeners_hear_which_device_is_made_ready():
+    """A session tells its listeners what it compares, and to look again at the end."""
+    heard = []
+    stop = SESSION.listen(heard.append)
+    try:
+        compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu")
+    finally:
+        stop()
+
+    assert str(heard[0]) == "Comparing on cpu: Linear"
+    assert heard[-1] is None
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
+def test_devices_as_torch_has_them(device: object):
+    """A device may be torch's own value, alone or among others, and a number may be one of numpy."""
+    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), devices=device, pairs=np.int64(6))
+
+    assert [one.device for one in comparison.devices] == ["cpu"]
+    assert type(comparison.pairs) is int
+
+
+def test_copies_on_the_cpu_are_no_bottleneck():
+    """Where work is so small that handing over its batch takes most of a step, the CPU is not said to copy too much."""
+    comparison = nb.compare(torch.nn.Identity(), torch.ones(2, 2), devices="cpu", pairs=6, seconds=0)
+
+    assert comparison.of("cpu").split.dominating == "transfer"
+    assert [one.status for one in comparison.findings] == ["ok"]

@@ -1,0 +1,173 @@
+"""What the figures of a comparison mean: tables of values."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.comparison.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.comparison.intervals import Interval
+from openmed_nb.runbook.comparison.measurement import devices_to_compare, figures_of, rotated, steps_of_turn
+from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING
+from openmed_nb.runbook.signals.utilisation import Utilisation
+from openmed_nb.runbook.workloads.split import Split, split_of
+from openmed_nb.runbook.workloads.workload import Workload
+
+EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
+LOAD = Utilisation(0.05, 0.65, 5)
+
+
+def compared(low: float = 2.0, high: float = 3.0, split: Split = EVEN, **others: object) -> Comparison:
+    """Return a comparison of a GPU with the CPU."""
+    cpu = DeviceFigures("cpu", 0.0123, (0.012, 0.013), 32, EVEN)
+    gpu = DeviceFigures(
+        "cuda:0", 0.00456, (0.004, 0.005), 32, split, Interval(low, (low + high) / 2, high, 0.9586), LOAD
+    )
+    return Comparison("bundled", "annotation", (cpu, gpu), 20, **others)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words", "status"),
+    [
+        (1.01, 3.0, "faster than the CPU", OK),
+        (0.2, 0.99, "slower than the CPU", WARNING),
+        (0.99, 1.5, "no difference shown", WARNING),
+        (1.0, 1.5, "no difference shown", WARNING),
+        (0.5, 1.0, "no difference shown", WARNING),
+    ],
+)
+def test_words_of_a_speed_up(low: float, high: float, words: str, status: str):
+    """An interval that holds 1 shows no difference, whatever its middle is."""
+    comparison = compared(low, high)
+
+    assert comparison.of("cuda").speed == words
+    assert comparison.findings[0].to_dict()["status"] == status
+    assert words in str(comparison)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "dominating", "status"),
+    [
+        ({"data": 6, "forward": 4}, "data", WARNING),
+        ({"transfer": 6, "forward": 4}, "transfer", WARNING),
+        ({"decode": 6, "forward": 4}, "decode", WARNING),
+        ({"data": 4, "forward": 6}, "forward", OK),
+        ({"data": 5, "forward": 5}, None, OK),
+        ({"data": 0, "forward": 0}, None, OK),
+    ],
+)
+def test_phase_that_dominates(seconds: dict[str, float], dominating: str | None, status: str):
+    """A phase dominates with more than half of a step; only the model's own work may."""
+    split = Split(seconds)
+
+    assert split.dominating == dominating
+    assert split.finding("time").status == status
+    assert split.words.startswith(dominating or "no phase")
+
+
+def test_shares_are_of_all_steps():
+    """A loader that keeps one step of two waiting takes its share of both."""
+    split = split_of([{"data": 0.0, "forward": 1.0}, {"data": 2.0, "forward": 1.0}])
+
+    assert split.shares == {"data": 0.5, "forward": 0.5}
+
+
+def test_speed_up_is_the_median_of_ratios():
+    """The ratio of each round counts, not that of the medians."""
+    turns = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
+    workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
+
+    figures = figures_of(workload, "mps", turns, {"mps": EVEN}, {"mps": LOAD})
+
+    assert (figures.speed_up.low, figures.speed_up.middle, figures.speed_up.high) == (2.0, 2.0, 3.0)
+    assert (figures.seconds, figures.quartiles) == (1.5, (1.0, 2.375))
+    assert figures.rows_per_second == pytest.approx(8 / 1.5)
+
+
+def test_text_has_no_figures():
+    """The text says it in words; times, ratios and shares stand in the HTML."""
+    comparison = compared()
+
+    assert re.findall(r"\d+[.,]\d+|\d+ ?%| ms", str(comparison)) == []
+    assert "2.50 (2.00 to 3.00, 95.9 % sure)" in comparison._repr_html_()
+    assert "60 % (65 % less 5 % when idle)" in comparison._repr_html_()
+    assert "1.00 ms (25 %)" in comparison._repr_html_()
+
+
+def test_plain_numbers_for_others():
+    """A row has plain numbers, and everything is JSON with the name of its schema."""
+    comparison = compared(dtype="float32")
+    row = comparison.of("cuda")
+    plain = json.loads(json.dumps(comparison.to_dict()))
+
+    assert (row.speed_up.middle, row.shares["data"], row.utilisation) == (2.5, 0.25, pytest.approx(0.6))
+    assert plain["schema"] == "openmed_nb/comparison/1"
+    assert plain["devices"][1]["speed_up"]["low"] == 2.0
+    assert plain["devices"][0]["speed_up"] is None
+    assert plain["devices"][0]["utilisation"]["net"] is None
+
+
+def test_device_that_was_not_compared():
+    """Asking for another device is a clear error."""
+    with pytest.raises(ConfigurationError, match=r"'mps' was not compared\. Use one of cpu, cuda:0"):
+        compared().of("mps")
+
+
+def test_cpu_alone():
+    """With the CPU alone there is no speed, and that is said."""
+    alone = Comparison("bundled", "annotation", compared().devices[:1], 20)
+
+    assert "There is only the CPU here: nothing to compare it with." in str(alone)
+    assert [one.name for one in alone.findings] == ["time on cpu"]
+
+
+def test_simulated_device_has_no_speed():
+    """What was measured under a simulation is marked, and no speed is told of it."""
+    cpu, gpu = compared(0.1, 0.2).devices
+    mps = DeviceFigures("mps", *list(vars(gpu).values())[1:])
+    comparison = Comparison("bundled", "annotation", (cpu, mps), 20, simulated=True)
+
+    assert "SIMULATED MPS: no figure here is one of MPS." in str(comparison)
+    assert comparison.findings[0].name == "speed on mps (SIMULATED)"
+    assert comparison.findings[0].status == NOT_APPLICABLE
+    assert "slower" not in str(comparison)
+
+
+@pytest.mark.parametrize(
+    ("names", "devices"),
+    [
+        ((), ("cpu",)),
+        (("cpu",), ("cpu",)),
+        (("mps",), ("cpu", "mps")),
+        (("cuda", "cpu", "cuda:0", "cuda:1"), ("cpu", "cuda", "cuda:1")),
+    ],
+)
+def test_devices_are_compared_once(names: tuple[str, ...], devices: tuple[str, ...]):
+    """The CPU comes first, and each device is there once, however it is spelled."""
+    assert devices_to_compare(*names) == devices
+
+
+@pytest.mark.parametrize(
+    ("seconds", "workers", "steps"),
+    [
+        ([0.001, 0.001], 0, 20),
+        ([0.1, 0.001], 0, 5),
+        ([2.0, 0.001], 0, 1),
+        ([2.0, 1.0], 3, 12),
+        ([0.0], 0, 20000),
+    ],
+)
+def test_length_of_a_turn(seconds: list[float], workers: int, steps: int):
+    """A quick step is repeated, a slow one is not, and what workers hold ready goes by."""
+    assert steps_of_turn(seconds, workers) == steps
+
+
+def test_each_device_begins_in_turn():
+    """Over as many rounds as there are devices, each begins once."""
+    names = ["cpu", "cuda:0", "cuda:1"]
+
+    assert [rotated(names, number)[0] for number in range(3)] == names
+    assert all(sorted(rotated(names, number)) == names for number in range(5))

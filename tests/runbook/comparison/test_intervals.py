@@ -1,0 +1,88 @@
+"""The confidence interval of a median, against known ranks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.runbook.comparison.intervals import Interval, coverage, fewest_values, median_interval, rank_of
+
+
+@pytest.mark.parametrize(
+    ("count", "rank"),
+    [
+        (5, 0),
+        (6, 1),
+        (8, 1),
+        (9, 2),
+        (11, 2),
+        (12, 3),
+        (15, 4),
+        (20, 6),
+        (25, 8),
+        (30, 10),
+        (40, 14),
+        (50, 18),
+        (100, 40),
+    ],
+)
+def test_ranks_of_published_tables(count: int, rank: int):
+    """The ranks at 95 percent are those that tables of the sign test give."""
+    assert rank_of(count, 0.95) == rank
+
+
+@pytest.mark.parametrize(
+    ("count", "rank", "share"), [(6, 1, 0.96875), (10, 2, 0.978515625), (20, 6, 0.9586105346679688), (8, 1, 0.9921875)]
+)
+def test_coverage_is_that_of_the_binomial_distribution(count: int, rank: int, share: float):
+    """The level is exact, not the one that was asked for."""
+    assert coverage(count, rank) == pytest.approx(share, abs=1e-12)
+
+
+def test_interval_of_twenty():
+    """Of twenty values, the sixth from below and the sixth from above enclose the median."""
+    values = [float(value) for value in range(1, 21)]
+    random.Random(1).shuffle(values)  # noqa: S311 - no secret
+
+    interval = median_interval(values)
+
+    assert (interval.low, interval.middle, interval.high) == (6.0, 10.5, 15.0)
+    assert interval.level == pytest.approx(0.9586, abs=1e-4)
+    assert interval.to_dict()["low"] == 6.0
+
+
+def test_interval_covers_as_often_as_it_says():
+    """Of many series of a skewed distribution with a known median, the share of intervals that hold it is the level."""
+    numbers = random.Random(2)  # noqa: S311 - no secret
+    median = 0.6931471805599453  # of the exponential distribution with mean 1: ln 2
+    held = [median_interval([numbers.expovariate(1) for _ in range(20)]).holds(median) for _ in range(4000)]
+
+    assert sum(held) / len(held) == pytest.approx(0.9586, abs=0.012)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+def test_too_few_values_are_refused(level: float):
+    """One value less than an interval needs is an error that says how many it needs."""
+    few = fewest_values(level) - 1
+
+    with pytest.raises(ValueError, match=f"at least {few + 1} are needed"):
+        median_interval([1.0] * few, level)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=6, max_size=60))
+def test_interval_holds_its_median(values: list[float]):
+    """The ends are values, the median is between them, and the level is the one asked for at least."""
+    interval = median_interval(values)
+
+    assert interval.low <= interval.middle <= interval.high
+    assert {interval.low, interval.high} <= set(values)
+    assert interval.level >= 0.95
+
+
+@pytest.mark.parametrize(("value", "held"), [(0.9, False), (1.0, True), (1.2, True), (1.5, True), (1.6, False)])
+def test_ends_belong_to_the_interval(value: float, held: bool):
+    """An interval holds its ends."""
+    assert Interval(1.0, 1.2, 1.5, 0.95).holds(value) is held

@@ -1,0 +1,92 @@
+"""The scripts of a bundle: the shell script from anywhere, and the smoke script where the bundle or the toolkit is broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openmed_nb.models.content import Content
+from openmed_nb.runbook.handoff.documents import SMOKE_SCRIPT, run_script
+from openmed_nb.runbook.handoff.golden import SCHEMA, Golden
+
+GOLDEN = Golden(
+    SCHEMA, "model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {"OMP_NUM_THREADS": "2"}, None, False
+)
+
+
+@pytest.fixture
+def bundle(tmp_path) -> Path:
+    """A folder with the scripts of a bundle, and a program that tells where it runs in the place of Python."""
+    folder = tmp_path / "a bundle"
+    (tmp_path / "bin").mkdir()
+    folder.mkdir()
+    (folder / "run.sh").write_text(run_script(GOLDEN), "utf-8")
+    (folder / "smoke.py").write_text(SMOKE_SCRIPT, "utf-8")
+    for name in ("python3", "other"):
+        (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$(pwd) $OMP_NUM_THREADS $@"\n', "utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    return folder
+
+
+def shell(script: str, cwd: Path, **variables: str) -> str:
+    """Return what a shell script prints, in a folder and with little else than the tools of a system."""
+    done = subprocess.run(
+        ["/bin/sh", script, "--device", "cpu"], cwd=cwd, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def tools(bundle) -> str:
+    """A PATH that has python3 and no python."""
+    for name in ("dirname", "readlink"):
+        found = next(one for folder in ("/usr/bin", "/bin") if (one := Path(folder, name)).exists())
+        (bundle.parent / "bin" / name).symlink_to(found)
+    return str(bundle.parent / "bin")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell")
+def test_the_shell_script_runs_from_anywhere(bundle, tools):
+    """It runs in its own folder: called from outside, through links, with a CDPATH, and where only python3 is there."""
+    outside = bundle.parent
+    decoy = outside / "decoy"
+    (decoy / "a bundle").mkdir(parents=True)
+    (outside / "link").symlink_to("a bundle/run.sh")
+    (outside / "second").symlink_to(outside / "link")
+    expected = f"{bundle.resolve()} 2 smoke.py --device cpu"
+
+    assert shell("a bundle/run.sh", outside, PATH=tools, CDPATH=str(decoy)) == expected
+    assert shell("run.sh", bundle, PATH=tools) == expected
+    assert shell("link", outside, PATH=tools) == expected
+    assert shell(str(outside / "second"), Path("/"), PATH=tools) == expected
+    assert shell("link", outside, PATH=tools, PYTHON=str(outside / "bin" / "other")) == expected
+
+
+BROKEN = {
+    "no golden run": (None, "golden.json of the bundle cannot be read"),
+    "a cut one": ('{"variables": {', "golden.json of the bundle cannot be read"),
+    "no variables": ("{}", "golden.json of the bundle cannot be read"),
+    "a number": ('{"variables": 5}', "golden.json of the bundle cannot be read"),
+    "no toolkit": ('{"variables": {}}', "openmed_nb cannot be imported here"),
+}
+
+
+@pytest.mark.parametrize(("golden", "says"), BROKEN.values(), ids=BROKEN)
+def test_what_is_broken_is_one_line(bundle, golden, says):
+    """Without a golden run, or without the toolkit, the script says so in one line, fails, and keeps no earlier result."""
+    if golden is not None:
+        (bundle / "golden.json").write_text(golden, "utf-8")
+    (bundle / "smoke.json").write_text('{"passed": true}', "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(bundle / "smoke.py")], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (bundle / "smoke.json").exists()

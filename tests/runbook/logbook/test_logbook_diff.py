@@ -1,0 +1,249 @@
+"""Whether two logbooks may be compared, and what they say otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.logbook.comparability import CANNOT_BE_TOLD, LISTED, REFUSING
+from openmed_nb.runbook.logbook.sections import Run
+from openmed_nb.runbook.slices.profile import Profile
+from openmed_nb.runbook.sweep.points import Point
+from openmed_nb.runbook.sweep.report import SweepReport
+from openmed_nb.runbook.workloads.split import Split
+
+OTHERS = [
+    ("simulation", "", {"simulated": True}),
+    ("device", "hardware", {"device": "cpu"}),
+    ("name of the device", "hardware", {"name": "Apple M1"}),
+    ("chip", "hardware", {"chip": "Apple M1"}),
+    ("threads", "hardware", {"threads": 1}),
+    ("torch", "software", {"torch": "2.12.0"}),
+    ("transformers", "software", {"transformers": "5.0.0"}),
+    ("model", "model", {"weights": "00" * 16}),
+    ("model", "model", {"tokenizer": "00" * 16}),
+    ("model", "model", {"source": "memory"}),
+    ("type of the weights", "run", {"dtype": "float16"}),
+    ("dataset", "dataset", {"checksum": "00" * 32}),
+    ("task", "run", {"task": "training step"}),
+    ("batch", "run", {"batch_size": 8}),
+    ("length", "run", {"length": 64}),
+    ("shape of a row", "run", {"row_shape": "3x16x16"}),
+    ("workers", "run", {"workers": 4}),
+    ("loader workers", "loader", {"workers": 0}),
+    ("batch of the loader", "loader", {"batch_size": 8}),
+    ("power source", "conditions", {"power_source": "battery"}),
+    ("power mode", "conditions", {"power_mode": "low"}),
+    ("heat", "conditions", {"heat": "limited"}),
+    ("memory pressure", "conditions", {"memory_pressure": "critical"}),
+    ("deterministic algorithms", "randomness", {"deterministic_algorithms": True}),
+    ("precision of products", "randomness", {"matmul_precision": "high"}),
+    ("dataset", "", {"dataset": None}),
+    ("power source", "conditions", {"power_source": None}),
+    ("torch", "software", {"torch": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "section", "changes"), OTHERS)
+def test_what_makes_figures_incomparable(logbooks, name, section, changes):
+    """Where one of these differs, or only one logbook knows it, both ways are refused, and no figures stand beside each other."""
+    other = logbooks.but(section, **changes)
+
+    for diff in (logbooks.WHOLE.diff(other), other.diff(logbooks.WHOLE)):
+        assert name in [one.name for one in diff.reasons]
+        assert all(one.why for one in diff.reasons)
+        assert not diff.comparable
+        assert diff.figures == ()
+        assert str(diff).startswith("Must not be compared: ")
+        assert name in str(diff)
+
+
+def test_every_reason_is_tried():
+    """The table above, and the test below, have every reason there is."""
+    assert {one.name for one in REFUSING} == {name for name, _, _ in OTHERS} | {"cuDNN benchmark"}
+
+
+@pytest.mark.parametrize(("device", "reasons"), [("cuda:0", ["cuDNN benchmark"]), ("mps", []), ("cpu", [])])
+def test_cudnn_is_of_cuda(logbooks, device, reasons):
+    """Whether cuDNN tries algorithms matters on CUDA alone."""
+    book = logbooks.but("hardware", device=device)
+    other = replace(book, randomness=replace(book.randomness, cudnn_benchmark=True))
+
+    assert [one.name for one in book.diff(other).reasons] == reasons
+
+
+RUNS = [
+    ({"batch_size": 4}, {"batch_size": 64}, ["batch"]),
+    ({"length": 64}, {"length": 128}, ["length"]),
+    ({"task": "annotation"}, {"task": "training"}, ["task"]),
+    ({"dtype": "float32"}, {"dtype": "float16"}, ["type of the weights"]),
+    ({"workers": 0}, {"workers": 2}, ["workers"]),
+    ({"peak_memory_bytes": 1}, {"peak_memory_bytes": 2}, []),
+    ({"batch_size": 4}, {"batch_size": 4}, []),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "reasons"), RUNS)
+def test_every_report_has_a_run_of_its_own(logbooks, first, second, reasons):
+    """What one of several reports was measured with counts for it, whatever another report, or the person, says."""
+    (sweep,) = logbooks.WHOLE.figures
+    same = replace(sweep, report="comparison", run=Run(batch_size=32))
+    former, latter = (
+        logbooks.but("", figures=(same, replace(sweep, report="profile", run=Run(**run)))) for run in (first, second)
+    )
+
+    assert [one.name for one in former.diff(latter).reasons] == reasons
+    assert bool(former.diff(latter).figures) is not bool(reasons)
+
+
+def test_a_report_more_refuses_nothing(logbooks):
+    """A report that one logbook alone has is not compared, and does not keep the others from it."""
+    (sweep,) = logbooks.WHOLE.figures
+    more = logbooks.but("", figures=(sweep, replace(sweep, report="profile", run=Run(batch_size=64))))
+
+    assert logbooks.WHOLE.diff(more).comparable
+    assert more.diff(logbooks.WHOLE).figures
+
+
+def test_what_a_report_measured_goes_before_what_was_said(logbooks):
+    """A report at another batch than the person said is of its own batch."""
+    split = Split({"forward": 0.01})
+    large, small = (
+        Profile("mine", "own step", "mps", rows, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0) for rows in (64, 4)
+    )
+    said, other = (logbooks.but("", figures=()) for _ in range(2))
+    diff = said.with_reports(large).diff(other.with_reports(small))
+
+    assert said.with_reports(large).run.batch_size == 64
+    assert "batch" in [one.name for one in diff.reasons]
+
+
+def test_two_sweeps_may_be_compared(logbooks):
+    """The knee of a sweep is what it found, so that another knee is a figure and no other work."""
+    sweep = SweepReport("mine", "annotation", "mps", (Point(64, 10.0),), knee=64)
+    other = replace(sweep, points=(Point(32, 9.0),), knee=32)
+    books = [logbooks.but("", figures=()).with_reports(one) for one in (sweep, other)]
+
+    assert ("knee_rows", 64, 32) in [(one.name, one.first, one.second) for one in books[0].diff(books[1]).figures]
+
+
+def test_other_resolutions_are_other_work(logbooks):
+    """Rows of another shape, such as larger pictures, are other work."""
+    split = Split({"forward": 0.01})
+    profile = Profile("Net", "forward pass", "mps", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0, row_shape="3x16x16")
+    book = logbooks.but("", figures=())
+    diff = book.with_reports(profile).diff(book.with_reports(replace(profile, row_shape="3x256x256")))
+
+    assert [(one.name, one.first, one.second) for one in diff.reasons] == [("shape of a row", "3x16x16", "3x256x256")]
+
+
+def test_logbooks_without_figures_need_no_model(logbooks):
+    """Where there are no figures, nothing has to be said of a model or a dataset."""
+    silent = logbooks.but("", model=None, dataset=None, figures=())
+
+    assert silent.diff(silent).comparable
+
+
+UNTOLD = [
+    ("model", {"model": None}),
+    ("dataset", {"dataset": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), UNTOLD)
+def test_what_must_be_known(logbooks, name, changes):
+    """Where neither logbook says model or dataset, it cannot be told whether their figures may be compared."""
+    silent = logbooks.but("", **changes)
+    diff = silent.diff(silent)
+
+    assert [(one.name, one.first, one.why) for one in diff.reasons] == [(name, "not known", CANNOT_BE_TOLD)]
+    assert not diff.comparable
+    assert "cannot be told" in str(diff)
+
+
+@pytest.mark.parametrize("other", ["run.json", None, 3])
+def test_what_is_no_logbook_is_not_compared(logbooks, other):
+    """Anything but a logbook is one clear error."""
+    with pytest.raises(ConfigurationError, match="is no logbook to compare with"):
+        logbooks.WHOLE.diff(other)
+
+
+MERELY_LISTED = [
+    ("openmed_nb", "software", {"openmed_nb": "0.2.0"}),
+    ("Python", "software", {"python": "3.12.0"}),
+    ("system", "software", {"system": "macOS 15.0"}),
+    ("commit", "code", {"commit": "00" * 20}),
+    ("changed since the commit", "code", {"changed": 0}),
+    ("seeds", "randomness", {"seeds": {"torch": 2}}),
+    ("package numpy", "software", {"packages": {"numpy": "2.0.0"}}),
+    ("variable OMP_NUM_THREADS", "", {"environment": {}}),
+    ("MPS variable PYTORCH_ENABLE_MPS_FALLBACK", "", {"mps_variables": ()}),
+    ("memory limit", "hardware", {"memory_limit": 0.8}),
+    ("heat as reported", "conditions", {"heat": "nothing reported"}),
+    ("seeding of workers", "loader", {"worker_seeding": "torch"}),
+    ("batches read ahead", "loader", {"prefetch_factor": 8}),
+    ("workers that live on", "loader", {"persistent_workers": False}),
+    ("start of workers", "loader", {"start_method": "spawn"}),
+    ("speed limit in percent", "conditions", {"speed_limit": 40}),
+]
+
+
+@pytest.mark.parametrize(("name", "section", "changes"), MERELY_LISTED)
+def test_what_is_said_and_refuses_nothing(logbooks, name, section, changes):
+    """Where one of these differs, it is said, and figures stand beside each other all the same."""
+    diff = logbooks.WHOLE.diff(logbooks.but(section, **changes))
+
+    assert diff.comparable
+    assert name in [one.name for one in diff.differences]
+    assert name in str(diff)
+    assert diff.figures
+
+
+def test_the_same_logbook_has_no_difference(logbooks):
+    """A logbook may be compared with itself, and nothing differs."""
+    diff = logbooks.WHOLE.diff(logbooks.WHOLE)
+
+    assert (diff.comparable, diff.reasons, diff.differences, diff.unknown) == (True, (), (), ())
+    assert str(diff) == "May be compared"
+
+
+def test_figures_stand_beside_each_other(logbooks):
+    """Figures of the same report of the same thing stand beside each other with their ratio; others are left out."""
+    figures = logbooks.WHOLE.figures[0]
+    faster = replace(figures, values={"rows_per_second": 150.0, "other": 1.0})
+    elsewhere = replace(figures, subject="mine")
+    diff = logbooks.WHOLE.diff(logbooks.but("", figures=(elsewhere, faster)))
+
+    assert [(one.name, one.first, one.second, one.ratio) for one in diff.figures] == [
+        ("rows_per_second", 100.0, 150.0, 1.5)
+    ]
+    assert "1.500" in diff._repr_html_()
+    assert "1.500" not in str(diff)
+    assert diff.to_dict()["figures"][0]["ratio"] == 1.5
+
+
+def test_what_neither_says_is_named(logbooks):
+    """What would change figures and neither logbook says is named, so that nobody takes it for the same."""
+    silent = logbooks.but("run", length=None)
+    diff = silent.diff(silent)
+
+    assert diff.comparable
+    assert diff.unknown == ("length",)
+    assert "Neither says: length." in str(diff)
+
+
+def test_moments_stand_among_the_figures(logbooks):
+    """What differs from moment to moment stands in the HTML alone."""
+    diff = logbooks.WHOLE.diff(logbooks.but("background", share=0.9))
+
+    assert "0.9" in diff._repr_html_()
+    assert "0.9" not in str(diff)
+
+
+def test_names_are_used_once():
+    """No two things that are compared have one name."""
+    names = [one.name for one in (*REFUSING, *LISTED)]
+
+    assert sorted(set(names)) == sorted(names)

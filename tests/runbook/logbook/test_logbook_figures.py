@@ -1,0 +1,111 @@
+"""What reports tell a logbook: numbers, and never a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.comparison.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.comparison.intervals import Interval
+from openmed_nb.runbook.logbook.figures import READERS, check_device, reported_device, told_by
+from openmed_nb.runbook.slices.profile import Profile
+from openmed_nb.runbook.sweep.points import Point
+from openmed_nb.runbook.sweep.report import SweepReport
+from openmed_nb.runbook.workloads.split import Split
+from openmed_nb.training.curve import MemoryCurve
+from openmed_nb.training.loader_figures import LoaderCheck
+from openmed_nb.training.samples import MemorySample
+
+SAMPLES = tuple(MemorySample(n, n, 1.0, allocated=n << 20, resident=n << 21, simulated=True) for n in range(1, 8))
+
+REPORTS = [
+    SweepReport(
+        "mine", "annotation", "cpu", (Point(4, 10.0, (9.0, 11.0), 1 << 20, 0.1),), knee=4, length=128, dtype="float32"
+    ),
+    MemoryCurve("mps", SAMPLES),
+    LoaderCheck("cpu", 0.03, 0.01, 2, 20),
+]
+
+
+def test_figures_are_numbers():
+    """Each report tells numbers, where it was measured, and what it says of the run."""
+    sweep, memory, loader = told_by(REPORTS)
+
+    assert sweep.values["knee_rows"] == 4
+    assert (sweep.run.batch_size, sweep.run.length, sweep.run.peak_memory_bytes, sweep.run.dtype) == (
+        None,
+        128,
+        1 << 20,
+        "float32",
+    )
+    assert (memory.verdict, memory.simulated) == ("growing", True)
+    assert (loader.run.workers, loader.verdict) == (2, "loader")
+    assert all(isinstance(one, (int, float)) for told in (sweep, memory, loader) for one in told.values.values())
+
+
+def test_reports_of_the_runbook_tell_figures():
+    """What the functions of the package return is read, and no word of a text comes along."""
+    split = Split({"data": 0.03, "forward": 0.01})
+    cpu = DeviceFigures("cpu", 0.04, (0.03, 0.05), 2, split)
+    gpu = DeviceFigures("cuda:0", 0.02, (0.01, 0.03), 2, split, Interval(1.5, 2.0, 2.5, 0.95))
+    comparison = Comparison("mine", "annotation", (cpu, gpu), 6, dtype="float32")
+    profile = Profile("mine", "annotation", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
+    parity = nb.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
+    told = told_by([parity, comparison, profile, nb.verdict(parity, comparison)])
+    values = [one.values for one in told]
+
+    assert [one.report for one in told] == ["parity", "comparison", "profile", "verdict"]
+    assert values[0]["texts"] == 1
+    assert (values[1]["cuda:0_speed_up"], values[1]["cpu_data_share"], told[1].run.batch_size) == (2.0, 0.75, 2)
+    assert (values[2]["data_only_seconds"], values[2]["operators_per_step"]) == (0.03, 100.0)
+    assert told[3].verdict == nb.verdict(parity, comparison).recommendation
+    assert "Smith" not in repr(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("The patient John Smith has asthma", "***"),
+        ("make.<locals>.step", "make.<locals>.step"),
+        ("OpenMed/NER-Disease", "OpenMed/NER-Disease"),
+        ("/data/John Smith/model", "/data/***/model"),
+    ],
+)
+def test_names_of_what_was_measured(name, kept):
+    """A name is kept where it is one, such as that of a function or a model; a sentence becomes three stars."""
+    split = Split({"forward": 0.01})
+    profile = Profile(name, "own step", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
+
+    assert told_by([profile])[0].subject == kept
+
+
+def test_reports_are_of_one_device():
+    """The device of reports is the one that all name, in one spelling; several, and another than the logbook's, are refused."""
+    first, second = told_by([LoaderCheck("cuda", 0.03, 0.01, 2, 20), LoaderCheck("cpu", 0.03, 0.01, 2, 20)])
+
+    assert (reported_device([first]), reported_device([second, second]), reported_device([])) == ("cuda:0", "cpu", None)
+    check_device([first], "cuda:0")
+    check_device([], "mps")
+    with pytest.raises(ConfigurationError, match="of several devices: cpu, cuda:0"):
+        reported_device([first, second])
+    with pytest.raises(ConfigurationError, match="is of cuda:0, and the logbook of cpu"):
+        check_device([first], "cpu")
+
+
+def test_what_is_no_report_is_refused():
+    """Anything else, also a class of another package with such a name, is refused."""
+    other = type("SweepReport", (), {"__module__": "elsewhere"})
+
+    for bad in ("a note", 3, other(), None):
+        with pytest.raises(ConfigurationError, match="is no report for a logbook"):
+            told_by([bad])
+
+
+def test_every_reader_reads_a_class_of_ours():
+    """Each name in the table is that of a class of this package that shows itself."""
+    sources = "".join(file.read_text("utf-8") for file in Path(nb.__file__).parent.rglob("*.py"))
+
+    assert [name for name in READERS if f"class {name}(Shown" not in sources] == []

@@ -1,0 +1,245 @@
+"""The form of a logbook: JSON, its published schema, Markdown, HTML and text."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import openmed_nb
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.logbook.logbook import Logbook
+from openmed_nb.runbook.logbook.plain_values import from_plain, to_plain
+from openmed_nb.runbook.logbook.publishing import SCHEMA_FILE, logbook_schema, schema_text
+from openmed_nb.runbook.logbook.sections import Hypothesis
+
+BARE = {"model": None, "dataset": None, "loader": None, "network": None}
+
+
+def test_the_published_schema_is_that_of_the_classes():
+    """The schema in the package is what the dataclasses say, so that neither can change alone."""
+    assert SCHEMA_FILE.read_text("utf-8") == schema_text()
+
+
+def test_the_schema_is_one_of_json_schema_2020_12():
+    """The schema keeps the rules of its own draft, and lets no unknown field in."""
+    jsonschema.Draft202012Validator.check_schema(logbook_schema())
+
+    assert logbook_schema()["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("changes", [{}, BARE], ids=["everything known", "nothing said"])
+def test_logbooks_keep_the_schema(logbooks, changes):
+    """A logbook in which everything is known, and one in which nothing was said, keep the published schema."""
+    book = logbooks.but("", **changes)
+
+    jsonschema.Draft202012Validator(logbook_schema()).validate(json.loads(json.dumps(book.to_dict())))
+
+
+@pytest.mark.parametrize("place", ["", "software", "code", "conditions", "run"])
+def test_the_schema_refuses_other_fields(logbooks, place):
+    """A field that nobody knows, on any level, is refused by the schema and by reading alike."""
+    plain = logbooks.WHOLE.to_dict()
+    (plain[place] if place else plain)["note"] = "text"
+
+    assert not jsonschema.Draft202012Validator(logbook_schema()).is_valid(plain)
+    with pytest.raises(ValueError, match="fields of another kind"):
+        from_plain(Logbook, plain)
+
+
+def test_a_logbook_is_read_as_it_was_written(logbooks, tmp_path):
+    """What was saved is read as the same value."""
+    file = logbooks.WHOLE.save(tmp_path / "run.json")
+
+    assert Logbook.read(file) == logbooks.WHOLE
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_markdown_has_everything(logbooks, tmp_path):
+    """The Markdown form has every value that is known, and saving it writes just that."""
+    book = logbooks.WHOLE
+    book.save(tmp_path / "run.md")
+    text = (tmp_path / "run.md").read_text("utf-8")
+
+    assert text == book.markdown()
+    assert text.startswith("# Logbook on mps\n")
+    for word in ("2.13.0", "Apple M2 Pro", "adapter", "OMP\\_NUM\\_THREADS", "slow loader", "12" * 32, "100.0"):
+        assert word.replace("\\_", "_") in text
+
+
+def test_markdown_and_html_show_hostile_words_as_they_are(logbooks):
+    """Words that are code to a browser or to Markdown are shown as words."""
+    book = replace(logbooks.WHOLE, hypotheses=(Hypothesis("<script>a|b</script>", "`x`"),))
+
+    assert "<script>" not in book.markdown() + book._repr_html_()
+    assert "&lt;script&gt;a\\|b" in book.markdown()
+
+
+def test_the_text_has_only_what_was_said(logbooks):
+    """The text form says what the logbook is of, and nothing that differs from computer to computer."""
+    text = str(logbooks.WHOLE)
+
+    assert "bundled in float32" in text
+    assert "32 rows of 128 tokens" in text
+    for word in ("2.13", "Apple", "adapter", "2026", "5c5c", "100.0"):
+        assert word not in text
+    assert "Apple M2 Pro" in logbooks.WHOLE._repr_html_()
+
+
+def test_a_simulated_logbook_says_so(logbooks):
+    """Every form of a logbook of a simulated device says that it is one."""
+    book = replace(logbooks.WHOLE, simulated=True)
+
+    assert all("SIMULATED" in form for form in (str(book), book.markdown(), book._repr_html_()))
+    assert book.to_dict()["simulated"] is True
+
+
+DAMAGED = {
+    "cut off": (lambda text: text[: len(text) // 2], "cut off or damaged"),
+    "no JSON": (lambda _text: "a note", "is no logbook"),
+    "empty": (lambda _text: "", "is no logbook"),
+    "other JSON": (lambda _text: "[1, 2]", "is no logbook"),
+    "another schema": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/profile/1"), "is no logbook"),
+    "a newer one": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/logbook/2"), "version 2"),
+    "a lacking field": (lambda text: text.replace('"simulated"', '"simulate"', 1), "has no simulated"),
+    "another type": (
+        lambda text: text.replace('"battery": 80', '"battery": "80"'),
+        "its conditions.battery cannot be str",
+    ),
+    "no number": (lambda text: text.replace("100.0", "NaN"), "no finite number"),
+    "another word": (lambda text: text.replace('"before"', '"later"'), "none of before, after"),
+    "no checksum": (lambda text: text.replace("12" * 32, "the patient"), "does not look as it must"),
+    "half a character": (lambda text: text.replace('"adapter"', '"\\ud800"'), "half a character"),
+    "a huge figure": (lambda text: text.replace("100.0", "1" + "0" * 400), "is too large"),
+    "a negative batch": (lambda text: text.replace('"batch_size": 32', '"batch_size": -5'), "does not look as it must"),
+    "a checksum and more": (lambda text: text.replace("12" * 32, "12" * 32 + "\\n"), "does not look as it must"),
+    "other digits": (lambda text: text.replace("2026-03", "\u0662\u0660\u0662\u0666-03"), "does not look as it must"),
+    "a secret": (lambda text: text.replace("OMP_NUM_THREADS", "HF_TOKEN"), "variables that no logbook holds"),
+    "a name twice": (lambda text: text.replace("{", '{"simulated": true, ', 1), "cut off or damaged"),
+    "version 0": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/logbook/0"), "is no logbook"),
+    "Markdown": (lambda _text: "# Logbook on cpu\n", "cannot be read again"),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_files_are_refused(logbooks, tmp_path, damage, says):
+    """What is no logbook, is cut off, is newer or has other values is refused in one line that says which."""
+    file = Path(logbooks.WHOLE.save(tmp_path / "run.json"))
+    file.write_text(damage(file.read_text("utf-8")), "utf-8")
+
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        Logbook.read(file)
+    assert "patient" not in str(caught.value)
+    assert "a note" not in str(caught.value)
+
+
+def test_files_that_are_not_there_are_refused(tmp_path):
+    """A file that is missing, or is no text, is refused with its name alone."""
+    (tmp_path / "picture.json").write_bytes(b"\xff\xfe\x00")
+
+    for name in ("missing.json", "picture.json"):
+        with pytest.raises(ConfigurationError, match=f"'{name}' cannot be read"):
+            Logbook.read(tmp_path / name)
+
+
+def test_saving_spares_what_is_no_logbook(logbooks, tmp_path):
+    """A file that is there and no logbook is left alone; a former logbook of any version is replaced."""
+    (tmp_path / "notes.json").write_text('{"patient": "someone"}', "utf-8")
+    (tmp_path / "old.json").write_text('{\n  "schema": "openmed_nb/logbook/7"}', "utf-8")
+
+    with pytest.raises(ConfigurationError, match="is there already, and no logbook"):
+        logbooks.WHOLE.save(tmp_path / "notes.json")
+    logbooks.WHOLE.save(tmp_path / "old.json")
+
+    assert "someone" in (tmp_path / "notes.json").read_text("utf-8")
+    assert Logbook.read(tmp_path / "old.json") == logbooks.WHOLE
+
+
+OWN = {
+    "notes.md": "# Logbook on my experiments\nthree months of work\n",
+    "mine.json": '{"schema": "openmed_nb/logbook/1", my things',
+    "list.json": "[1, 2]",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), OWN.items(), ids=OWN)
+def test_files_of_the_person_are_spared(logbooks, tmp_path, name, text):
+    """A file that merely begins as a logbook does is left alone."""
+    (tmp_path / name).write_text(text, "utf-8")
+
+    with pytest.raises(ConfigurationError, match="is there already, and no logbook"):
+        logbooks.WHOLE.save(tmp_path / name)
+    assert (tmp_path / name).read_text("utf-8") == text
+
+
+def test_logbooks_in_another_order_are_replaced(logbooks, tmp_path):
+    """A logbook that reading accepts, its names in another order or with a byte order mark, is one for saving too."""
+    file = tmp_path / "run.json"
+    file.write_text("\ufeff" + json.dumps(logbooks.WHOLE.to_dict(), sort_keys=True), "utf-8")
+
+    assert Logbook.read(file) == logbooks.WHOLE
+    logbooks.WHOLE.save(file)
+    logbooks.WHOLE.save(tmp_path / "run.md")
+    logbooks.WHOLE.save(tmp_path / "run.md")
+    assert not file.read_text("utf-8").startswith("\ufeff")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_links_and_modes_stay(logbooks, tmp_path):
+    """A link to a logbook stays a link, and a file that only its owner may read stays one."""
+    file, link = Path(logbooks.WHOLE.save(tmp_path / "run.json")), tmp_path / "link.json"
+    link.symlink_to(file)
+    file.chmod(0o600)
+    logbooks.but("", simulated=True).save(link)
+
+    assert link.is_symlink()
+    assert Logbook.read(file).simulated
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", [None, 5, "a\0.json", "a\ud800.json", "~nobody.is.here/x.json"], ids=repr)
+def test_what_is_no_path_is_one_clear_error(logbooks, name):
+    """What is no path is an error of ours, in saving and in reading."""
+    for use in (logbooks.WHOLE.save, Logbook.read):
+        with pytest.raises(ConfigurationError, match="the file of a logbook"):
+            use(name)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.md"])
+def test_half_a_character_is_not_written(logbooks, tmp_path, name):
+    """A logbook made by hand with half a character in it is one clear error, and nothing is written."""
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        logbooks.but("", environment={"TMPDIR": "/opt/\udcff"}).save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["run.txt", "run", "no/such/folder/run.json"])
+def test_places_where_nothing_can_be_saved(logbooks, tmp_path, name):
+    """Another ending, and a folder that is not there, are refused, and nothing is written."""
+    with pytest.raises(ConfigurationError):
+        logbooks.WHOLE.save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda one: st.lists(one) | st.dictionaries(st.text(), one),
+    )
+)
+def test_reading_anything_ends_in_a_value_or_in_one_error(stored):
+    """Whatever JSON holds, reading it as a logbook raises ValueError and nothing else."""
+    with pytest.raises(ValueError, match="it "):
+        from_plain(Logbook, stored)
+
+
+def test_logbook_is_a_public_name(logbooks):
+    """The class can be had from the package, and plain values are made of it."""
+    assert openmed_nb.Logbook is Logbook
+    assert to_plain(logbooks.WHOLE) == logbooks.WHOLE.to_dict()

@@ -1,0 +1,290 @@
+"""Logbooks of this computer: what they hold, what never enters, and two processes that are compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
+from openmed_nb.runbook.logbook.models import model_in_memory, weights_in_memory
+from openmed_nb.runbook.logbook.publishing import logbook_schema
+
+NOTE = "The patient John Smith has diabetes mellitus."
+PLANTED = "hf_abcdefghijklmnop1234"
+
+WRITE = f"""
+import sys
+import openmed_nb as nb
+nb.logbook(model="bundled_small", dataset=[{NOTE!r}], batch_size=8, length=64, seeds=3).save(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A logbook that another process wrote, with secrets and a note planted around it."""
+    folder = tmp_path_factory.mktemp("written")
+    planted = {
+        "HF_TOKEN": PLANTED,
+        "PYTHONPATH": os.pathsep.join([f"/opt/{PLANTED}", NOTE, "https://me:word@host.example/simple"]),
+        "OMP_NUM_THREADS": "2",
+        "PYTHONHASHSEED": "0",
+        "OPENMED_DEVICE": "cpu",
+        "CUBLAS_WORKSPACE_CONFIG": NOTE,
+        "HF_ENDPOINT": f"https://me:{PLANTED}@hub.example/?token={PLANTED}",
+        "MY_PASSWORD": PLANTED,
+        "NOTE": NOTE,
+        "HF_HOME": NOTE,
+        "TORCH_HOME": f"/opt/{PLANTED}\udce9",
+        "KMP_BLOCKTIME": PLANTED[3:],
+    }
+    environment = {name: value for name, value in os.environ.items() if name != "OPENMED_TORCH_DEVICE"}
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE, str(folder / "run.json")],
+        env={**environment, **planted},
+        cwd=Path(nb.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "run.json"
+
+
+@pytest.fixture(scope="module")
+def book(written) -> nb.Logbook:
+    """The same, read."""
+    return nb.Logbook.read(written)
+
+
+@pytest.mark.real_computer
+def test_another_process_reads_it_whole(book, written):
+    """What a process wrote, another one reads, and it keeps the schema."""
+    jsonschema.Draft202012Validator(logbook_schema()).validate(json.loads(written.read_text("utf-8")))
+
+    assert book.software.openmed_nb == nb.__version__
+    assert book.software.torch == torch.__version__
+    assert (book.run.batch_size, book.run.length, book.randomness.seeds) == (8, 64, {"seed": 3})
+    assert (book.model.name, book.model.source, book.dataset.items) == ("bundled_small", "files", 1)
+    assert book.environment["OMP_NUM_THREADS"] == "2"
+    assert book.hardware.threads == 2
+    assert book.conditions.moment == "before"
+    assert {one.what for one in book.storage} == {"Hugging Face cache", "torch cache", "model"}
+
+
+@pytest.mark.real_computer
+def test_planted_secrets_and_notes_enter_no_form(book, written):
+    """No form of a logbook has a word of a note or a secret that stood in variables, paths, addresses or texts."""
+    forms = (
+        written.read_text("utf-8"),
+        book.markdown(),
+        str(book),
+        repr(book),
+        book._repr_html_(),
+        json.dumps(book.to_dict()),
+    )
+
+    for form in forms:
+        for word in ("Smith", "diabetes", PLANTED, "abcdefghij", "word@", "me:", "MY_PASSWORD", "HF_TOKEN"):
+            assert word not in form
+    assert book.environment["CUBLAS_WORKSPACE_CONFIG"] == "***"
+    assert book.environment["HF_ENDPOINT"] == "https://hub.example"
+    assert book.environment["PYTHONPATH"].startswith(f"/opt/***{os.pathsep}***{os.pathsep}***")
+
+
+@pytest.mark.real_computer
+def test_logbooks_of_two_processes_are_compared(book):
+    """This process may compare with the other where all is the same, and not where dataset, batch or model differ."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        same = nb.logbook(model="bundled_small", dataset=[NOTE], batch_size=8, length=64)
+        others = {
+            "dataset": nb.logbook(model="bundled_small", dataset=["other"], batch_size=8, length=64),
+            "batch": nb.logbook(model="bundled_small", dataset=[NOTE], batch_size=4, length=64),
+            "model": nb.logbook(model="bundled", dataset=[NOTE], batch_size=8, length=64),
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+    assert "type of the weights" not in [one.name for one in book.diff(same).reasons]
+    assert book.diff(same).comparable, str(book.diff(same))
+    for name, other in others.items():
+        assert [one.name for one in book.diff(other).reasons] == [name]
+
+
+@pytest.mark.real_computer
+def test_logbooks_refuse_another_torch_and_power(written, tmp_path):
+    """A file in which torch or the power source is another one is refused as incomparable."""
+    first = nb.Logbook.read(written)
+    for section, name, value, reason in (
+        ("software", "torch", "2.6.0", "torch"),
+        ("conditions", "power_source", "battery", "power source"),
+    ):
+        plain = json.loads(written.read_text("utf-8"))
+        plain[section][name] = value
+        (tmp_path / "other.json").write_text(json.dumps(plain), "utf-8")
+        diff = first.diff(nb.Logbook.read(tmp_path / "other.json"))
+
+        assert [one.name for one in diff.reasons] == [reason]
+
+
+def test_pipelines_and_modules_are_fingerprinted_in_memory():
+    """A pipeline and a module are told by their weights, which change with one number; files are told apart from them."""
+    pipe = nb.load_pipeline("bundled_small", device="cpu")
+    before = nb.logbook(model=pipe).model
+    module = nb.logbook(model=pipe.model).model
+    with torch.no_grad():
+        bias = pipe.model.classifier.bias
+        bias += 1
+        changed = nb.logbook(model=pipe).model
+        bias -= 1
+
+    assert before.source == module.source == "memory"
+    assert before.weights == module.weights != changed.weights
+    assert (before.tokenizer is not None, module.tokenizer) == (True, None)
+    assert before.dtype == "float32"
+
+
+def test_reports_fill_what_nobody_said(home):
+    """Batch, length and figures come from reports, and from the person where no report says them; reports can be added later."""
+    from openmed_nb.runbook.sweep.points import Point
+    from openmed_nb.runbook.sweep.report import SweepReport
+
+    sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
+    early = nb.logbook()
+    late = nb.logbook(sweep, batch_size=2)
+    said = nb.logbook(model="bundled_small", dataset=["asthma"], batch_size=2).with_reports(sweep)
+
+    assert (late.run.batch_size, late.run.length, late.run.workers, late.run.peak_memory_bytes) == (2, 64, 1, 5)
+    assert (late.conditions.moment, early.conditions.moment) == ("after", "before")
+    assert early.with_reports(sweep).run.length == 64
+    assert early.with_reports(sweep).conditions == early.conditions
+    assert said.diff(said).figures
+
+
+def test_reports_of_other_devices_are_refused(home):
+    """A report of a device that is not here, or of another one than the logbook's, is an error of ours."""
+    from openmed_nb.training.loader_figures import LoaderCheck
+
+    for device in ("cuda:7", "xpu"):
+        with pytest.raises(DeviceError):
+            nb.logbook(LoaderCheck(device, 0.03, 0.01, 2, 20))
+    with pytest.raises(ConfigurationError, match=f"the logbook of {home}"):
+        nb.logbook().with_reports(LoaderCheck("cuda", 0.03, 0.01, 2, 20))
+
+
+def test_a_series_is_not_used_up():
+    """A dataset that can be read once only is refused before anything of it is read."""
+    notes = iter([NOTE])
+
+    with pytest.raises(ConfigurationError):
+        nb.logbook(dataset=notes, hypotheses={"slow loader": "no"})
+    assert list(notes) == [NOTE]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packed_weights_are_read_whole():
+    """Int8 layers that differ in the middle of their packed weights have other fingerprints, and the same the same."""
+    layer = torch.nn.Sequential(torch.nn.Linear(200, 200))
+    with torch.no_grad():
+        layer[0].weight.copy_(torch.linspace(-1, 1, 40000).view(200, 200))
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        other[0].weight[90:110, 90:110] *= -1
+    first, same, second = (
+        torch.ao.quantization.quantize_dynamic(one, {torch.nn.Linear}) for one in (layer, layer, other)
+    )
+
+    assert weights_in_memory(first) == weights_in_memory(same) != weights_in_memory(second)
+
+
+class Holding(torch.nn.Module):
+    """A module that holds something, as an extra state."""
+
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.held = held
+
+    def get_extra_state(self) -> object:
+        """Return what is held."""
+        return self.held
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        torch.nn.Linear(2, 2, device="meta"),
+        torch.nn.LazyLinear(2),
+        Holding(torch.eye(3).to_sparse()),
+        Holding(object()),
+    ],
+    ids=["meta", "lazy", "sparse", "an object"],
+)
+def test_models_without_a_fingerprint_are_refused(module):
+    """What has no bytes that could be read is one clear error; conjugated numbers have some."""
+    with pytest.raises(ConfigurationError, match="has no fingerprint"):
+        weights_in_memory(module)
+    assert weights_in_memory(Holding(torch.ones(3, dtype=torch.complex64).conj()))
+
+
+def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
+    """One model that was loaded from two folders is the same in memory."""
+    from transformers import AutoModelForTokenClassification
+
+    folders = keyword_model, Path(shutil.copytree(keyword_model, tmp_path / "copied"))
+    first, second = (model_in_memory(AutoModelForTokenClassification.from_pretrained(one)) for one in folders)
+
+    assert first == second
+
+
+def test_mistakes_are_clear_errors(tmp_path):
+    """What is no report, model, dataset or folder of code is one clear error, or simply not known."""
+    for mistake in (
+        {"dataset": NOTE},
+        {"loader": 3},
+        {"seeds": "x"},
+        {"hypotheses": 3},
+        {"artifact_store": "x"},
+        {"model": 3},
+        {"batch_size": 0},
+        {"length": "64"},
+        {"folder": 3},
+        {"folder": "~nobody.is.here/x"},
+        {"folder": "a\0b"},
+        {"batch_size": 10**5000},
+        {"seeds": 10**5000},
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            nb.logbook(**mistake)
+        assert "Smith" not in str(caught.value)
+    with pytest.raises(ConfigurationError):
+        nb.logbook("a note")
+    with pytest.raises(UnknownModel):
+        nb.logbook(model="disease_detection_tinny")
+    assert nb.logbook(folder=tmp_path / "nowhere").code.commit is None
+
+
+@pytest.mark.real_computer
+def test_simulated_devices_are_marked():
+    """Under the simulated MPS the logbook says SIMULATED, reads no signal, and must not be compared with a real one."""
+    real = nb.logbook()
+    with nb.simulated_mps():
+        book = nb.logbook(model="bundled_small")
+
+    assert book.simulated
+    assert "SIMULATED" in str(book)
+    assert book.hardware.device == "mps"
+    assert {one.name for one in book.mps_variables} >= {"PYTORCH_ENABLE_MPS_FALLBACK"}
+    assert (book.conditions.power_source, book.background.busy) == (None, None)
+    assert "simulation" in [one.name for one in real.diff(book).reasons]

@@ -1,0 +1,189 @@
+"""How busy a device is: read from recorded outputs, sampled in a thread that always ends, and never guessed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from openmed_nb.devices.machine import Machine
+from openmed_nb.runbook.signals.utilisation import (
+    Utilisation,
+    busy_share,
+    goes_on,
+    measured,
+    reader_of,
+    sampling,
+    utilisation_of,
+)
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
+MAC = Machine("Darwin", "arm64", apple_silicon=True)
+BOX = Machine("Linux", "x86_64", gpu_driver=True)
+
+
+def sampling_threads() -> list[str]:
+    """Return the names of the threads of a sampler that are alive."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "openmed_nb utilisation"]
+
+
+def printing(file: str):
+    """Return what stands in for running any command: the recorded output of one."""
+    return lambda _command: (RECORDED / file).read_text("utf-8")
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize(
+    ("device", "machine", "file", "share"),
+    [("mps", MAC, "ioreg_m4.txt", 0.3), ("mps", MAC, "ioreg_m1.txt", 0.02), ("cuda", BOX, "nvidia_h200.txt", 0.0)],
+)
+def test_reader_asks_the_command_of_its_device(device: str, machine: Machine, file: str, share: float):
+    """The share of a GPU is what the command of its kind says."""
+    read = reader_of(device, machine, printing(file), {})
+
+    assert read is not None
+    assert read() == pytest.approx(share)
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "lazy:0"])
+def test_what_cannot_be_read_has_no_reader(device: str):
+    """A device whose command is not there, or answers something else, is never guessed."""
+    assert reader_of(device, MAC, lambda _command: None, {}) is None
+    assert reader_of(device, BOX, lambda _command: "no such thing", {}) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
+def test_nothing_is_read_under_a_simulation(device: str):
+    """Of a simulated computer no command is asked, not even about the CPU."""
+    asked = []
+
+    assert reader_of(device, Machine("Darwin", "arm64", simulated=True), asked.append, {}) is None
+    assert asked == []
+
+
+@pytest.mark.real_computer
+def test_the_processor_is_read_from_its_counters():
+    """The share of the processor is known once its counters have moved, and is a share."""
+    read = reader_of("cpu", BOX)
+    answers = []
+    while not answers:
+        answers += [answer for answer in [read()] if answer is not None]
+
+    assert 0 <= answers[0] <= 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ({"user": 1, "idle": 1}, {"user": 4, "idle": 2}, 0.75),
+        ({"user": 1, "idle": 1, "iowait": 0}, {"user": 2, "idle": 2, "iowait": 2}, 0.25),
+        ({"user": 1, "idle": 1, "guest": 0}, {"user": 2, "idle": 2, "guest": 1}, 0.5),
+        ({"user": 1, "idle": 5}, {"user": 2, "idle": 4}, 1.0),
+        ({"user": 1, "idle": 1}, {"user": 1, "idle": 1}, None),
+        ({}, {"user": 1, "idle": 1}, None),
+        ({}, {}, None),
+    ],
+)
+def test_share_of_the_processor(before: dict[str, float], after: dict[str, float], share: float | None):
+    """Idle time and waiting for the disk are no work, what a guest ran counts once, and no time is no share."""
+    assert busy_share(before, after) == share
+
+
+@pytest.mark.parametrize(
+    ("idle", "busy", "net"),
+    [
+        ([0.1] * 5, [0.6] * 5, 0.5),
+        ([0.5] * 5, [0.25] * 5, 0.0),
+        ([0.1] * 4, [0.6] * 5, None),
+        ([0.1] * 5, [0.6] * 4, None),
+        ([], [], None),
+    ],
+)
+def test_net_utilisation(idle: list[float], busy: list[float], net: float | None):
+    """What the work took is the mean while it ran less the mean before; too few answers make no mean."""
+    assert utilisation_of(idle, busy).net == (None if net is None else pytest.approx(net))
+    assert json.loads(json.dumps(utilisation_of(idle, busy).to_dict()))["samples"] == len(busy)
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "answers", "on"),
+    [
+        (0, 0, True),
+        (5.9, 9, True),
+        (6.1, 5, False),
+        (6.1, 4, True),
+        (11.9, 4, True),
+        (12.1, 4, False),
+        (12.1, 0, False),
+    ],
+)
+def test_slow_answers_are_waited_for(elapsed: float, answers: int, on: bool):
+    """A device is watched until there are enough answers for a mean, and at most twice as long as was said."""
+    assert goes_on(elapsed, 6.0, answers) == on
+
+
+def test_idle_and_busy_are_told_apart():
+    """The idle mean is taken before the first piece of work, and the busy mean from then on."""
+    working = threading.Event()
+    done = []
+
+    def work():
+        working.set()
+        done.append(time.sleep(0.001))
+
+    load = measured(lambda: 0.75 if working.is_set() else 0.25, 0.4, work, interval=0.002)
+
+    assert (load.idle, load.net) == (0.25, pytest.approx(0.5))
+    assert load.samples >= 5
+    assert done
+    assert sampling_threads() == []
+
+
+def test_what_has_no_reader_is_not_run():
+    """Without a reader, or without a time, nothing is done, and nothing is known."""
+    done = []
+
+    assert measured(None, 1.0, lambda: done.append(1)) == Utilisation()
+    assert measured(lambda: 0.5, 0, lambda: done.append(1)) == Utilisation()
+    assert done == []
+
+
+def test_answers_that_are_none_are_left_out():
+    """A moment that cannot be read is no zero."""
+    asked = threading.Event()
+
+    def read():
+        asked.set()
+
+    with sampling(read, interval=0.001) as answers:
+        assert asked.wait(10)
+
+    assert answers == []
+
+
+def test_thread_ends_with_a_block_that_fails():
+    """An error, or an interrupt, in the block ends the thread and goes on."""
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), sampling(lambda: 0.5, interval=0.001):  # noqa: PT012 - the thread is seen inside
+            assert len(sampling_threads()) == 1
+            raise error
+        assert sampling_threads() == []
+
+
+def test_answer_that_comes_after_the_block_is_left_out():
+    """What was asked in the block and answered after it may be about the time after it."""
+    asked = threading.Event()
+
+    def read():
+        asked.set()
+        time.sleep(0.5)
+        return 1.0
+
+    with sampling(read, interval=0.001) as answers:
+        assert asked.wait(10)
+
+    assert answers == []

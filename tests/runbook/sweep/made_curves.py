@@ -1,0 +1,55 @@
+"""Curves of throughput and memory that are made, for a search that knows no device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from openmed_nb.runbook.sweep.points import Point, close_points, knee_of
+from openmed_nb.runbook.sweep.search import Search
+
+
+@dataclass
+class Made:
+    """A device with a curve.
+
+    Attributes:
+        speed: The throughput for a number of rows.
+        capacity: The most rows that fit.
+        noise: The standard deviation of one look at a speed, as a share.
+        asked: What was measured, in order.
+    """
+
+    speed: Callable[[int], float]
+    capacity: int = 1 << 40
+    noise: float = 0.0
+    seed: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)  # noqa: S311 - no secret
+
+    def measure(self, rows: int) -> Point:
+        """Return a point, as a measurement would."""
+        self.asked.append(rows)
+        return Point(rows, self.seen(rows)) if rows <= self.capacity else Point(rows, fits=False)
+
+    def seen(self, rows: int) -> float:
+        """Return a speed with its noise."""
+        return self.speed(rows) * max(0.5, self.random.gauss(1, self.noise))
+
+    def again(self, points: Sequence[Point]) -> list[Point]:
+        """Return points of which each is the middle of nine looks."""
+        return [replace(one, throughput=sorted(self.seen(one.rows) for _ in range(9))[4]) for one in points if one.fits]
+
+    def knee(self, largest: int | None = None) -> int | None:
+        """Return the knee as a sweep finds it."""
+        points = Search(self.measure, again=self.again, largest=largest).run()
+        close = close_points(points)
+        found = knee_of(self.again(close) if self.noise else close)
+        return found.rows if found else None
+
+    def share(self, knee: int, upto: int) -> float:
+        """Return the throughput at a knee as a share of the best of all sizes that fit."""
+        return self.speed(knee) / max(map(self.speed, range(1, min(upto, self.capacity) + 1)))

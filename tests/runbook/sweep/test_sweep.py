@@ -1,0 +1,269 @@
+"""A sweep from end to end: what is measured, what stays as it was, and how out of memory is survived."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.devices.allocators import allocator
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.runbook.sweep.search import MEMORY, OUT_OF_MEMORY
+
+QUICK = {"largest": 2, "seconds": 600}
+LAYERS = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """One thread for torch: on a busy computer, threads that wait for one another take seconds for what takes milliseconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("asked", "task", "length"),
+    [
+        ({"model": "bundled_small", "length": 16}, "annotation", 16),
+        ({"model": "bundled_small", "length": 16, "training": True}, "training step", 16),
+        ({"model": LAYERS, "data": torch.ones(1, 8)}, "forward pass", None),
+        ({"model": LAYERS, "data": torch.ones(3, 8), "training": True}, "training step", None),
+        ({"model": lambda batch: batch + 1, "data": lambda rows: torch.ones(rows, 8)}, "own step", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_task_is_swept(home, asked, task, length):
+    """Annotating, forward passes, training steps and own steps all give points with throughput, spread and first pass."""
+    report = nb.sweep(**asked, **QUICK)
+
+    assert (report.task, report.length, report.device) == (task, length, home)
+    assert [point.rows for point in report.points] == ([2] if "training" in asked else [1, 2])
+    assert report.simulated == (home == "mps")
+    for point in report.points:
+        low, high = point.spread
+        assert 0 < low <= point.throughput <= high
+        assert point.first_seconds > 0
+        assert point.memory >= 0
+        assert point.steps >= 3
+    assert json.dumps(report.to_dict())
+
+
+def test_a_loader_gives_the_rows_and_its_workers_are_recorded():
+    """Of a DataLoader the first batch is repeated to each size, and its workers are told beside the figures."""
+    loader = torch.utils.data.DataLoader([torch.ones(8)] * 6, batch_size=3, num_workers=1)
+    report = nb.sweep(LAYERS, loader, **QUICK)
+
+    assert report.workers == 1
+    assert "1 worker in the loader" in str(report)
+
+
+def test_a_person_s_model_and_random_numbers_stay_as_they_are():
+    """A training sweep leaves weights, gradients, mode and random numbers as they were."""
+    before = {name: tensor.clone() for name, tensor in LAYERS.state_dict().items()}
+    LAYERS.eval()
+    state = torch.get_rng_state()
+    nb.sweep(LAYERS, torch.ones(1, 8), training=True, **QUICK)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in LAYERS.state_dict().items())
+    assert all(parameter.grad is None for parameter in LAYERS.parameters())
+    assert not LAYERS.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_of_a_step_passes_through():
+    """What a step raises that is no lack of memory is not taken for one."""
+
+    def step(_batch):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        nb.sweep(step, torch.ones, **QUICK)
+
+
+def test_a_failing_size_is_a_point():
+    """A batch that does not fit is a point, and the sizes below it are still found."""
+
+    def step(batch):
+        if len(batch) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    report = nb.sweep(step, torch.ones, seconds=600)
+
+    assert {point.rows: point.fits for point in report.points} == {1: True, 2: True, 3: True, 4: False}
+    assert report.stopped == OUT_OF_MEMORY
+    assert report.knee in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gain": 2},
+        {"largest": 0},
+        {"seconds": -1},
+        {"length": 0},
+        {"model": 3},
+        {"model": torch.nn.Linear(1, 1)},
+        {"model": len, "data": [torch.ones(3)]},
+        {"model": LAYERS, "data": torch.ones(1, 8), "revision": "main"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_swept(given):
+    """Bad numbers, no model, no data, and batches of one size only are errors, each with a remedy."""
+    with pytest.raises(ConfigurationError) as caught:
+        nb.sweep(**{"data": None, **given})
+
+    assert caught.value.remedy
+
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.mark.real_computer
+class TestSmallDevice:
+    """A simulated Mac with 2 GiB."""
+
+    def test_the_knee_and_out_of_memory(self):
+        """Where eight rows are computed at a time and sixteen do not fit, the knee is at about eight, and nothing is raised."""
+
+        def step(batch):
+            held = torch.empty(len(batch) * 60 * MEBIBYTE, dtype=torch.uint8, device="mps")
+            time.sleep(0.01 * -(-len(batch) // 8))
+            if len(batch) > 12:
+                held = torch.cat([held, held])
+
+        with nb.simulated_mps(memory="2 GiB"):
+            report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=8)
+            gc.collect()
+            left = allocator("mps").memory()
+
+        assert 7 <= report.knee <= 9
+        assert report.simulated
+        assert {point.fits for point in report.points if point.rows >= 16} == {False}
+        assert "(SIMULATED)" in str(report)
+        assert left.allocated < MEBIBYTE
+        assert left.reserved < MEBIBYTE
+
+    def test_memory_is_expected(self):
+        """Where memory grows with the rows, the sweep stops below the limit, and no batch runs out of memory."""
+
+        def step(batch):
+            held = [torch.empty(100 * MEBIBYTE, dtype=torch.uint8, device="mps") for _ in batch]
+            time.sleep(0.005)
+            del held
+
+        with nb.simulated_mps(memory="2 GiB"):
+            report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=8, largest=64)
+
+        most = max(point.rows for point in report.points if point.fits)
+        assert all(point.fits for point in report.points)
+        assert report.stopped == MEMORY
+        assert 8 <= most <= report.limit / (100 * MEBIBYTE)
+
+    def test_not_even_one_row(self):
+        """Where the first row does not fit, the report says so."""
+        with nb.simulated_mps(memory="2 GiB"):
+            report = nb.sweep(lambda _batch: torch.empty(1 << 30, device="mps"), torch.ones)
+
+        assert (report.knee, [point.fits for point in report.points]) == (None, [False])
+
+    def test_a_model_that_does_not_fit(self):
+        """A model that is larger than the memory of the device is an error of ours, and nothing of it stays."""
+        with nb.simulated_mps("96 MiB") as device:
+            with pytest.raises(DeviceUnavailable, match="Linear does not fit in the memory of mps"):
+                nb.sweep(torch.nn.Linear(1, 20_000_000), torch.ones(1, 1), device="mps")
+            gc.collect()
+
+            assert device.allocator.allocated == 0
+
+    def test_the_model_is_let_go(self):
+        """After a sweep the device holds nothing of it."""
+        with nb.simulated_mps(memory="2 GiB"):
+            nb.sweep(LAYERS, torch.ones(1, 8), training=True, device="mps", **QUICK)
+            gc.collect()
+
+            assert allocator("mps").memory().allocated == 0
+
+
+LIMITED = """
+import json, resource
+import psutil, torch
+import openmed_nb as nb
+
+MEBIBYTE = 1 << 20
+
+def seen(rows):
+    return torch.empty(rows * 64 * MEBIBYTE, dtype=torch.uint8)
+
+def suddenly(rows):
+    return torch.empty((1 if rows < 6 else 4096) * MEBIBYTE, dtype=torch.uint8)
+
+def unseen(rows):
+    return bytes(rows * 100 * MEBIBYTE)
+
+nb.sweep(lambda rows: torch.ones(rows) @ torch.ones(rows), lambda rows: rows, largest=1, seconds=1, device="cpu")
+limit = psutil.Process().memory_info().vms + 1024 * MEBIBYTE
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for step in (seen, suddenly, unseen):
+    report = nb.sweep(step, lambda rows: rows, seconds=4, device="cpu")
+    print(json.dumps(report.to_dict()))
+"""
+
+
+@pytest.mark.real_computer
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to a limit of addresses, and Windows has none")
+def test_the_cpu_under_a_memory_limit():
+    """Under a limit of 1 GiB on the process, what is seen to grow stops before it, and what is not is survived."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    seen, suddenly, unseen = map(json.loads, done.stdout.splitlines())
+
+    assert all(report["limit"] < 5 << 28 for report in (seen, suddenly, unseen))
+    assert all(point["fits"] for point in seen["points"])
+    assert 4 <= max(point["rows"] for point in seen["points"]) <= 16
+    assert {point["rows"] for point in suddenly["points"] if not point["fits"]} >= {8}
+    assert (suddenly["stopped"], unseen["stopped"]) == (OUT_OF_MEMORY, OUT_OF_MEMORY)
+    assert unseen["knee"] <= 10
+
+
+def test_training_begins_where_batchnorm_learns():
+    """A model with BatchNorm is swept in training from 2 rows, and from 1 its own error passes through."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+
+    report = nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", largest=2)
+    assert [point.rows for point in report.points] == [2]
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", largest=2, smallest=1)
+
+
+def test_batches_with_fewer_rows_than_asked():
+    """A function that runs out of rows is an error with both numbers, and no throughput is made up."""
+    rows = torch.ones(5, 2)
+
+    with pytest.raises(ConfigurationError, match=r"5 rows where 8 were asked for.*largest=5"):
+        nb.sweep(lambda batch: batch.sum(), lambda count: rows[:count], device="cpu", largest=16, seconds=600)
+
+
+@pytest.mark.parametrize("data", [torch.ones(0, 8), [], torch.ones(4, 0)], ids=["no rows", "nothing", "no numbers"])
+def test_example_without_rows(data):
+    """An example without a row, or without a number, is an error of ours."""
+    with pytest.raises(ConfigurationError, match="has no rows"):
+        nb.sweep(LAYERS, data, device="cpu", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "words"),
+    [(["She has asthma."], None, "A sweep reads no texts"), (None, 5000, "length=5000 is more than the")],
+)
+def test_what_a_sweep_of_annotating_does_not_take(data: list[str] | None, length: int | None, words: str):
+    """Texts, and rows that are longer than the model reads, are refused."""
+    with pytest.raises(ConfigurationError, match=words):
+        nb.sweep("bundled_small", data, device="cpu", length=length)
