@@ -111,13 +111,14 @@ class EpochBoundary:
     def boundary(self) -> MemorySample:
         """End an epoch: hand memory back and return the new sample."""
         self._epochs += 1
-        known = len(self.failures)
+        known, before = len(self.failures), self.curve
         self._run(self.before)
         sample = self._look(boundary=True)
         self._compare_holders()
         self._run(self.after)
-        for failure in self.failures[known:]:  # Last, because a filter may turn a warning into an error.
-            warnings.warn(f"{failure} The training went on; correct the hook.", OpenMedWarning, stacklevel=2)
+        failures = [f"{failure} The training went on; correct the hook." for failure in self.failures[known:]]
+        for message in (*failures, *unseen_growth(before, self.curve)):  # Last: a filter may turn one into an error.
+            warnings.warn(message, OpenMedWarning, stacklevel=2)
         return sample
 
     def epochs(self, epochs: int | Iterable[Any]) -> Epochs:
@@ -221,6 +222,19 @@ class Epochs:
                 yield epoch
             finally:
                 self.hooks.boundary()
+
+
+def unseen_growth(before: MemoryCurve, after: MemoryCurve) -> list[str]:
+    """Return what a process says that shows no curve, at the boundary at which its memory began to grow.
+
+    Example:
+        >>> unseen_growth(MemoryCurve("cpu"), MemoryCurve("cpu"))
+        []
+    """
+    process = after.process
+    if process.leads or after.verdict != GROWING or before.verdict == GROWING:
+        return []
+    return [f"Process {process.rank} of {process.count} on {after.device}: {after.reason} {after.advice}"]
 
 
 def check_every(every: Any) -> int | None:

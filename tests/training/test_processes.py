@@ -14,8 +14,10 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.devices.request import device_of
 from openmed_nb.errors import DeviceUnavailable
-from openmed_nb.training.epochs import EpochBoundary
+from openmed_nb.training.curve import MemoryCurve
+from openmed_nb.training.epochs import EpochBoundary, unseen_growth
 from openmed_nb.training.processes import TrainingProcess, check_processes, own_device, this_process
+from openmed_nb.training.samples import MemorySample
 
 PROGRAM = Path(__file__).parent / "several_processes.py"
 
@@ -110,6 +112,45 @@ def test_mps_of_the_session_is_refused():
             nb.epochs(2)
         with pytest.raises(DeviceUnavailable, match="MPS cannot train in 2 processes"):
             nb.trainer_callback()
+
+
+def curve_of(process, *sizes):
+    """Return the curve of a process from what tensors use after each epoch, in MiB."""
+    samples = (MemorySample(epoch, epoch, 1.0, allocated=size << 20) for epoch, size in enumerate(sizes, 1))
+    return MemoryCurve("cuda:1", tuple(samples), process=process)
+
+
+@pytest.mark.parametrize(
+    ("process", "before", "after", "said"),
+    [
+        (TrainingProcess(1, 2, 1), (50, 60, 90), (50, 60, 90, 120), 1),
+        (TrainingProcess(1, 2, 1), (50, 60, 90, 120), (50, 60, 90, 120, 150), 0),
+        (TrainingProcess(1, 2, 1), (50, 50, 50), (50, 50, 50, 50), 0),
+        (TrainingProcess(0, 2, 0), (50, 60, 90), (50, 60, 90, 120), 0),
+    ],
+    ids=["begins to grow", "grows on", "flat", "shows its curve"],
+)
+def test_growth_that_no_curve_shows(process, before, after, said):
+    """A process that shows no curve says once that its memory grows, with the figures."""
+    messages = unseen_growth(curve_of(process, *before), curve_of(process, *after))
+
+    assert len(messages) == said
+    assert all(one.startswith("Process 1 of 2 on cuda:1: Memory of tensors went from 60.0 MiB") for one in messages)
+
+
+@pytest.mark.real_computer
+@pytest.mark.usefixtures("second_of_two")
+def test_growing_process_warns():
+    """It says so as a warning at the boundary, which the launcher shows."""
+    import torch
+
+    hooks, losses = EpochBoundary("cpu"), []
+    with pytest.warns(nb.OpenMedWarning, match=r"^Process 1 of 2 on cpu: .* went from .*suspect") as warned:
+        for _epoch in range(5):
+            losses.append(torch.ones(1 << 18))
+            hooks.boundary()
+
+    assert len(warned) == 1
 
 
 def test_one_process_says_nothing():
