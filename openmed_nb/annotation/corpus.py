@@ -50,6 +50,27 @@ class Source:
         return cls(annotator.answers, settings_of(pipe, annotator), shown_device(str(pipe.device)))
 
 
+@contextlib.contextmanager
+def nothing_lost(resume: Resume) -> Iterator[None]:
+    """Let what ends a run before its first text carry what an earlier run has left, as what ends it later does.
+
+    Args:
+        resume: Where the earlier run's answers are.
+    """
+    earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")
+    file = str(resume) if isinstance(resume, (str, os.PathLike)) else ""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(len(earlier), earlier, file) from None
+    except Exception as error:
+        if not hasattr(error, "annotations"):
+            error.annotations = earlier  # type: ignore[attr-defined]
+        raise
+
+
 def annotate_texts(
     pipe: AnnotationPipeline, texts: Iterable[Any], model: str, *, batch_tokens: int | None = None, **running: Any
 ) -> Annotations:
@@ -76,7 +97,7 @@ def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
     settings, device = source.settings, source.device
     reading = Reading(stream_of(texts), settings["delimiter"] or "")
     answers = Answers("entity" if settings["aggregation_strategy"] == "none" else "entity_group")
-    total = len(texts) if isinstance(texts, Sized) else None
+    total = length_of(texts)
 
     def done() -> Annotations:
         return Annotations(answers, tuple(reading.first_texts[: len(answers)]), model, device, show_text, settings)
@@ -124,12 +145,27 @@ def stream_of(texts: Any) -> Iterator[Any]:
         openmed_nb.errors.ConfigurationError: str is no series of texts. Pass a list, a generator or a column, such as [text].
     """
     kind = type(texts).__name__
-    if (hasattr(texts, "columns") or hasattr(texts, "column_names")) and getattr(texts, "ndim", 2) > 1:
+    if is_table(texts):
         raise ConfigurationError(f"{kind} is a table.", "Pass its column of texts, such as table['text'].")
     with contextlib.suppress(TypeError):  # Some series have no __iter__, transformers' KeyDataset among them.
-        if not isinstance(texts, (str, bytes, Mapping)):
+        if not isinstance(texts, (str, bytes, Mapping)) and type(texts).__module__ != "dask.delayed":
             return iter(texts)
     raise ConfigurationError(f"{kind} is no series of texts.", "Pass a list, a generator or a column, such as [text].")
+
+
+def length_of(texts: Any) -> int | None:
+    """Return how many texts there are, where that is known: what is Sized may still say that it does not know."""
+    try:
+        return len(texts) if isinstance(texts, Sized) else None
+    except TypeError:
+        return None
+
+
+def is_table(texts: Any) -> bool:
+    """Tell whether something has columns; what is only computed later can have anything, but no number of dimensions."""
+    dimensions = getattr(texts, "ndim", 2)
+    named = hasattr(texts, "columns") or hasattr(texts, "column_names")
+    return named and isinstance(dimensions, int) and dimensions > 1
 
 
 @dataclass

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import abc
+import errno
 import glob
 import os
 import socket
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from ..errors import ConfigurationError, UnreadableText
+from ..errors import ConfigurationError, OpenMedError, UnreadableText
 
 ENCODING_REMEDY = "Save it as UTF-8, or read it yourself and pass its text."
+
+Found = TypeVar("Found")
 
 
 class Reference(abc.ABC):
     """A text that is read when it is needed.
 
     Attributes:
+        kind: What it is where it is.
         identity: What tells it from other texts.
         characters: About how many characters it has.
     """
 
+    kind: ClassVar[str]
     identity: str
     characters: int
 
@@ -32,7 +38,7 @@ class Reference(abc.ABC):
         """Read the text.
 
         Raises:
-            OSError, UnicodeDecodeError: Where it cannot be read.
+            Exception: Whatever its reader fails with.
         """
 
 
@@ -46,9 +52,19 @@ class FileText(Reference):
         changed: When it was changed, in nanoseconds.
     """
 
+    kind = "file"
     path: str
     characters: int
     changed: int
+
+    @classmethod
+    def at(cls, path: str) -> FileText:
+        """Return the file of a path, also where there is none that can be read: that is told when it is read."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return cls(path, 0, 0)
+        return cls(path, status.st_size, status.st_mtime_ns)
 
     @property
     def identity(self) -> str:  # type: ignore[override]
@@ -56,7 +72,14 @@ class FileText(Reference):
         return f"{self.path}\0{self.characters}\0{self.changed}"
 
     def text(self) -> str:
-        """Return what is in the file; ends of lines stay as they are, so that characters are counted as they stand."""
+        """Return what is in the file; ends of lines stay as they are, so that characters are counted as they stand.
+
+        Raises:
+            OSError: For what is no file that can be read; a pipe would be waited for without end, and a device be read so.
+            UnicodeDecodeError: Where it is not UTF-8.
+        """
+        if not stat.S_ISREG(os.stat(self.path).st_mode):
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         with open(self.path, "rb") as file:
             return file.read().decode()
 
@@ -74,12 +97,39 @@ def read(text: Any, number: int) -> Any:
         return text
     try:
         return text.text()
-    except OSError as error:
-        what = f"Text {number}: its file cannot be read on {socket.gethostname()}: {error.strerror}."
-        return UnreadableText(what, "Make the file readable there.")
     except UnicodeDecodeError as error:
-        what = f"Text {number}: its file on {socket.gethostname()} is not UTF-8 at byte {error.start}."
+        what = f"Text {number}: its {text.kind} on {socket.gethostname()} is not UTF-8 at byte {error.start}."
         return UnreadableText(what, ENCODING_REMEDY)
+    except Exception as error:  # noqa: BLE001 - of whatever reads it, and all of it is told that may be
+        what = f"Text {number}: its {text.kind} cannot be read on {socket.gethostname()}: {reason(error)}."
+        return UnreadableText(what, f"Make the {text.kind} readable there.")
+
+
+def reason(error: Exception) -> str:
+    """Return what may be told of why something cannot be read: its message can repeat a text, or the name of a file.
+
+    Example:
+        >>> reason(ValueError("could not convert string to float: 'Mr Smith has asthma'"))
+        'ValueError'
+        >>> reason(FileNotFoundError(errno.ENOENT, "no file /notes/smith.txt"))
+        'No such file or directory'
+    """
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return type(error).__name__
+
+
+def unless_failed(found: Found | OpenMedError) -> Found:
+    """Return what was found on a worker.
+
+    What is nobody's mistake there comes back as a value, because Dask writes what a task raises to the log of its worker.
+
+    Raises:
+        OpenMedError: Why nothing was found.
+    """
+    if isinstance(found, OpenMedError):
+        raise found
+    return found
 
 
 def located(texts: Any, ask: Callable[..., Any]) -> Any:
@@ -88,11 +138,14 @@ def located(texts: Any, ask: Callable[..., Any]) -> Any:
     Args:
         texts: What was passed as texts.
         ask: Calls a function where the files are.
+
+    Raises:
+        ConfigurationError: Where a path stands for no file.
     """
     paths = [texts] if isinstance(texts, PurePath) else texts
     if not (isinstance(paths, (list, tuple)) and paths and all(isinstance(path, PurePath) for path in paths)):
         return texts
-    return ask(files_matching, tuple(absolute(str(path)) for path in paths))
+    return unless_failed(ask(files_matching, tuple(absolute(str(path)) for path in paths)))
 
 
 def absolute(path: str) -> str:
@@ -100,24 +153,25 @@ def absolute(path: str) -> str:
     return path if path.startswith("~") else os.path.abspath(path)
 
 
-def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...]:
+def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | ConfigurationError:
     """Return the files of this computer that match patterns, those of each in the order of their names.
 
     Args:
         patterns: Paths, in which ``*``, ``?``, ``[...]`` and ``**`` stand for more than one.
 
-    Raises:
-        ConfigurationError: Where a pattern stands for no file.
+    Returns:
+        The files, or which pattern stands for none.
     """
-    found = [path for pattern in patterns for path in matching(pattern)]
-    stats = ((path, os.stat(path)) for path in found)
-    return tuple(FileText(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+    found = [(pattern, matching(pattern)) for pattern in patterns]
+    for pattern, paths in found:
+        if not paths:
+            what = f"There is no file {pattern!r} on {socket.gethostname()}."
+            return ConfigurationError(what, "Name files that are there, such as Path('notes') / '*.txt'.")
+    return tuple(FileText.at(path) for _pattern, paths in found for path in paths)
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the files that one pattern stands for."""
-    files = sorted(path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path))
-    if not files:
-        what = f"There is no file {pattern!r} on {socket.gethostname()}."
-        raise ConfigurationError(what, "Name files that are there, such as Path('notes') / '*.txt'.")
-    return files
+    """Return the paths that one pattern stands for, itself where it is one, and all that are no folders."""
+    path = os.path.expanduser(pattern)
+    paths = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
+    return [path for path in paths if not os.path.isdir(path)]

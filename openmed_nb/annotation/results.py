@@ -46,7 +46,7 @@ def results(resume: Any, settings: Mapping[str, Any]) -> ResultsFile | NoFile:
     if not isinstance(resume, Annotations):
         what = f"resume cannot be {type(resume).__name__}."
         raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
-    if other := differences(settings, resume.settings):
+    if resume and (other := differences(settings, resume.settings)):  # Without a text, it is of no run.
         what = f"The annotations are of a run with other settings ({other})."
         raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
     return NoFile(resume.answers)

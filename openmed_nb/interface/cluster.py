@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.request import DeviceRequest
@@ -16,7 +14,7 @@ from ..session import SESSION
 if TYPE_CHECKING:
     from distributed import Security
 
-    from ..annotation.cluster.hosts import Login
+    from ..annotation.cluster.login import Login
     from ..annotation.cluster.starting import Cluster
 
 
@@ -30,7 +28,7 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     key: str | os.PathLike[str] | None = None,
     port: int | None = None,
     known_hosts: str | os.PathLike[str] | None = None,
-    remote_python: str | None = None,
+    remote_python: str | os.PathLike[str] | None = None,
     security: Security | None = None,
 ) -> Cluster:
     """Start workers for :func:`openmed_nb.annotate`, on this computer or over SSH on several; they end with the block.
@@ -43,7 +41,8 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
         n: How many workers on this computer; ``None`` is one for each device: each GPU of CUDA, MPS, or the CPU.
         hosts: Names of computers that SSH reaches, for a worker on each; the first also has Dask's scheduler. Each needs
             the same openmed_nb with its ``cluster`` extra, and ports that the others and this computer can reach. Its
-            key must be among the known hosts. Of several GPUs of CUDA on a host, only the first is used.
+            key must be among the known hosts. A host that is named twice gets two workers, each with a GPU of CUDA of its own
+            where it has some.
         device: The device of every worker; ``None`` is the session's, and on hosts the best of each.
         threads: On how many threads a worker computes on the CPU; ``None`` shares out the cores of this computer, and leaves
             it to torch on hosts.
@@ -71,9 +70,11 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
             found = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
     """
     from ..annotation.cluster.clients import import_distributed
-    from ..annotation.cluster.hosts import Login, checked_hosts
-    from ..annotation.cluster.starting import check_whole
+    from ..annotation.cluster.login import Login, checked_hosts
+    from ..annotation.cluster.plans import check_whole
+    from ..annotation.cluster.starting import end_import_of_script
 
+    end_import_of_script()
     import_distributed()
     check_whole("threads", threads)
     ssh = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
@@ -81,15 +82,17 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
         refuse({name: value for name, value in ssh.items() if value is not None}, "hosts")
         return on_this_computer(n, device, threads, security)
     refuse({} if n is None else {"n": n}, "this computer alone")
-    login = Login(user, text(key), port, text(known_hosts), remote_python or sys.executable)
-    return on_hosts(checked_hosts(hosts), login, device, threads, security)
+    return on_hosts(
+        checked_hosts(hosts), Login.of(user, key, port, known_hosts, remote_python), device, threads, security
+    )
 
 
 def on_this_computer(n: int | None, device: str | None, threads: int | None, security: Security | None) -> Cluster:
     """Start workers on this computer."""
     from dask.system import CPU_COUNT
 
-    from ..annotation.cluster.starting import begin, checked_security, local_cluster, plan_workers, visible_gpus
+    from ..annotation.cluster.plans import plan_workers, visible_gpus
+    from ..annotation.cluster.starting import begin, checked_security, local_cluster
     from ..session.cluster import members_of
 
     if active():
@@ -98,21 +101,22 @@ def on_this_computer(n: int | None, device: str | None, threads: int | None, sec
     gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ)
     plans = plan_workers(chosen, n, gpus, CPU_COUNT, threads)
     known = checked_security(security)
-    return begin(lambda: local_cluster(plans, known), len(plans), members_of)
+    return begin(local_cluster(plans, known), known, len(plans), members_of)
 
 
 def on_hosts(
     hosts: tuple[str, ...], login: Login, device: str | None, threads: int | None, security: Security | None
 ) -> Cluster:
-    """Start workers on other computers, each of which is looked at first."""
-    from ..annotation.cluster.hosts import check_hosts, ssh_cluster
+    """Start workers on other computers, each of which is asked first whether it can be used."""
+    from ..annotation.cluster.hosts import import_asyncssh
+    from ..annotation.cluster.ssh import ssh_cluster
     from ..annotation.cluster.starting import begin, checked_security
     from ..session.cluster import members_of
 
     wish = None if device is None else DeviceRequest.parse(device, "argument").value
+    import_asyncssh()
     known = checked_security(security)
-    check_hosts(hosts, login)
-    return begin(lambda: ssh_cluster(hosts, login, wish, threads, known), len(hosts), members_of)
+    return begin(ssh_cluster(hosts, login, wish, threads, known), known, len(hosts), members_of)
 
 
 def refuse(given: dict[str, Any], meant_for: str) -> None:
@@ -123,8 +127,3 @@ def refuse(given: dict[str, Any], meant_for: str) -> None:
     """
     if given:
         raise ConfigurationError(f"{', '.join(given)} is for {meant_for}.", "Leave it out, or say where.")
-
-
-def text(path: str | os.PathLike[str] | None) -> str | None:
-    """Return a path as text."""
-    return None if path is None else str(Path(path).expanduser())

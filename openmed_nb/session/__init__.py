@@ -22,5 +22,6 @@ reported once (``devices.conversion.REPORTED``), whether the one simulated MPS d
 (``devices.simulation._ACTIVE``), which panels are open (``interface.panel.opening.OPEN``, weakly), the lock of all tensor
 work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of signatures and of files (``functools.cache``
 in ``devices.linear``, ``annotation.forward``, ``models.content`` and ``runbook.operators.table``; in a worker of a cluster
-also the model of the last run, in ``session.worker``, and what was read last, in ``annotation.cluster.columns``).
+also the model of the last run, in ``session.worker``), and which partitions of a column were read last
+(``annotation.cluster.columns``).
 """

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.cluster.clients import ask_all, ask_one, checked_client
-from ..annotation.cluster.columns import is_column, rows_of
+from ..annotation.cluster.clients import ask_all, ask_one, check_sendable, checked_client
+from ..annotation.cluster.columns import counted_by, is_column, rows_of
 from ..annotation.cluster.members import Members, Ready, check_alike, most_common
 from ..annotation.cluster.streaming import ClusterAnnotator
 from ..annotation.cluster.work import Work
@@ -30,19 +30,22 @@ def source_on_workers(
     """Return the name of a model, the texts to send out, and what answers them on the workers of a cluster.
 
     Raises:
-        ConfigurationError: For what is no client, and for a model that is not named.
+        ConfigurationError: For what is no client, a model that is not named, and an argument that cannot go to workers.
         ClusterError: Where there is no worker, one fails, or one is not like the others.
         OpenMedError: What the model cannot be loaded for on a worker; it names the computer.
     """
     client = checked_client(client)
     name = named(model)
+    check_sendable(arguments)
     work = Work(uuid.uuid4().hex, everywhere(name), dict(arguments), batch_tokens)
     ready = ready_workers(client, work)
     terms = most_common(one.terms for one in ready)
     characters = min(one.characters for one in ready)
-    annotator = ClusterAnnotator(client, replace(work, terms=terms), worker.answers_of, characters)
+    settings = ready[0].settings
+    split = settings["delimiter"] is not None
+    annotator = ClusterAnnotator(client, replace(work, terms=terms), worker.answers_of, characters, split)
     label = Members(tuple(one.member for one in ready)).label
-    return name, on_workers(client, texts), Source(annotator.answers, ready[0].settings, label)
+    return name, on_workers(client, texts), Source(annotator.answers, settings, label)
 
 
 def ready_workers(client: Client, work: Work) -> list[Ready]:
@@ -88,5 +91,5 @@ def everywhere(name: str) -> str:
 def on_workers(client: Client, texts: Any) -> Any:
     """Return texts that workers read themselves where they can: files, and columns of dask.dataframe."""
     if is_column(texts):
-        return rows_of(texts, client)
+        return rows_of(texts, lambda partitions: counted_by(client, partitions))
     return located(texts, lambda function, *files: ask_one(client, function, *files))

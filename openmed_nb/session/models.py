@@ -94,9 +94,9 @@ class ModelVerbs(DeviceVerbs):
             batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
             running: Those of ``annotation.corpus.annotate_from``.
         """
-        from ..annotation.corpus import annotate_from
+        from ..annotation.corpus import annotate_from, nothing_lost
 
-        with self._listeners.told_after():
+        with self._listeners.told_after(), nothing_lost(running.get("resume")):
             if client is None:
                 name, texts, source = self._source(texts, model, arguments, batch_tokens)
             else:
@@ -110,6 +110,7 @@ class ModelVerbs(DeviceVerbs):
         self, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
     ) -> tuple[str, Any, Source]:
         """Return the name of a model, the texts to read, and what answers them here."""
+        from ..annotation.cluster.columns import counted_here, is_column, rows_of
         from ..annotation.corpus import Source, checked_pipeline
         from ..annotation.references import located
 
@@ -118,7 +119,11 @@ class ModelVerbs(DeviceVerbs):
             pipe = self.create_pipeline(name, OpenMedConfig(), **arguments)
         else:
             pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
-        return name, located(texts, lambda function, *files: function(*files)), Source.of(pipe, batch_tokens)
+        if is_column(texts):
+            found: Any = rows_of(texts, counted_here)
+        else:
+            found = located(texts, lambda function, *files: function(*files))
+        return name, found, Source.of(pipe, batch_tokens)
 
     def annotate_text(
         self,

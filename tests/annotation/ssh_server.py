@@ -62,10 +62,12 @@ class SshServer:
     Attributes:
         folder: Where its files are.
         port: Where it listens.
+        pid: Its process, above all that it starts.
     """
 
     folder: Path
     port: int
+    pid: int
 
     @property
     def login(self) -> dict[str, object]:
@@ -104,7 +106,7 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
         process = subprocess.Popen(command, stderr=log, env={**os.environ, "PYTHONPATH": path})
         try:
             wait_for_port(port, process)
-            yield SshServer(folder, port)
+            yield SshServer(folder, port, process.pid)
         finally:
             process.terminate()
             process.wait(timeout=20)

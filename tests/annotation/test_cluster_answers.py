@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -16,8 +18,9 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.chunks import Chunk
-from openmed_nb.annotation.cluster.clients import ask_all, checked_client, wait_for
-from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator
+from openmed_nb.annotation.cluster.calls import asked, computed
+from openmed_nb.annotation.cluster.clients import ask_all, checked_client
+from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator, while_workers_last
 from openmed_nb.annotation.cluster.work import Work
 from openmed_nb.annotation.corpus import Source, annotate_from
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS
@@ -29,6 +32,7 @@ from openmed_nb.errors import (
     OpenMedError,
     UnknownModel,
     UnreadableText,
+    WorkerKilled,
     WorkersDiffer,
 )
 from openmed_nb.session import worker
@@ -90,6 +94,11 @@ class TestAnswers:
         """Texts that are split into words go to workers as well."""
         assert same([["no", "asthma"], ["diabetes", "mellitus"]], is_split_into_words=True, delimiter=" ")
 
+    def test_texts_of_a_class(self, same):
+        """A text of a class that workers do not have is read as the string that it is, and words as well."""
+        assert same([Text("asthma"), np.str_("no diabetes")])
+        assert same([[Text("no"), Text("asthma")]], is_split_into_words=True, delimiter=" ")
+
     def test_no_text(self, on_pool):
         """No text has no answer."""
         assert list(on_pool([])) == []
@@ -111,6 +120,24 @@ class TestAnswers:
         """The progress bar is that of one computer, and names the workers."""
         on_pool(slowly(numbered(30), 0.05), progress=True)
         assert "annotating on 2 workers (cpu): 30 texts" in capsys.readouterr().err
+
+
+class Text(str):
+    """A string of a class of its own."""
+
+    __slots__ = ()
+
+    def __reduce__(self):
+        """Fail."""
+        raise RuntimeError(f"{self} stays here")
+
+
+class Stubborn:
+    """Something that cannot be sent."""
+
+    def __reduce__(self):
+        """Fail."""
+        raise RuntimeError("it stays here")
 
 
 def slowly(texts, seconds):
@@ -174,7 +201,7 @@ class TestStreaming:
             on_pool(["asthma"], random_model, resume=tmp_path / "run.jsonl")
 
     @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
-    def test_interrupt(self, on_pool, numbered, numbers_of, tmp_path):
+    def test_interrupt(self, on_pool, pool, numbered, numbers_of, tmp_path):
         """An interrupt keeps what is done and says how to go on; what was under way is called off, and the workers go on."""
         file, texts = tmp_path / "run.jsonl", numbered(150)
 
@@ -190,7 +217,54 @@ class TestStreaming:
         thread.join()
         done = len(caught.value.annotations)
         assert 0 < done < 150
+        assert not pool.client.futures
         assert numbers_of(on_pool(texts, resume=file)) == [[number] for number in range(150)]
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+    def test_interrupted_call(self, pool):
+        """A call of Dask that is under way runs to its end when this process is interrupted: nothing of it is cut off."""
+        begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+        async def call():
+            begun.set()
+            while not go_on.is_set():  # noqa: ASYNC110 - of a thread
+                await asyncio.sleep(0.01)
+            ended.set()
+
+        thread = threading.Thread(target=lambda: begun.wait() and os.kill(os.getpid(), signal.SIGINT))
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            asked(pool.client, call)
+        thread.join()
+        go_on.set()
+        assert ended.wait(timeout=60)
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+    @pytest.mark.parametrize("begun", [False, True], ids=["file", "memory"])
+    def test_interrupt_before_the_first_text(self, on_pool, pool, tmp_path, begun):
+        """An interrupt while workers get ready loses nothing of an earlier run, and says how to go on."""
+        resume = on_pool(["asthma"]) if begun else tmp_path / "run.jsonl"
+        go_on = tmp_path / "go on"
+
+        def hold(number):
+            (tmp_path / f"{number}").touch()
+            while not go_on.exists():
+                time.sleep(0.01)
+
+        held = pool.client.map(hold, range(2), pure=False)
+        while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+            time.sleep(0.01)
+        interrupt = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(Interrupted, match=r"To go on, .*repeat the call") as caught:
+            on_pool(["asthma", "diabetes"], "bundled_small", resume=resume)
+        interrupt.join()
+        go_on.touch()
+        pool.client.gather(held)
+        assert len(caught.value.annotations) == begun
+        assert caught.value.file == ("" if begun else str(resume))
+        again = caught.value.annotations if begun else resume
+        assert len(on_pool(["asthma", "diabetes"], resume=again)) == 2
 
     def test_late_worker(self, keyword_model):
         """A worker that comes later and is not like the others refuses to answer."""
@@ -252,6 +326,44 @@ class TestErrors:
         with pytest.raises(ClusterUnusable, match="The client is closed"):
             checked_client(client)
 
+    @pytest.mark.parametrize("split", [{}, {"is_split_into_words": True, "delimiter": " "}], ids=["texts", "words"])
+    def test_what_cannot_travel(self, on_pool, here, split):
+        """What is no text and cannot be sent is recorded, with the words of one computer, like any other."""
+        odd = [
+            threading.Lock(),
+            (one for one in ()),
+            lambda: 1,
+            Stubborn(),
+            [threading.Lock()],
+            ["no", Stubborn()],
+            None,
+        ]
+        texts = [["asthma"] if split else "asthma", *odd, ["diabetes"] if split else "diabetes"]
+        found, expected = on_pool(texts, on_error="record", **split), here(texts, on_error="record", **split)
+        assert found.errors == expected.errors
+        assert list(found.errors) == list(range(1, 8))
+        assert [len(one) for one in found] == [1, *[0] * 7, 1]
+
+    @pytest.mark.parametrize("value", [threading.Lock(), Stubborn()], ids=["lock", "its own way"])
+    def test_argument_that_cannot_travel(self, on_pool, value):
+        """An argument that cannot be sent is named, before anything is sent."""
+        with pytest.raises(ConfigurationError, match=rf"^stride cannot go to workers as {type(value).__name__}\. "):
+            on_pool(["asthma"], stride=value)
+
+    @pytest.mark.parametrize("place", ["on_pool", "here"])
+    def test_what_is_computed_later(self, request, place):
+        """What Dask computes later is no series of texts."""
+        import dask
+
+        with pytest.raises(ConfigurationError, match=r"^Delayed.* is no series of texts\. "):
+            request.getfixturevalue(place)(dask.delayed(["asthma"]))
+
+    def test_path_of_no_model(self, on_pool, tmp_path):
+        """The path of a folder without a model is told as one."""
+        with pytest.raises(OpenMedError, match=r"^On .+ holds no model") as caught:
+            on_pool(["asthma"], tmp_path)
+        assert len(caught.value.annotations) == 0
+
     def test_failing_worker(self, pool):
         """Any other error of a worker is told with its computer."""
         with pytest.raises(ClusterError, match=r"^The worker at 127\.0\.0\.1 failed: division by zero\."):
@@ -302,12 +414,80 @@ class TestNoWorkers:
         with pytest.raises(ClusterUnusable, match="The cluster has no worker"):
             ask_all(client, worker.introduce, patience=0.1)
 
-    def test_closed_cluster(self, pool):
-        """A task of a cluster that is closed is no task to wait for."""
+    def test_called_off(self, pool):
+        """A task that was called off is no task to wait for."""
         future = pool.client.submit(time.sleep, 1, pure=False)
         future.cancel()
-        with pytest.raises(ClusterUnusable, match=r"The cluster was closed\. Start the cluster again"):
-            wait_for(pool.client, [future], patience=1)
+        with pytest.raises(
+            ClusterUnusable, match=r"called off: it was closed or started again\. Start the cluster again"
+        ):
+            computed(pool.client, future, patience=1)
+
+    @pytest.mark.parametrize("closed", ["by the stream", "by another thread", "with its cluster"])
+    def test_closed_in_mid_run(self, keyword_model, numbered, closed):
+        """A client or a cluster that is closed in the middle of a run ends it with what was done, in words of ours."""
+        from distributed import Client, LocalCluster
+
+        with (
+            LocalCluster(
+                n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            work = Work(closed, str(keyword_model), {"device": "cpu"})
+            annotator = ClusterAnnotator(client, work, worker.answers_of, 20000)
+            close = cluster.close if closed == "with its cluster" else client.close
+
+            def texts():
+                yield from slowly(numbered(50), 0.01)
+                if closed == "by the stream":
+                    close()
+                else:
+                    threading.Thread(target=close).start()
+                yield from slowly(numbered(1000), 0.01)
+
+            source = Source(annotator.answers, worker.prepared(work).ready.settings, "workers")
+            with pytest.raises(ClusterUnusable, match="Start the cluster again") as caught:
+                annotate_from(source, texts(), "model", progress=False)
+        assert 0 < len(caught.value.annotations) < 1000
+        with pytest.raises(ClusterUnusable, match="The client is closed"):
+            asked(client, client.nthreads)
+
+    def test_scheduler_that_is_gone(self, threads_cluster):
+        """Where the scheduler cannot be reached, that is told."""
+
+        async def fail():
+            raise OSError("Timed out trying to connect")
+
+        with pytest.raises(ClusterUnusable, match="The scheduler of the cluster cannot be reached"):
+            asked(threads_cluster.client, fail)
+
+
+KILLED = WorkerKilled("Text 1 ended the worker that read it 3 times.", "Read it alone.")
+OTHER = UnreadableText("Text 2 must be a string.", "Pass a string.")
+
+
+@pytest.mark.parametrize(
+    ("answers", "hopeless"),
+    [
+        ([[KILLED]] * 4, False),
+        ([[KILLED]] * 5, True),
+        ([[KILLED] * 5], True),
+        ([*[[KILLED]] * 4, [[]], [KILLED]], False),
+        ([*[[KILLED]] * 3, [KILLED, []], *[[KILLED]] * 4], False),
+        ([*[[KILLED]] * 4, [OTHER], [KILLED]], True),
+        ([[OTHER]] * 5, False),
+        ([], False),
+    ],
+)
+def test_workers_that_end_whatever_they_read(answers, hopeless):
+    """Five texts in a row that end their workers alone end the run, after their answers; any answer between counts."""
+    given = []
+    expected = pytest.raises(ClusterUnusable, match="5 texts in a row ended") if hopeless else contextlib.nullcontext()
+    with expected:
+        for some in while_workers_last(one for one in [*answers, [[]]]):
+            given.append(some)  # noqa: PERF402 - what came before the error counts
+    assert given == (answers if hopeless else [*answers, [[]]])
 
 
 def wait_for_no_workers(client):

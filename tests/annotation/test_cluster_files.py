@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import socket
+import sys
+import traceback
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.chunks import weight
-from openmed_nb.annotation.cluster.columns import Partition, Row, is_column, rows_of
+from openmed_nb.annotation.cluster.columns import Partition, Row, counted_by, counted_here, is_column, rows_of
 from openmed_nb.annotation.fingerprints import fingerprint_of
-from openmed_nb.annotation.references import FileText, files_matching, located
+from openmed_nb.annotation.references import FileText, files_matching, located, read
 from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
@@ -86,6 +91,28 @@ class TestFiles:
         with pytest.raises(ConfigurationError, match=r"There is no file '.*\.md' on "):
             found_in(folder / "*.md")
 
+    @pytest.mark.parametrize("name", ["[x].txt", "a[1-2].txt", "*.txt.txt", "[.txt"])
+    @pytest.mark.skipif(sys.platform == "win32", reason="no name can have a star there")
+    def test_name_like_a_pattern(self, folder, found_in, name):
+        """A file whose name would be a pattern is that file, alone and in a list."""
+        (folder / name).write_text("diabetes", "utf-8")
+        assert words(found_in(folder / name)) == [["diabetes"]]
+        assert words(found_in([folder / name, folder / "note 0.txt"])) == [["diabetes"], ["asthma"]]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders there")
+    def test_what_is_no_file(self, folder, found_in):
+        """A pipe and a dangling link that match a pattern are recorded, a folder is left out; none is waited for."""
+        os.mkfifo(folder / "a.txt")
+        (folder / "b.txt").symlink_to("nowhere")
+        (folder / "c.txt").mkdir()
+        found = found_in(folder / "*.txt", on_error="record")
+        host = socket.gethostname()
+        assert found.errors == {
+            0: f"Text 0: its file cannot be read on {host}: {os.strerror(errno.ENOTSUP)}. Make the file readable there.",
+            1: f"Text 1: its file cannot be read on {host}: No such file or directory. Make the file readable there.",
+        }
+        assert words(found) == [[], [], *WORDS]
+
     def test_what_travels(self, folder):
         """What goes to a worker is where a text is, and not the text; what tells it from others is all of that."""
         (file,) = files_matching([str(folder / "note 3.txt")])
@@ -130,10 +157,11 @@ class TestOnWorkers:
         assert words(on_pool(Path("*.txt"))) == WORDS
         assert words(on_pool([folder / "note 3.txt"])) == [WORDS[3]]
 
-    def test_no_file(self, on_pool, folder):
-        """A pattern that stands for no file there is refused, with the name of the computer."""
-        with pytest.raises(ConfigurationError, match=rf"There is no file '.*\.md' on {socket.gethostname()}"):
-            on_pool(folder / "*.md")
+    def test_no_file(self, on_pool, pool, folder):
+        """A pattern that stands for no file there is refused, with the name of the computer; no log shows it."""
+        with pytest.raises(ConfigurationError, match=rf"There is no file '.*smith.*\.md' on {socket.gethostname()}"):
+            on_pool(folder / "smith*.md")
+        assert "smith" not in str(pool.client.get_worker_logs())
 
     def test_column(self, on_pool, column):
         """The rows of a column are numbered through its partitions; an empty row is no text."""
@@ -149,13 +177,44 @@ class TestOnWorkers:
         with pytest.raises(ConfigurationError, match="Text 0 is not the one"):
             on_pool(column.str.upper(), resume=file, **options)
 
-    def test_column_here(self, found_in, column):
-        """Without a cluster, a column is read by this process."""
-        assert words(found_in(column, on_error="record")) == EXPECTED
+    def test_column_here(self, found_in, on_pool, column, tmp_path):
+        """Without a cluster, a column is read by this process, and a run goes on with one."""
+        begun = found_in(column, on_error="record", resume=tmp_path / "run.jsonl")
+        assert words(begun) == EXPECTED
+        assert list(begun.errors) == [4, 8, 11]
+        assert words(on_pool(column, on_error="record", resume=tmp_path / "run.jsonl")) == EXPECTED
+
+    def test_mixed_column(self, found_in, on_pool):
+        """Dask makes a string of a number in a column of objects, and nothing of what is missing."""
+        import dask.dataframe as dd
+
+        table = pd.DataFrame({"note": ["asthma", None, np.nan, 5]}, dtype=object)
+        column = dd.from_pandas(table, npartitions=2)["note"]
+        for found in found_in(column, on_error="record"), on_pool(column, on_error="record"):
+            assert words(found) == [["asthma"], [], [], []]
+            assert list(found.errors) == [1, 2]
+            assert "not NoneType" in found.errors[2]
+
+    @pytest.mark.parametrize("place", ["found_in", "on_pool"])
+    def test_no_text_in_errors(self, request, pool, place):
+        """What a reader fails with is told by its kind: its message, which repeats a text, is in no error and no log."""
+        import dask.dataframe as dd
+
+        table = pd.DataFrame({"note": ["asthma of Mr Smith", "x"]})
+        column = dd.from_pandas(table, npartitions=1)["note"].astype(float)
+        with pytest.raises(
+            ConfigurationError, match=rf"cannot be read on {socket.gethostname()}: ValueError\."
+        ) as caught:
+            request.getfixturevalue(place)(column)
+        shown = "".join(traceback.format_exception(caught.value))
+        logs = f"{pool.client.get_worker_logs()} {pool.client.get_scheduler_logs()}"
+        assert "Smith" not in shown + logs
+        assert caught.value.__context__ is None
 
     def test_rows(self, pool, column):
         """The rows of a column are a sequence that holds none of them; their sizes are those of their partition."""
-        rows = rows_of(column, pool.client)
+        rows = rows_of(column, lambda partitions: counted_by(pool.client, partitions))
+        assert rows == rows_of(column, counted_here)
         assert len(rows) == 12
         assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
         assert [rows[number].identity for number in range(12)] == [row.identity for row in rows]
@@ -168,14 +227,35 @@ class TestOnWorkers:
     def test_unreadable_column(self, pool, column, tmp_path):
         """A column whose files are gone is refused before a text goes out."""
         (tmp_path / "1.parquet").unlink()
-        with pytest.raises(ConfigurationError, match="The column cannot be read on the workers"):
-            rows_of(column, pool.client)
+        with pytest.raises(
+            ConfigurationError, match=r"The column cannot be read on .+: No such file or directory\."
+        ) as caught:
+            rows_of(column, lambda partitions: counted_by(pool.client, partitions))
+        assert "parquet" not in str(caught.value)
+        assert "1.parquet" not in str(pool.client.get_worker_logs())
 
     def test_whole_table(self, on_pool, column):
         """A whole table is refused, with the way to its column."""
         with pytest.raises(ConfigurationError, match="is a table"):
             on_pool(column.to_frame())
         assert not is_column(column.to_frame())
+
+
+class Unreadable:
+    """A column whose reader says what it read when it fails."""
+
+    def compute(self, scheduler):
+        """Fail."""
+        raise ValueError(f"{scheduler}: could not convert string to float: 'asthma of Mr Smith'")
+
+
+def test_a_row_that_cannot_be_read():
+    """A row that cannot be read when its turn comes is told by its number and the kind of the failure."""
+    error = read(Row(Partition("gone", Unreadable()), 0, 5), 7)
+    assert str(error) == (
+        f"Text 7: its row cannot be read on {socket.gethostname()}: ValueError. Make the row readable there."
+    )
+    assert error.__context__ is None
 
 
 def test_a_row_is_not_shown():

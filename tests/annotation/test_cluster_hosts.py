@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -14,9 +17,13 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.hosts import Certificates, Login, checked_hosts, worker_options
-from openmed_nb.annotation.cluster.starting import checked_security
-from openmed_nb.errors import ClusterUnusable, ConfigurationError
+from openmed_nb.annotation.cluster.hosts import Host, addresses_to_listen_on, checked_answer, connected
+from openmed_nb.annotation.cluster.login import Login, checked_hosts
+from openmed_nb.annotation.cluster.plans import WorkerPlan
+from openmed_nb.annotation.cluster.ssh import Certificates, on_hosts, running, those_that_share_gpus, worker_options
+from openmed_nb.annotation.cluster.starting import begin, checked_security
+from openmed_nb.errors import ClusterUnusable, ConfigurationError, WorkersDiffer
+from openmed_nb.session.cluster import members_of
 
 pytestmark = [
     pytest.mark.real_computer,  # Hosts are processes.
@@ -56,12 +63,28 @@ def processes_of(client):
     return [*workers, client.run_on_scheduler(os.getpid)]
 
 
-def is_running(pid):
-    """Tell whether a process runs; one that waits to be reaped does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def listening(pid):
+    """Return the addresses that a process listens on."""
+    connections = psutil.Process(pid).net_connections()
+    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+def started_by(server):
+    """Return the command lines of what runs on the hosts for a cluster, without those that wait to be reaped."""
+    found = []
+    for process in psutil.Process(server.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return [line for line in found if "dask_spec" in line or "multiprocessing" in line]
+
+
+def wait_until(condition):
+    """Wait until something is so, at most 20 s."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
 
 
 def folders():
@@ -119,20 +142,116 @@ def test_host_that_goes_away(ssh_pool, keyword_model, numbered, numbers_of, tmp_
     assert [*client.run(os.getpid).values()] == [pids[1][1]]
 
 
-def test_nothing_is_left(login):
-    """When the block ends, no process of the cluster is left on a host, and no certificate."""
-    before = folders()
-    with nb.cluster(hosts=HOSTS[:1], **login) as cluster:
-        pids = processes_of(cluster.client)
-        during = folders()
-    deadline = time.monotonic() + 10
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+def test_one_address(ssh_pool):
+    """Where all hosts are this computer, nothing listens for another one."""
+    addresses = set().union(*map(listening, processes_of(ssh_pool.client)))
 
-    assert len(pids) == 3
-    assert len(during - before) == 1
-    assert [pid for pid in pids if is_running(pid)] == []
-    assert folders() == before
+    assert addresses == {"127.0.0.1"}
+
+
+class TestEnd:
+    """What is left on a host, and in this process."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_left(self, server):
+        """A test leaves no process on a host, no certificate there, and no thread or socket here."""
+        there, before, here = sorted(started_by(server)), folders(), len(psutil.Process().net_connections())
+        threads = {thread.name for thread in threading.enumerate()}
+        yield
+        assert wait_until(lambda: sorted(started_by(server)) == there)
+        assert wait_until(lambda: folders() == before)
+        assert len(psutil.Process().net_connections()) == here
+        assert {thread.name for thread in threading.enumerate()} - threads <= {"tqdm_monitor"}
+
+    def test_end_of_the_block(self, server, login):
+        """When the block ends, no process of the cluster runs on a host any more, and no certificate is there."""
+        before, there = folders(), started_by(server)
+        with nb.cluster(hosts=HOSTS[:1], **login) as cluster:
+            pids, during = processes_of(cluster.client), folders()
+
+        assert len(pids) == 3
+        assert len(during - before) == 1
+        assert (folders(), sorted(started_by(server))) == (before, sorted(there))
+
+    def test_scheduler_that_is_gone(self, login):
+        """Where the scheduler is gone, the rest ends all the same, and the error of the block is the one that is told."""
+
+        def run():
+            with nb.cluster(hosts=HOSTS[:1], device="cpu", **login) as cluster:
+                os.kill(cluster.client.run_on_scheduler(os.getpid), signal.SIGKILL)
+                raise LookupError("of the block")
+
+        with pytest.raises(LookupError, match="of the block"):
+            run()
+
+    def test_interrupted_start(self, server, login):
+        """An interrupt while the processes start ends those that have."""
+        before = len(started_by(server))
+
+        def interrupt():
+            wait_until(lambda: len(started_by(server)) > before)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            nb.cluster(hosts=HOSTS[:1], **login)
+        thread.join()
+
+    @pytest.mark.parametrize("what", ["Scheduler", "Nanny"])
+    def test_start_that_fails(self, login, tmp_path, what):
+        """Where one process does not start, those that did are ended."""
+        python = tmp_path / "python of mine"
+        python.write_text(f'#!/bin/sh\ncase "$*" in *distributed.{what}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        with pytest.raises(ClusterUnusable, match=r"^The cluster does not start: .*failed to start"):
+            nb.cluster(hosts=HOSTS[:1], **login, remote_python=python)
+
+    def test_killed_client(self, server, login, tmp_path):
+        """Where the process that began a cluster is killed, its processes on hosts end, and the certificates go."""
+        program, before = tmp_path / "program.py", len(started_by(server))
+        access = {name: str(value) if isinstance(value, Path) else value for name, value in login.items()}
+        program.write_text(
+            textwrap.dedent(f"""
+                import os, signal
+                import openmed_nb as nb
+                if __name__ == "__main__":
+                    nb.cluster(hosts=["127.0.0.1"], device="cpu", **{access})
+                    print("started", flush=True)
+                    input()
+            """)
+        )
+        with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            said = process.stdout.readline()
+            during = len(started_by(server))
+            process.kill()
+
+        assert (said, process.returncode) == (b"started\n", -signal.SIGKILL)
+        assert during > before
+
+
+def test_a_gpu_for_each_worker(login):
+    """Each worker of a host sees a GPU of its own, also after a restart; one that has none computes on the CPU."""
+    security = checked_security(None)
+    certificates = Certificates.of(security)
+    access = Login.of(login["user"], login["key"], login["port"], login["known_hosts"])
+    plans = [WorkerPlan(None, "0", 1), WorkerPlan(None, "1", 1)]
+
+    @contextlib.asynccontextmanager
+    async def cluster():
+        host = HOSTS[0]
+        async with connected(host, access) as connection, certificates.on(host, connection, sys.executable):
+            new = on_hosts([host, host], plans, {host: Host("127.0.0.1", ("0", "1"))}, access, security)
+            async with running(new, certificates.config) as ready:
+                yield ready
+
+    with begin(cluster(), security, 2, members_of) as pool:
+        first = sorted(pool.client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values())
+        pool.client.restart()
+        again = sorted(pool.client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values())
+
+    assert (first, again) == (["0", "1"], ["0", "1"])
+    assert {member.device for member in pool.members.members} == {"cpu"}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +264,8 @@ def test_nothing_is_left(login):
             {"remote_python": "/nowhere/python"},
             r"^'/nowhere/python' on localhost cannot be used: ",
         ),
+        ({"remote_python": "/bin/echo"}, r"^'/bin/echo' on localhost cannot be used: -c import distributed"),
+        ({"key": "log"}, r"^localhost cannot be used over SSH: Invalid private key\. "),
         ({"key": "nowhere"}, r"^localhost cannot be used over SSH: .*nowhere"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -170,23 +291,99 @@ def test_key_of_another_host(server, login, tmp_path):
         nb.cluster(hosts=["127.0.0.1"], **{**login, "known_hosts": tmp_path / "known"})
 
 
-@pytest.mark.parametrize("hosts", ["mac1", [], [""], [1], ["-oProxyCommand=x"]], ids=repr)
+NO_HOSTS = ["mac1", 5, [], [""], [1], ["-oProxyCommand=x"], ["a" * 300], ["a..b"], ["\ud800"], ["a\0b"], ["a b"]]
+NO_VALUES = [
+    *[
+        (name, value)
+        for name in ("user", "key", "known_hosts", "remote_python")
+        for value in (5, "", " ", "a\0b", "\ud800")
+    ],
+    *[("port", value) for value in (0, -1, 65536, 70000, "22", True, 22.0)],
+]
+
+
+@pytest.mark.parametrize("hosts", NO_HOSTS, ids=ascii)
 def test_what_are_no_hosts(hosts):
     """What names no host is refused."""
-    with pytest.raises(ConfigurationError, match="hosts cannot be"):
+    with pytest.raises(ConfigurationError, match=r"^hosts cannot be .*\. Pass names of hosts in a list"):
         nb.cluster(hosts=hosts)
 
 
+def test_user_in_the_name_of_a_host():
+    """A name with a user in it is refused, with the argument that is meant for that."""
+    with pytest.raises(ConfigurationError, match=r"^hosts cannot be .*\. Name the user in user=, "):
+        nb.cluster(hosts=["me@localhost"])
+
+
+@pytest.mark.parametrize(("name", "value"), NO_VALUES, ids=ascii)
+def test_what_cannot_be_said_to_ssh(name, value):
+    """A value that SSH could not use, or would take for another, is refused before anything is connected."""
+    with pytest.raises(ConfigurationError, match=f"^{name} cannot be "):
+        nb.cluster(hosts=["localhost"], **{name: value})
+
+
+ANSWER = '{"version": "1", "gpus": 2, "visible": %s, "connection": %s}'
+ANSWERS = {
+    "greeting": ("Welcome!\n" + ANSWER % ("null", '"10.0.0.1 5 10.0.0.2 22"'), Host("10.0.0.2", ("0", "1"))),
+    "named GPUs": (ANSWER % ('"3,GPU-5a"', '""'), Host("", ("3", "GPU-5a"))),
+    "no connection": (ANSWER % ("null", "null"), Host("", ("0", "1"))),
+}
+
+
+@pytest.mark.parametrize(("said", "host"), ANSWERS.values(), ids=ANSWERS)
+def test_answer_of_a_host(said, host):
+    """A host says by which address it was reached, and what its GPUs are called; a shell may greet before."""
+    assert checked_answer("mac1", "python", "1", said, "") == host
+
+
 @pytest.mark.parametrize(
-    ("hosts", "options"),
+    ("said", "complaint", "error", "message"),
     [
-        (["a", "b"], {"nthreads": 2, "memory_limit": 1.0, "env": {}}),
-        (["a", "a"], {"nthreads": 2, "memory_limit": 0.5, "env": {}}),
+        (ANSWER % ("null", "null"), "", WorkersDiffer, "mac1 has openmed_nb 1, and this process has 2."),
+        ("", "no such file", ClusterUnusable, "'python' on mac1 cannot be used: no such file."),
+        ("5", "", ClusterUnusable, "'python' on mac1 cannot be used: 5."),
+        ("", "", ClusterUnusable, "'python' on mac1 cannot be used: it says nothing."),
     ],
 )
-def test_workers_of_a_host_share_its_memory(hosts, options):
-    """Two workers on a host have half of its memory each."""
-    assert worker_options(hosts, None, None) == options
+def test_answer_that_cannot_be_used(said, complaint, error, message):
+    """What is no answer of openmed_nb, or one of another version, is an error that names the host."""
+    with pytest.raises(error) as caught:
+        checked_answer("mac1", "python", "2", said, complaint)
+    assert str(caught.value).startswith(message)
+
+
+LISTEN = {
+    "this computer": ({"a": "127.0.0.1", "b": "::1"}, {"a": "127.0.0.1", "b": "[::1]"}),
+    "others": ({"a": "10.0.0.2", "b": "2001:db8::1"}, {"a": "10.0.0.2", "b": "[2001:db8::1]"}),
+    "this one and another": ({"a": "127.0.0.1", "b": "10.0.0.2"}, {"b": "10.0.0.2"}),
+    "by a cable": ({"a": "fe80::1%en0", "b": "169.254.3.4"}, {}),
+    "not known": ({"a": "", "b": "127.0.0.1"}, {}),
+}
+
+
+@pytest.mark.parametrize(("reached", "expected"), LISTEN.values(), ids=LISTEN)
+def test_addresses_to_listen_on(reached, expected):
+    """A process listens on the address by which its host was reached, where that means the same computer for all."""
+    assert addresses_to_listen_on({name: Host(address) for name, address in reached.items()}) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "hosts"), [(None, {"a"}), ("cuda", {"a"}), ("cuda:1", set()), ("cpu", set()), ("mps", set())]
+)
+def test_hosts_that_count_their_gpus(device, hosts):
+    """GPUs are counted, which needs torch, where several workers of a host may run on them."""
+    assert those_that_share_gpus(["a", "b", "a"], device) == hosts
+
+
+def test_workers_of_a_host_share_its_memory():
+    """Two workers on a host have half of its memory each, and one alone has all."""
+    plans = [WorkerPlan(None), WorkerPlan("cuda", "1"), WorkerPlan("cpu", threads=1)]
+    options = worker_options(["a", "a", "b"], plans, {"a": "10.0.0.2"})
+
+    assert [one["memory_limit"] for one in options] == [0.5, 0.5, 1.0]
+    assert [one["nthreads"] for one in options] == [2, 2, 1]
+    assert [one.get("host") for one in options] == ["10.0.0.2", "10.0.0.2", None]
+    assert options[1]["env"] == {"OPENMED_TORCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "1"}
 
 
 def test_certificates_of_a_person():
@@ -205,11 +402,10 @@ def test_certificates_of_a_person():
 
 def test_login_leaves_the_rest_to_ssh():
     """What is not said is as in the settings of SSH; the check of the host's key cannot be switched off."""
-    assert Login().options == {}
-    assert Login(user="me", key="k", port=22, known_hosts="f").options == {
-        "username": "me",
-        "client_keys": ["k"],
-        "port": 22,
-        "known_hosts": "f",
-    }
+    named = {"username": "me", "client_keys": ["k"], "port": 22, "known_hosts": "f"}
+
+    assert Login.of(user="me", key="k", port=22, known_hosts=Path("f")).options == {**Login().options, **named}
+    assert Login().options.keys() == {"connect_timeout", "keepalive_interval"}
+    assert Login.of(key="~/k").key == str(Path("~/k").expanduser())
+    assert Login.of(key="~no such user/k").key == "~no such user/k"
     assert checked_hosts(iter(HOSTS)) == ("127.0.0.1", "localhost")

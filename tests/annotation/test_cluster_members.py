@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.clients import executing, failure_of, host_of
+from openmed_nb.annotation.cluster.calls import executing
+from openmed_nb.annotation.cluster.clients import failure_of, host_of
 from openmed_nb.annotation.cluster.members import Member, Members, Ready, check_alike, most_common
 from openmed_nb.errors import ClusterError, UnknownModel, WorkersDiffer
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.starting import WorkerPlan, begin, plan_workers, same_environment, visible_gpus
+from openmed_nb.annotation.cluster.plans import WorkerPlan, plan_hosts, plan_workers, visible_gpus
+from openmed_nb.annotation.cluster.starting import SET_BY_DASK, begin, checked_security, same_environment
 from openmed_nb.errors import ClusterUnusable, ConfigurationError
 
 PLANS = {
@@ -76,22 +81,46 @@ def test_gpus_that_this_process_sees(count, variable, names):
     assert visible_gpus(count, {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}) == names
 
 
-def test_variables_are_given_back(monkeypatch):
+TWO = {"gpu1": ("0", "1")}
+HOSTS = {
+    "no GPUs": ((["mac1", "mac2"], {}, None, None), [WorkerPlan(None)] * 2),
+    "a GPU each": ((["gpu1", "mac1", "gpu1"], TWO, None, 2), [WorkerPlan(None, gpu, 2) for gpu in ("0", None, "1")]),
+    "fewer than GPUs": ((["gpu1"], TWO, "cuda", None), [WorkerPlan("cuda", "0")]),
+    "counted in vain": ((["mac1", "mac1"], {"mac1": ()}, None, None), [WorkerPlan(None)] * 2),
+}
+
+
+@pytest.mark.parametrize(("asked", "plans"), HOSTS.values(), ids=HOSTS)
+def test_workers_on_hosts(asked, plans):
+    """A host has a worker for each time that it is named, with a GPU of its own where it has some."""
+    assert list(plan_hosts(*asked)) == plans
+
+
+def test_more_workers_than_gpus_on_a_host():
+    """A host that is named more often than it has GPUs is refused by its name."""
+    with pytest.raises(ConfigurationError, match=r"^gpu1 is named 3 times, and has 2 GPUs\. Name it 2 times at most"):
+        plan_hosts(["gpu1"] * 3, TWO, None, None)
+
+
+@pytest.mark.parametrize("name", SET_BY_DASK)
+def test_variables_are_given_back(monkeypatch, name):
     """What Dask sets in this process is gone afterwards, and what stood there before is back."""
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setenv(name, "7")
     with same_environment():
-        os.environ["PYTHONHASHSEED"] = "6640"
-    assert os.environ["PYTHONHASHSEED"] == "7"
+        os.environ[name] = "6640"
+    assert os.environ[name] == "7"
 
 
 def test_a_cluster_that_does_not_start():
     """What keeps a cluster from starting is told in one line."""
 
-    def start():
+    @contextlib.asynccontextmanager
+    async def cluster():
         raise RuntimeError("no more processes")
+        yield
 
     with pytest.raises(ClusterUnusable, match=r"^The cluster does not start: no more processes\. In a script"):
-        begin(start, 1, pytest.fail)
+        begin(cluster(), checked_security(None), 1, pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +155,19 @@ def test_a_simulated_mac_has_no_cluster(request):
 class TestProcesses:
     """What is there while a cluster runs, and afterwards."""
 
+    @pytest.fixture(autouse=True)
+    def nothing_is_left(self):
+        """A test leaves no worker, no socket, no thread and no variable, but for Python's own watcher of shared memory."""
+        variables, before, sockets = environment(), children(), len(psutil.Process().net_connections())
+        threads = {thread.name for thread in threading.enumerate()}
+        yield
+        assert children() == before
+        assert environment() == variables
+        assert len(psutil.Process().net_connections()) == sockets
+        assert {thread.name for thread in threading.enumerate()} <= threads
+
     def test_nothing_is_left(self):
         """Workers import torch when a model is needed and not before, listen on this computer alone, and end with the block."""
-        variables = dict(os.environ)
         with nb.cluster(n=1) as cluster:
             pids = [*cluster.client.run(os.getpid).values()]
             loaded = cluster.client.run(lambda: "torch" in sys.modules)
@@ -137,29 +176,122 @@ class TestProcesses:
 
         assert set(loaded.values()) == {False}
         assert {address for addresses in ports for address in addresses} == {"127.0.0.1"}
-        assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
-        assert dict(os.environ) == variables
         assert str(cluster).startswith("1 worker (cpu) on 1 computer")
 
-    def test_a_killed_client_leaves_no_worker(self, tmp_path):
+    def test_interrupted_start(self):
+        """An interrupt while workers start is told as one, and they end."""
+        before = children()
+
+        def interrupt():
+            while children() == before:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            nb.cluster(n=1)
+        thread.join()
+
+    def test_interrupted_end(self):
+        """Where the wait for the end is interrupted, the second one lasts until everything has ended."""
+        cluster = nb.cluster(n=1)
+        pids = [*cluster.client.run(os.getpid).values()]
+
+        def interrupt():
+            while cluster.client.status == "running":
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            cluster.close()
+        cluster.close()
+        thread.join()
+
+        assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+
+    def test_a_killed_client_leaves_no_worker(self, program):
         """Where the process that began a cluster is killed, its workers end."""
-        program = tmp_path / "program.py"
-        program.write_text(
-            textwrap.dedent("""
-                import os, signal
-                import openmed_nb as nb
-                if __name__ == "__main__":
-                    cluster = nb.cluster(n=1)
-                    print(*cluster.client.run(os.getpid).values(), flush=True)
-                    os.kill(os.getpid(), signal.SIGKILL)
-            """)
-        )
-        done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
-        pid = int(done.stdout)
-        gone, _alive = psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=20)
+        done = program("""
+            import os, signal
+            import openmed_nb as nb
+            if __name__ == "__main__":
+                cluster = nb.cluster(n=1)
+                print(*cluster.client.run(os.getpid).values(), flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+        """)
 
         assert done.returncode == -9
-        assert not psutil.pid_exists(pid) or gone or psutil.Process(pid).status() == "zombie"
+        assert has_ended(int(done.stdout))
+
+    def test_a_cluster_that_nobody_closed(self, program):
+        """Where a process ends without closing its cluster, the workers end with it, and nothing is said."""
+        done = program("""
+            import os
+            import openmed_nb as nb
+            if __name__ == "__main__":
+                cluster = nb.cluster(n=1)
+                print(*cluster.client.run(os.getpid).values())
+        """)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert has_ended(int(done.stdout))
+
+    def test_script_without_a_guard(self, program):
+        """A worker that imports a script which starts a cluster says so in one line, and the script gets the remedy."""
+        done = program("""
+            import openmed_nb as nb
+            nb.cluster(n=1)
+        """)
+        lines = done.stderr.splitlines()
+
+        assert done.returncode == 1
+        assert lines[0].startswith(
+            "A worker came to start a cluster of its own. In a script, call it under if __name__"
+        )
+        assert lines[1] == "Traceback (most recent call last):"
+        assert lines[-1].endswith("In a script, call it under if __name__ == '__main__': workers import the script.")
+        assert len([line for line in lines if line.startswith("Traceback")]) == 1
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A function that runs a script in a process of its own."""
+
+    def run(text):
+        file = tmp_path / "program.py"
+        file.write_text(textwrap.dedent(text))
+        return subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def environment():
+    """Return the variables of this process, without the one in which pytest says what it does."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def children():
+    """Return the processes that this one started, and those that they did."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(one.cmdline())
+            if one.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in line:
+                found.append(one.pid)
+    return found
+
+
+def has_ended(pid):
+    """Tell whether a process ends within 20 s."""
+    try:
+        process = psutil.Process(pid)
+        psutil.wait_procs([process], timeout=20)
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def listening(pid):

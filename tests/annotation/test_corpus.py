@@ -101,6 +101,18 @@ class TestSeries:
             annotated(pipe, series)
         assert "asthma" not in str(caught.value)
 
+    def test_unknown_length(self, annotated, pipe):
+        """A series that has a length but says that it does not know it, as some loaders of torch do, is read to its end."""
+
+        class Loader:
+            def __iter__(self):
+                return iter(["no asthma"])
+
+            def __len__(self):
+                raise TypeError("object of type 'Loader' has no len()")
+
+        assert len(annotated(pipe, Loader())) == 1
+
     @pytest.mark.parametrize(
         "table",
         [

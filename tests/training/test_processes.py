@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import signal
@@ -145,10 +146,13 @@ def test_growing_process_warns():
     import torch
 
     hooks, losses = EpochBoundary("cpu"), []
+
+    def train_epoch():
+        losses.append(torch.ones(1 << 18))
+
+    trained = hooks(train_epoch)
     with pytest.warns(nb.OpenMedWarning, match=r"^Process 1 of 2 on cpu: .* went from .*suspect") as warned:
-        for _epoch in range(5):
-            losses.append(torch.ones(1 << 18))
-            hooks.boundary()
+        collections.deque((trained() for _epoch in range(5)), maxlen=0)
 
     assert len(warned) == 1
 

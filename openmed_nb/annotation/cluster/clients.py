@@ -1,23 +1,16 @@
-"""Asking a Dask client: all its workers at once, one of them, and whether there are any that work."""
+"""Asking a Dask client: all its workers at once, or one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import ClusterError, ClusterUnusable, ConfigurationError, OpenMedError, cause
+from .calls import PATIENCE, asked, computed, lost, submitted
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
-
-PATIENCE = 60.0
-"""How many seconds a cluster may be without a worker that works before a run ends; a restart takes some of them."""
-
-LOOK = 5.0
-"""How often that is looked at while nothing comes, in seconds."""
-
-AGAIN = "Start the cluster again, and go on with the same call and its resume file."
+    from distributed import Client
 
 
 def import_distributed() -> None:
@@ -48,8 +41,38 @@ def checked_client(client: Any) -> Client:
     if client.asynchronous:
         raise ConfigurationError("The client is asynchronous.", "Pass one that was made without asynchronous=True.")
     if client.status != "running":
-        raise ClusterUnusable(f"The client is {client.status}.", "Start the cluster again.")
+        raise lost(client)
     return client
+
+
+def check_sendable(arguments: Mapping[str, Any]) -> None:
+    """Check that arguments can go to another process.
+
+    Raises:
+        ConfigurationError: For the first that cannot.
+
+    Example:
+        >>> check_sendable({"stride": iter([])})
+        >>> check_sendable({"stride": (number for number in [])})
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: stride cannot go to workers as generator. Pass numbers, words and names, which can.
+    """
+    for name, value in arguments.items():
+        if not travels(value):
+            what = f"{name} cannot go to workers as {type(value).__name__}."
+            raise ConfigurationError(what, "Pass numbers, words and names, which can.")
+
+
+def travels(value: Any) -> bool:
+    """Tell whether something can go to another process."""
+    import cloudpickle  # type: ignore[import-untyped] # What Dask sends with.
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever it raises itself
+        return False
+    return True
 
 
 def ask_all(client: Client, function: Callable[..., Any], *arguments: Any, patience: float = PATIENCE) -> list[Any]:
@@ -65,17 +88,24 @@ def ask_all(client: Client, function: Callable[..., Any], *arguments: Any, patie
         OpenMedError: What the first worker failed with.
         ClusterUnusable: Where there is no worker.
     """
-    from distributed import TimeoutError as NoWorker
-
-    try:
-        client.wait_for_workers(1, timeout=patience)
-    except NoWorker:
-        raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().") from None
-    said: Mapping[str, Any] = client.run(function, *arguments, on_error="return")
+    if not asked(client, lambda: a_worker_comes(client, patience)):
+        raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().")
+    said: Mapping[str, Any] = asked(client, lambda: client.run(function, *arguments, on_error="return"))
     for address in sorted(said):
         if isinstance(said[address], BaseException):
             raise failure_of(host_of(address), said[address])
     return [said[address] for address in sorted(said)]
+
+
+async def a_worker_comes(client: Client, patience: float) -> bool:
+    """Tell whether there is a worker within so many seconds."""
+    from distributed import TimeoutError as NoWorker
+
+    try:
+        await client.wait_for_workers(1, timeout=patience)
+    except NoWorker:
+        return False
+    return True
 
 
 def failure_of(host: str, error: BaseException) -> OpenMedError:
@@ -97,68 +127,22 @@ def ask_one(client: Client, function: Callable[..., Any], *arguments: Any) -> An
     """Return what a function that can be imported says on one worker, whichever is free.
 
     Raises:
-        OpenMedError: What it failed with.
+        Exception: What it failed with.
+        ClusterError: Where it ends the workers that run it.
         ClusterUnusable: Where no worker is left.
     """
-    return result_of(client, client.submit(function, *arguments, pure=False))
+    from distributed import KilledWorker
 
-
-def result_of(client: Client, future: Future, patience: float = PATIENCE) -> Any:
-    """Wait for a task and return its result.
-
-    Args:
-        client: The client that it belongs to.
-        future: The task.
-        patience: How many seconds the cluster may be without a worker that works.
-
-    Raises:
-        ClusterUnusable: Where no worker is left, or the scheduler.
-        KilledWorker: Where the task ended the workers that ran it.
-        Exception: What the task failed with.
-    """
-    wait_for(client, [future], patience)
-    return future.result()
-
-
-def wait_for(client: Client, futures: Sequence[Future], patience: float = PATIENCE) -> None:
-    """Wait until all of some tasks have come to an end, whatever it is.
-
-    Raises:
-        ClusterUnusable: Where no worker is left, or the scheduler.
-    """
-    from distributed import CancelledError, wait
-    from distributed import TimeoutError as NotYet
-
-    look, left = min(LOOK, patience), patience
-    while left > 0:
-        try:
-            wait(list(futures), timeout=look)
-        except NotYet:  # noqa: PERF203 - a look every few seconds
-            left = patience if has_workers(client) else left - look
-        except CancelledError as error:
-            raise ClusterUnusable("The cluster was closed.", AGAIN) from error
-        else:
-            return
-    raise ClusterUnusable(f"No worker of the cluster has worked for {patience:g} s.", AGAIN)
-
-
-def has_workers(client: Client) -> bool:
-    """Tell whether there is a worker that works: one that is short of memory takes no task (Dask calls it paused).
-
-    Raises:
-        ClusterUnusable: Where there is no scheduler to ask.
-    """
     try:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    except (OSError, RuntimeError, AttributeError) as error:  # What Dask raises where the connection is lost.
-        raise ClusterUnusable("The scheduler of the cluster cannot be reached.", AGAIN) from error
-    return any(one["status"] == "running" or executing(one) for one in workers)
+        return computed(client, submitted(client, function, *arguments))
+    except KilledWorker as error:
+        raise killed(error) from None
 
 
-def executing(worker: Mapping[str, Any]) -> bool:
-    """Tell whether a worker computes something, from what the scheduler knows of it."""
-    counts = worker.get("metrics", {}).get("task_counts", {})
-    return bool(counts.get("executing", 0))
+def killed(error: Any) -> ClusterError:
+    """Return a ``KilledWorker`` of Dask as an error of ours."""
+    what = f"{error.allowed_failures + 1} workers in a row ended while they looked for the texts."
+    return ClusterError(what, "Look at their logs; they may need more memory.")
 
 
 def host_of(address: str) -> str:

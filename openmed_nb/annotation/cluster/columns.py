@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigurationError, OpenMedError, cause
-from ..references import Reference
+from ...errors import ConfigurationError
+from ..references import Reference, reason, unless_failed
+from .calls import call_off, patiently, told_as_lost
+from .clients import killed
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -28,6 +31,7 @@ class Row(Reference):
         characters: How many characters the rows of the partition have, on average.
     """
 
+    kind = "row"
     partition: Partition
     row: int
     characters: int
@@ -96,6 +100,19 @@ class Rows(Sequence[Row]):
         return Row(self.partitions[which], place - last + self.counts[which], self.characters[which])
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much a partition has.
+
+    Attributes:
+        rows: How many rows.
+        characters: How many characters a row has on average.
+    """
+
+    rows: int
+    characters: int
+
+
 def is_column(texts: Any) -> bool:
     """Tell whether something is a column of ``dask.dataframe``.
 
@@ -103,29 +120,55 @@ def is_column(texts: Any) -> bool:
         >>> is_column(["asthma"])
         False
     """
-    return type(texts).__module__.startswith("dask.") and hasattr(texts, "to_frame") and texts.ndim == 1
+    return type(texts).__module__.startswith("dask.") and hasattr(type(texts), "to_frame") and texts.ndim == 1
 
 
-def rows_of(column: Any, client: Client) -> Rows:
-    """Return the rows of a column; the workers count them first, so that the number of a text is known.
+def rows_of(column: Any, count: Callable[[Sequence[Partition]], Iterable[Size | ConfigurationError]]) -> Rows:
+    """Return the rows of a column, which are counted first, so that the number of a text is known.
+
+    Args:
+        column: The column.
+        count: Calls :func:`size_of` with each partition, where they are read.
 
     Raises:
         ConfigurationError: Where the column cannot be read.
     """
     parts = (column.partitions[number] for number in range(column.npartitions))
     partitions = tuple(Partition(part._name, part) for part in parts)  # noqa: SLF001 - the one name that Dask has for it
+    sizes = [unless_failed(size) for size in count(partitions)]
+    return Rows(partitions, tuple(size.rows for size in sizes), tuple(size.characters for size in sizes))
+
+
+def counted_here(partitions: Sequence[Partition]) -> Iterator[Size | ConfigurationError]:
+    """Yield the sizes of partitions that are read in this process, one after the other."""
+    return map(size_of, partitions)
+
+
+def counted_by(client: Client, partitions: Sequence[Partition]) -> list[Size | ConfigurationError]:
+    """Return the sizes of partitions that the workers of a cluster read.
+
+    Raises:
+        ClusterError: Where one ends the workers that read it, and where there is none.
+    """
+    from distributed import KilledWorker
+
+    with told_as_lost(client):
+        futures = client.map(size_of, partitions, pure=False)
     try:
-        counts = client.gather(client.map(measured, partitions, pure=False))
-    except OpenMedError:
-        raise
-    except Exception as error:  # Whatever a reader of files raises.
-        what = f"The column cannot be read on the workers: {cause(error)}."
-        raise ConfigurationError(what, "Check that its files are there on every computer.") from error
-    return Rows(partitions, *(tuple(values) for values in zip(*counts, strict=True)))
+        sizes: list[Size | ConfigurationError] = patiently(client, lambda: client.gather(futures))
+    except KilledWorker as error:
+        raise killed(error) from None
+    finally:
+        call_off(client, futures)
+    return sizes
 
 
-def measured(partition: Partition) -> tuple[int, int]:
-    """Return how many rows a partition has, and how many characters a row has on average."""
-    texts = texts_of(partition)
+def size_of(partition: Partition) -> Size | ConfigurationError:
+    """Return the size of a partition, or why it cannot be read: of what its reader raises only the kind, and no word."""
+    try:
+        texts = texts_of(partition)
+    except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
+        what = f"The column cannot be read on {socket.gethostname()}: {reason(error)}."
+        return ConfigurationError(what, "Check that its files are there on every computer, and what was done to it.")
     characters = sum(len(text) for text in texts if isinstance(text, str))
-    return len(texts), characters // max(1, len(texts))
+    return Size(len(texts), characters // max(1, len(texts)))

@@ -8,15 +8,19 @@ under way, so that only a text that ends its worker alone is blamed.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import WorkerKilled
+from ...errors import ClusterUnusable, WorkerKilled
 from ..chunks import Chunk, in_chunks
+from ..references import Reference
 from ..stream import END, Answer
-from .clients import PATIENCE, host_of, result_of, wait_for
+from ..texts import unreadable
+from .calls import PATIENCE, asked, call_off, computed, let_go, patiently, submitted, wait_for
+from .clients import host_of
 from .work import Work
 
 if TYPE_CHECKING:
@@ -32,6 +36,13 @@ LEAST = 32
 RETRIES = 2
 """How often Dask runs a chunk again that failed, perhaps on another worker."""
 
+MOST_KILLED = 5
+"""After how many texts in a row, each of which ended all workers that read it alone, the workers are to blame.
+
+Some can be chance, such as copies of one huge note, or notes sorted by length; by the fifth, fifteen workers have ended (Dask
+gives each text three), with no answer from anywhere between, and each end takes the seconds in which a worker starts again.
+Those texts are recorded, so that a call that is repeated goes on after them."""
+
 UnderWay = deque[tuple[Chunk, "Future"]]
 
 
@@ -44,6 +55,7 @@ class ClusterAnnotator:
         work: What the workers are told.
         answers_of: What a worker calls: a function that it can import, of the work and a chunk.
         characters: About how many characters go out at a time.
+        split: Whether texts are lists of words.
         patience: How many seconds the cluster may be without a worker that works.
     """
 
@@ -51,33 +63,40 @@ class ClusterAnnotator:
     work: Work
     answers_of: Callable[[Work, Chunk], list[Answer]]
     characters: int
+    split: bool = False
     patience: float = PATIENCE
 
     def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[list[Answer]]:
         """Yield the answers to a stream of texts in order, chunk by chunk; errors count texts from ``first``.
 
         Raises:
-            ClusterUnusable: Where no worker is left.
+            ClusterUnusable: Where no worker is left, or all end whatever they read.
             DeviceUnavailable: Where a device fails again and again; the answers to all texts before were given then.
             Exception: What the stream itself raises, after the answers to all texts before it.
         """
-        chunks, under_way = in_chunks(texts, self.characters, first, LEAST), UnderWay()
+        plain = (sendable(text, number, self.split) for number, text in enumerate(texts, first))
+        return while_workers_last(self.in_order(in_chunks(plain, self.characters, first, LEAST)))
+
+    def in_order(self, chunks: Iterator[Chunk]) -> Generator[list[Answer]]:
+        """Yield the answers to chunks in their order; what is under way when nobody wants more is called off."""
+        under_way = UnderWay()
         error: Exception | None = None
         try:
             while True:
                 error = self.fill(under_way, chunks) or error
                 if not under_way:
                     break
-                chunk, future = under_way.popleft()
-                yield from self.finished(chunk, future, [other for _chunk, other in under_way])
+                yield from self.finished(*under_way[0], [future for _chunk, future in under_way][1:])
+                let_go(self.client, under_way[0][1])
+                under_way.popleft()
         finally:
-            self.client.cancel([future for _chunk, future in under_way])
+            call_off(self.client, [future for _chunk, future in under_way])
         if error:
             raise error
 
     def fill(self, under_way: UnderWay, chunks: Iterator[Chunk]) -> Exception | None:
         """Send chunks out until enough are under way or an answer is there; return what the stream failed with."""
-        most = AHEAD * max(1, sum(self.client.nthreads().values()))
+        most = AHEAD * max(1, sum(asked(self.client, self.client.nthreads).values()))
         while len(under_way) < most:
             chunk = next(chunks, END)
             if not chunk.texts:
@@ -89,15 +108,16 @@ class ClusterAnnotator:
 
     def submit(self, chunk: Chunk) -> Future:
         """Send a chunk out; the texts go with the task, so that no worker that dies takes them along."""
-        return self.client.submit(self.answers_of, self.work, chunk, pure=False, retries=RETRIES)
+        return submitted(self.client, self.answers_of, self.work, chunk, retries=RETRIES)
 
     def finished(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[list[Answer]]:
         """Yield the answers to a chunk when they are there; where it ends its workers, text by text."""
         from distributed import KilledWorker
 
         try:
-            yield result_of(self.client, future, self.patience)
+            yield patiently(self.client, future.result, self.patience)
         except KilledWorker:
+            call_off(self.client, [future])
             wait_for(self.client, others, self.patience)
             for place, text in enumerate(chunk.texts):
                 yield [self.alone(Chunk(chunk.first + place, [text]))]
@@ -107,9 +127,45 @@ class ClusterAnnotator:
         from distributed import KilledWorker
 
         try:
-            answers: list[Answer] = result_of(self.client, self.submit(chunk), self.patience)
+            answers: list[Answer] = computed(self.client, self.submit(chunk), self.patience)
         except KilledWorker as error:
             times, host = error.allowed_failures + 1, host_of(error.last_worker.address)
             what = f"Text {chunk.first} ended the worker that read it {times} times, the last one on {host}."
             return WorkerKilled(what, "Read it alone; it may need more memory than a worker has.")
         return answers[0]
+
+
+def sendable(text: Any, number: int, split: bool) -> Any:
+    """Return a text as what can go to any worker, plain strings or a reference, or why it cannot be read.
+
+    A text of another class could only be read where there is that class, and what is no text may not travel at all.
+
+    Example:
+        >>> sendable("asthma", 0, split=False), sendable(["no", "asthma"], 1, split=True)
+        ('asthma', ['no', 'asthma'])
+        >>> print(sendable(sendable, 2, split=False))
+        Text 2 must be a string, not function. Pass a string, '' where there is no text.
+    """
+    if isinstance(text, Reference):
+        return text
+    return unreadable(text, number, split) or ([*map(str.__str__, text)] if split else str.__str__(text))
+
+
+def while_workers_last(answers: Generator[list[Answer]]) -> Iterator[list[Answer]]:
+    """Yield answers until too many texts in a row have ended their workers.
+
+    Raises:
+        ClusterUnusable: After those answers.
+    """
+    in_a_row = 0
+    with contextlib.closing(answers):
+        for some in answers:
+            yield some
+            for answer in some:
+                in_a_row = 0 if isinstance(answer, list) else in_a_row + isinstance(answer, WorkerKilled)
+            if in_a_row >= MOST_KILLED:
+                what = f"{MOST_KILLED} texts in a row ended every worker that read them, each of them alone."
+                remedy = (
+                    "Check the device and the memory of the workers, and go on with the same call and its resume file."
+                )
+                raise ClusterUnusable(what, remedy)
