@@ -71,13 +71,6 @@ def nothing_lost(resume: Resume) -> Iterator[None]:
         raise
 
 
-def annotate_texts(
-    pipe: AnnotationPipeline, texts: Iterable[Any], model: str, *, batch_tokens: int | None = None, **running: Any
-) -> Annotations:
-    """Return what a pipeline finds in many texts; see :func:`openmed_nb.annotate`."""
-    return annotate_from(Source.of(pipe, batch_tokens), texts, model, **running)
-
-
 def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
     source: Source,
     texts: Iterable[Any],
@@ -125,7 +118,8 @@ def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipel
 
     if not isinstance(pipe, AnnotationPipeline):
         what = f"{type(pipe).__name__} is no model to annotate with."
-        raise ConfigurationError(what, "Pass the name of a model, or a pipeline of load_pipeline().")
+        remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
+        raise ConfigurationError(what, remedy)
     if arguments:
         what = f"A pipeline that is built already takes no {', '.join(sorted(arguments))}."
         raise ConfigurationError(what, "Pass it to load_pipeline() instead.")
@@ -230,6 +224,7 @@ class CorpusRun:
                 what = f"Text {len(self.answers)} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
             self.add(answered)
+        self.bar.initial = self.bar.n  # What was done before is no part of the speed.
 
     def go_on(self, source: Source, on_error: str) -> None:
         """Annotate the texts that are left; with ``raise``, up to the first that cannot be."""

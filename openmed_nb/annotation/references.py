@@ -8,12 +8,13 @@ import glob
 import os
 import socket
 import stat
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from ..errors import ConfigurationError, OpenMedError, UnreadableText
+from ..errors import ConfigurationError, OpenMedError, OpenMedWarning, UnreadableText
 
 ENCODING_REMEDY = "Save it as UTF-8, or read it yourself and pass its text."
 
@@ -25,13 +26,16 @@ class Reference(abc.ABC):
 
     Attributes:
         kind: What it is where it is.
-        identity: What tells it from other texts.
         characters: About how many characters it has.
     """
 
     kind: ClassVar[str]
-    identity: str
     characters: int
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """What tells it from other texts."""
 
     @abc.abstractmethod
     def text(self) -> str:
@@ -67,7 +71,7 @@ class FileText(Reference):
         return cls(path, status.st_size, status.st_mtime_ns)
 
     @property
-    def identity(self) -> str:  # type: ignore[override]
+    def identity(self) -> str:
         """Its path, size and time of change."""
         return f"{self.path}\0{self.characters}\0{self.changed}"
 
@@ -144,8 +148,17 @@ def located(texts: Any, ask: Callable[..., Any]) -> Any:
     """
     paths = [texts] if isinstance(texts, PurePath) else texts
     if not (isinstance(paths, (list, tuple)) and paths and all(isinstance(path, PurePath) for path in paths)):
+        warn_of_names(texts)
         return texts
     return unless_failed(ask(files_matching, tuple(absolute(str(path)) for path in paths)))
+
+
+def warn_of_names(texts: Any) -> None:
+    """Warn where the first text of a list is the name of a file, as ``glob.glob`` gives them: it would be read as a text."""
+    first = texts[0] if isinstance(texts, (list, tuple)) and texts else None
+    if isinstance(first, str) and os.path.isfile(first):
+        what = "Text 0 is the name of a file, and is read as a text."
+        warnings.warn(f"{what} Pass pathlib.Path(name) for what is in the file.", OpenMedWarning, stacklevel=2)
 
 
 def absolute(path: str) -> str:
@@ -165,8 +178,10 @@ def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | Configurat
     found = [(pattern, matching(pattern)) for pattern in patterns]
     for pattern, paths in found:
         if not paths:
-            what = f"There is no file {pattern!r} on {socket.gethostname()}."
-            return ConfigurationError(what, "Name files that are there, such as Path('notes') / '*.txt'.")
+            folder = os.path.isdir(os.path.expanduser(pattern))
+            what = f"{pattern!r} is a folder" if folder else f"There is no file {pattern!r}"
+            remedy = "Name files that are there, such as Path('notes') / '*.txt'."
+            return ConfigurationError(f"{what} on {socket.gethostname()}.", remedy)
     return tuple(FileText.at(path) for _pattern, paths in found for path in paths)
 
 

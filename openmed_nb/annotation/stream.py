@@ -124,18 +124,18 @@ class Annotator:
         if chunk.error:
             raise chunk.error
 
-    def answers_to(self, chunk: Chunk) -> list[Answer]:
-        """Return the answers to the texts of one chunk.
+    def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[list[Answer], Budget]:
+        """Return the answers to the texts of one chunk, and the budget of the next: smaller, where memory was short.
 
         Raises:
             DeviceUnavailable: Where the device fails.
         """
         prepared = self.prepare(chunk)
         if prepared is None:
-            return []
+            return [], budget
         run = ForwardRun(prepared.tokens, prepared.windows)
-        start(self.network, run, self.batches(prepared, self.budget))
-        return self.decode(prepared, collect(run, self.network))
+        start(self.network, run, self.batches(prepared, budget))
+        return self.decode(prepared, collect(run, self.network)), budget.within(run.fitting)
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
         """Return the entities of texts.

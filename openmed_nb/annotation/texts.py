@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from ..errors import UnreadableText
@@ -24,9 +25,9 @@ def check_text(text: object, name: str = "The text") -> None:
         openmed_nb.errors.UnreadableText: The text has half of a surrogate pair at character 0. Remove it, or read the file it comes from with its right encoding.
     """
     if not isinstance(text, str):
-        raise UnreadableText(
-            f"{name} must be a string, not {type(text).__name__}.", "Pass a string, '' where there is no text."
-        )
+        path = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
+        remedy = path if isinstance(text, PurePath) else "Pass a string, '' where there is no text."
+        raise UnreadableText(f"{name} must be a string, not {type(text).__name__}.", remedy)
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..devices.request import DeviceRequest
-from ..devices.simulation import active
 from ..errors import ConfigurationError
-from ..session import SESSION
 
 if TYPE_CHECKING:
     from distributed import Security
 
-    from ..annotation.cluster.login import Login
     from ..annotation.cluster.starting import Cluster
 
 
@@ -35,10 +31,13 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Each worker is a process that loads the model once, on a device that the same rules choose. All connections are
     encrypted, and only processes of this cluster can make them: certificates are made for it, and gone with
-    it. A worker that dies is started again, and what it had is read again.
+    it. A worker that dies is started again, and what it had is read again. An interrupt (Ctrl-C) stops what this process
+    waits for, and no worker on this computer. On hosts, a cluster that has had no work for 8 hours ends itself. ``client``
+    becomes Dask's default client, as any does.
 
     Args:
-        n: How many workers on this computer; ``None`` is one for each device: each GPU of CUDA, MPS, or the CPU.
+        n: How many workers on this computer; ``None`` is one for each device: each GPU of CUDA, MPS, or the CPU. More than
+            one need as many GPUs of CUDA, or ``device="cpu"`` with as many cores; two are always allowed there.
         hosts: Names of computers that SSH reaches, for a worker on each; the first also has Dask's scheduler. Each needs
             the same openmed_nb with its ``cluster`` extra, and ports that the others and this computer can reach. Its
             key must be among the known hosts. A host that is named twice gets two workers, each with a GPU of CUDA of its own
@@ -64,66 +63,36 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Example::
 
-        with nb.cluster(n=2) as cluster:
+        with nb.cluster() as cluster:
             found = nb.annotate(notes, client=cluster.client)
         with nb.cluster(hosts=["mac1", "mac2"], user="me") as cluster:
             found = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
     """
-    from ..annotation.cluster.clients import import_distributed
+    from ..annotation.cluster.extra import import_extra
     from ..annotation.cluster.login import Login, checked_hosts
     from ..annotation.cluster.plans import check_whole
     from ..annotation.cluster.starting import end_import_of_script
+    from ..session.starting import start_here, start_on_hosts
 
     end_import_of_script()
-    import_distributed()
+    import_extra("distributed", "A cluster needs Dask")
     check_whole("threads", threads)
     ssh = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
     if hosts is None:
-        refuse({name: value for name, value in ssh.items() if value is not None}, "hosts")
-        return on_this_computer(n, device, threads, security)
-    refuse({} if n is None else {"n": n}, "this computer alone")
-    return on_hosts(
-        checked_hosts(hosts), Login.of(user, key, port, known_hosts, remote_python), device, threads, security
-    )
+        refuse([name for name, value in ssh.items() if value is not None], "hosts", "Name them in hosts=[...].")
+        return start_here(n, device, threads, security)
+    again = "Leave it out; a host that is named twice gets two workers."
+    refuse([] if n is None else ["n"], "this computer alone", again)
+    names, login = checked_hosts(hosts), Login.of(user, key, port, known_hosts, remote_python)
+    return start_on_hosts(names, login, device, threads, security)
 
 
-def on_this_computer(n: int | None, device: str | None, threads: int | None, security: Security | None) -> Cluster:
-    """Start workers on this computer."""
-    from dask.system import CPU_COUNT
-
-    from ..annotation.cluster.plans import plan_workers, visible_gpus
-    from ..annotation.cluster.starting import begin, checked_security, local_cluster
-    from ..session.cluster import members_of
-
-    if active():
-        raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
-    chosen = SESSION.device(device).device
-    gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ)
-    plans = plan_workers(chosen, n, gpus, CPU_COUNT, threads)
-    known = checked_security(security)
-    return begin(local_cluster(plans, known), known, len(plans), members_of)
-
-
-def on_hosts(
-    hosts: tuple[str, ...], login: Login, device: str | None, threads: int | None, security: Security | None
-) -> Cluster:
-    """Start workers on other computers, each of which is asked first whether it can be used."""
-    from ..annotation.cluster.hosts import import_asyncssh
-    from ..annotation.cluster.ssh import ssh_cluster
-    from ..annotation.cluster.starting import begin, checked_security
-    from ..session.cluster import members_of
-
-    wish = None if device is None else DeviceRequest.parse(device, "argument").value
-    import_asyncssh()
-    known = checked_security(security)
-    return begin(ssh_cluster(hosts, login, wish, threads, known), known, len(hosts), members_of)
-
-
-def refuse(given: dict[str, Any], meant_for: str) -> None:
+def refuse(given: list[str], meant_for: str, remedy: str) -> None:
     """Refuse arguments that mean nothing here.
 
     Raises:
         ConfigurationError: Where there are some.
     """
     if given:
-        raise ConfigurationError(f"{', '.join(given)} is for {meant_for}.", "Leave it out, or say where.")
+        verb = "is" if len(given) == 1 else "are"
+        raise ConfigurationError(f"{', '.join(given)} {verb} for {meant_for}.", remedy)

@@ -23,5 +23,6 @@ reported once (``devices.conversion.REPORTED``), whether the one simulated MPS d
 work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of signatures and of files (``functools.cache``
 in ``devices.linear``, ``annotation.forward``, ``models.content`` and ``runbook.operators.table``; in a worker of a cluster
 also the model of the last run, in ``session.worker``), and which partitions of a column were read last
-(``annotation.cluster.columns``).
+(``annotation.cluster.columns``), and what clusters change of the process while they live
+(``annotation.cluster.settings``).
 """

@@ -7,17 +7,17 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..annotation.cluster.clients import ask_all, ask_one, check_sendable, checked_client
-from ..annotation.cluster.columns import counted_by, is_column, rows_of
+from ..annotation.cluster.columns import counted_by, referred
 from ..annotation.cluster.members import Members, Ready, check_alike, most_common
 from ..annotation.cluster.streaming import ClusterAnnotator
 from ..annotation.cluster.work import Work
 from ..annotation.corpus import Source
-from ..annotation.references import absolute, located
+from ..annotation.references import absolute
 from ..errors import ConfigurationError, OpenMedWarning
+from ..models.registry import BUNDLED
 from . import worker
 
 if TYPE_CHECKING:
@@ -57,13 +57,18 @@ def ready_workers(client: Client, work: Work) -> list[Ready]:
     return ready
 
 
-def members_of(client: Client) -> Members:
+def members_of(client: Client, reason: str | None = None) -> Members:
     """Return who takes part in a cluster.
+
+    Args:
+        client: A client of it.
+        reason: Why the workers have their device, where they were told which; ``None`` leaves it to what they say.
 
     Raises:
         ClusterError: Where there is no worker, or one fails.
     """
-    return Members(tuple(ask_all(client, worker.introduce)))
+    found = ask_all(client, worker.introduce)
+    return Members(tuple(replace(one, reason=one.reason if reason is None else reason) for one in found))
 
 
 def named(model: Any) -> str:
@@ -74,22 +79,30 @@ def named(model: Any) -> str:
     """
     if model is None or isinstance(model, (str, os.PathLike)):
         return "bundled" if model is None else str(model)
-    what = f"{type(model).__name__} is in the memory of this process, and cannot go to workers."
+    what = (
+        f"{type(model).__name__} is no name of a model, and what is in the memory of this process cannot go to workers."
+    )
     raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
 
 
 def everywhere(name: str) -> str:
     """Return a name that means the same in another working folder: a folder that is here, from the root.
 
+    What is a folder is told as the registry of models does: not the name of a bundled one, nor one of somebody's home,
+    which every worker has itself; and no name is too long to be asked for.
+
     Example:
-        >>> everywhere("bundled")
-        'bundled'
+        >>> everywhere("bundled"), everywhere(""), everywhere("~")
+        ('bundled', '', '~')
     """
-    return absolute(name) if Path(name).is_dir() else name
+    there = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
+    return absolute(name) if there else name
 
 
 def on_workers(client: Client, texts: Any) -> Any:
     """Return texts that workers read themselves where they can: files, and columns of dask.dataframe."""
-    if is_column(texts):
-        return rows_of(texts, lambda partitions: counted_by(client, partitions))
-    return located(texts, lambda function, *files: ask_one(client, function, *files))
+    return referred(
+        texts,
+        lambda partitions: counted_by(client, partitions),
+        lambda function, *files: ask_one(client, function, *files),
+    )

@@ -110,19 +110,15 @@ class ModelVerbs(DeviceVerbs):
         self, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
     ) -> tuple[str, Any, Source]:
         """Return the name of a model, the texts to read, and what answers them here."""
-        from ..annotation.cluster.columns import counted_here, is_column, rows_of
+        from ..annotation.cluster.columns import counted_here, referred
         from ..annotation.corpus import Source, checked_pipeline
-        from ..annotation.references import located
 
         if model is None or isinstance(model, (str, os.PathLike)):
             name = "bundled" if model is None else str(model)
             pipe = self.create_pipeline(name, OpenMedConfig(), **arguments)
         else:
             pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
-        if is_column(texts):
-            found: Any = rows_of(texts, counted_here)
-        else:
-            found = located(texts, lambda function, *files: function(*files))
+        found = referred(texts, counted_here, lambda function, *files: function(*files))
         return name, found, Source.of(pipe, batch_tokens)
 
     def annotate_text(

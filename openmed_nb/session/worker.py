@@ -10,12 +10,14 @@ import asyncio
 import functools
 import platform
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..annotation.batches import Budget
 from ..annotation.chunks import Chunk
 from ..annotation.cluster.members import Member, Ready, check_terms, versions_here
 from ..annotation.cluster.work import Work
@@ -28,19 +30,37 @@ from . import SESSION
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, repr=False)
+ONE_AT_A_TIME = threading.Lock()
+"""Held while a model is loaded and while what was learnt is kept: a worker can have several threads that do tasks."""
+
+
+@dataclass(repr=False)
 class Prepared:
-    """A model that is loaded for a run, and what the worker says of that."""
+    """A model that is loaded for a run.
+
+    Attributes:
+        annotator: The model, ready to answer.
+        ready: What the worker says of it.
+        budget: How much runs at once, as far as is known by now.
+    """
 
     annotator: Annotator
     ready: Ready
+    budget: Budget
+
+    def answers(self, chunk: Chunk) -> list[Answer]:
+        """Return the answers to a chunk of texts; where memory was short for them, later ones run in smaller batches."""
+        answers, learnt = self.annotator.answers_to(chunk, self.budget)
+        with ONE_AT_A_TIME:
+            self.budget = self.budget.within(learnt.tokens)
+        return answers
 
 
 async def introduce(dask_worker: Any = None) -> Member:
     """Return what this worker is, and which device models will run on; a GPU is confirmed by computing on it.
 
     Args:
-        dask_worker: The worker; Dask fills it in.
+        dask_worker: The worker; Dask fills it in, but for a task.
     """
     return await in_its_thread(dask_worker, member)
 
@@ -50,7 +70,7 @@ async def get_ready(work: Work, dask_worker: Any = None) -> Ready:
 
     Args:
         work: The run.
-        dask_worker: The worker; Dask fills it in.
+        dask_worker: The worker; Dask fills it in, but for a task.
     """
     return await in_its_thread(dask_worker, lambda: prepared(work).ready)
 
@@ -66,19 +86,26 @@ def answers_of(work: Work, chunk: Chunk) -> list[Answer]:
         found = prepared(work)
         if work.terms is not None:
             check_terms(found.ready, work.terms)
-        return found.annotator.answers_to(chunk)
+        return found.answers(chunk)
+
+
+def prepared(work: Work) -> Prepared:
+    """Return the model of a run, ready to answer; threads that ask at once wait for the first and get the same."""
+    with ONE_AT_A_TIME:
+        return load(work)
 
 
 @functools.lru_cache(maxsize=1)
-def prepared(work: Work) -> Prepared:
-    """Return the model of a run, ready to answer; that of the last run is kept, others are the session's."""
+def load(work: Work) -> Prepared:
+    """Load the model of a run; that of the last run is kept, others are the session's."""
     with named_host(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
         pipe = SESSION.create_pipeline(work.model, OpenMedConfig(), **work.arguments)
         annotator = pipe.own_annotator(work.batch_tokens)
     said = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
     who = member(str(pipe.device))
-    return Prepared(annotator, Ready(who, settings_of(pipe, annotator), chunk_characters(annotator.budget), said))
+    ready = Ready(who, settings_of(pipe, annotator), chunk_characters(annotator.budget), said)
+    return Prepared(annotator, ready, annotator.budget)
 
 
 def member(device: str | None = None) -> Member:
@@ -97,8 +124,12 @@ def member(device: str | None = None) -> Member:
 
 
 async def in_its_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
-    """Run a function where tasks run, so that the worker can be talked to while a model is loaded."""
-    return await asyncio.get_running_loop().run_in_executor(dask_worker.executors["default"], function)
+    """Run a function where tasks run, so that the worker can be talked to while a model is loaded.
+
+    As a task itself it stands beside those threads already, and takes another one.
+    """
+    executor = dask_worker.executors["default"] if dask_worker else None
+    return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ class TrainingProcess:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that shows what there is to show."""
-        return self.rank == 0
+        """Whether this is the process that shows what there is to show; one that is alone does, whatever a variable says."""
+        return self.rank == 0 or self.count == 1
 
     @property
     def sentence(self) -> str:

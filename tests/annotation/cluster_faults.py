@@ -24,12 +24,16 @@ class Fault(WorkerPlugin):
         action: The name of a function here.
         log: A folder in which each time leaves a file.
         times: How often it happens in all; always where it is 0.
+        least: Of how many tokens at once.
     """
 
     name = "fault"
 
-    def __init__(self, token: int, vocabulary: int, action: str, log: Path, times: int = 0) -> None:
-        self.token, self.vocabulary, self.action, self.log, self.times = token, vocabulary, action, log, times
+    def __init__(  # noqa: PLR0913 - each is one thing of a fault
+        self, token: int, vocabulary: int, action: str, log: Path, *, times: int = 0, least: int = 1
+    ) -> None:
+        self.token, self.vocabulary, self.action, self.log = token, vocabulary, action, log
+        self.times, self.least = times, least
 
     def setup(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
         """Watch the forward passes of this process."""
@@ -40,6 +44,8 @@ class Fault(WorkerPlugin):
     def before(self, module: Any, inputs: Any) -> None:
         """Look at the tokens that the words' embedding is given."""
         if getattr(module, "num_embeddings", None) != self.vocabulary or not (inputs[0] == self.token).any():
+            return
+        if inputs[0].numel() < self.least:
             return
         if not self.times or len(list(self.log.iterdir())) < self.times:
             (self.log / f"{os.getpid()} {time.time_ns()}").touch()
@@ -67,4 +73,11 @@ def fail() -> None:
     raise RuntimeError("it fails")
 
 
-ACTIONS = {"die": die, "fill_memory": fill_memory, "fail": fail}
+def run_out() -> None:
+    """Fail as a device does that is short of memory."""
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+ACTIONS = {"die": die, "fill_memory": fill_memory, "fail": fail, "run_out": run_out}

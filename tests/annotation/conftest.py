@@ -99,10 +99,10 @@ def pipe_of(home: str) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def annotated() -> Callable[..., Any]:
     """A function that annotates texts with a pipeline, without a progress bar."""
-    from openmed_nb.annotation.corpus import annotate_texts
+    from openmed_nb.annotation.corpus import Source, annotate_from
 
-    def annotated(pipe: Any, texts: Any, **options: Any) -> Any:
-        return annotate_texts(pipe, texts, "model", **{"progress": False, **options})
+    def annotated(pipe: Any, texts: Any, batch_tokens: int | None = None, **options: Any) -> Any:
+        return annotate_from(Source.of(pipe, batch_tokens), texts, "model", **{"progress": False, **options})
 
     return annotated
 
@@ -118,7 +118,7 @@ def pool() -> Iterator[Any]:
     """A cluster of two workers on this computer, with one thread each; tests leave it as it was."""
     import openmed_nb
 
-    with openmed_nb.cluster(n=2, threads=1) as cluster:
+    with openmed_nb.cluster(n=2, device="cpu", threads=1) as cluster:
         yield cluster
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import shutil
 import socket
@@ -73,7 +74,7 @@ class SshServer:
     def login(self) -> dict[str, object]:
         """The arguments of ``openmed_nb.cluster`` that let us in."""
         known, key = self.folder / "known_hosts", self.folder / "user"
-        return {"port": self.port, "key": key, "known_hosts": known, "user": os.environ.get("USER", "root")}
+        return {"port": self.port, "key": key, "known_hosts": known, "user": getpass.getuser()}
 
 
 def free_port() -> int:

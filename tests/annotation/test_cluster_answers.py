@@ -10,8 +10,11 @@ import signal
 import sys
 import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator, whi
 from openmed_nb.annotation.cluster.work import Work
 from openmed_nb.annotation.corpus import Source, annotate_from
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS
+from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
 from openmed_nb.errors import (
     ClusterError,
     ClusterUnusable,
@@ -36,6 +40,7 @@ from openmed_nb.errors import (
     WorkersDiffer,
 )
 from openmed_nb.session import worker
+from openmed_nb.session.cluster import everywhere
 
 pytestmark = pytest.mark.real_computer  # Workers are processes.
 
@@ -210,7 +215,7 @@ class TestStreaming:
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGINT)
 
-        thread = threading.Thread(target=interrupt)
+        thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         with pytest.raises(Interrupted, match=r"Interrupted after \d+ texts\. To go on, repeat the call") as caught:
             on_pool(slowly(texts, 0.02), resume=file)
@@ -273,7 +278,99 @@ class TestStreaming:
         assert worker.answers_of(replace(work, terms=terms), Chunk(0, ["asthma"]))[0][0]["word"] == "asthma"
         with pytest.raises(WorkersDiffer, match=r"^On .+: The worker on .+ has torch .+, and others have 1\.0\. "):
             worker.answers_of(replace(work, terms={**terms, "torch": "1.0"}), Chunk(0, ["asthma"]))
-        worker.prepared.cache_clear()
+        worker.load.cache_clear()
+
+
+class TestWorker:
+    """What a worker does with its model."""
+
+    @pytest.fixture
+    def work(self, keyword_model):
+        """A run, of which nothing is left."""
+        yield Work("own", str(keyword_model), {"device": "cpu"}, batch_tokens=256)
+        worker.load.cache_clear()
+        worker.SESSION.unload(str(keyword_model))
+
+    def test_two_threads(self, work):
+        """Two threads that ask at once for the model of a run get the same, and how warnings are shown is as before."""
+        together, shown = threading.Barrier(2), warnings.showwarning
+
+        def asking():
+            together.wait()
+            return worker.prepared(work)
+
+        with ThreadPoolExecutor(2) as threads:
+            first, second = [one.result() for one in [threads.submit(asking), threads.submit(asking)]]
+        assert first is second
+        assert warnings.showwarning is shown
+
+    def test_memory_that_is_short(self, work, on_forward, sentences):
+        """A worker that was short of memory for one chunk runs the next in batches that fit, as one computer does."""
+        import torch
+
+        refused = []
+
+        def small_memory(ids):
+            if ids.numel() > 100:
+                refused.append(chunk)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+        on_forward(worker.prepared(work).annotator.network.model, small_memory)
+        texts = sentences(160)
+        for chunk in range(8):
+            assert len(worker.answers_of(work, Chunk(20 * chunk, texts[20 * chunk : 20 * chunk + 20]))) == 20
+        assert set(refused) == {0}
+        assert worker.prepared(work).budget.tokens <= 100
+        assert worker.prepared(work).annotator.budget.tokens == 256
+
+    def test_variables_before_torch(self):
+        """A worker's session sets the variables of MPS before torch is loaded there, and takes them back where it has none.
+
+        Its computer says that it is a Mac while the session is imported; its torch finds out that it is not.
+        """
+        from distributed import Client, LocalCluster
+
+        def pretend():
+            import importlib
+            import importlib.abc
+            import os
+            import platform
+            import sys
+
+            class Watching(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, *_where):
+                    if name == "torch":
+                        platform.seen = {name: value for name, value in os.environ.items() if "_MPS_" in name}
+
+            loaded = "torch" in sys.modules
+            sys.meta_path.insert(0, Watching())
+            for name in [name for name in sys.modules if name.partition(".")[0] == "openmed_nb"]:
+                del sys.modules[name]  # Who starts a worker may have imported it there.
+            real = platform.system, platform.machine
+            platform.system, platform.machine = lambda: "Darwin", lambda: "arm64"
+            importlib.import_module("openmed_nb.session")
+
+            platform.system, platform.machine = real
+            return loaded or "torch" in sys.modules
+
+        def seen():
+            import os
+            import platform
+
+            return platform.seen, [name for name in os.environ if "_MPS_" in name]
+
+        elsewhere = {name: value for name, value in os.environ.items() if "OPENMED" not in name and "_MPS_" not in name}
+        with (
+            mock.patch.dict(os.environ, elsewhere, clear=True),
+            LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+            Client(cluster) as client,
+        ):
+            assert list(client.run(pretend).values()) == [False]
+            (member,) = ask_all(client, worker.introduce)
+            ((at_import, afterwards),) = client.run(seen).values()
+        assert at_import == {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
+        assert member.device == "cpu"
+        assert afterwards == []
 
 
 class TestErrors:
@@ -295,6 +392,8 @@ class TestErrors:
         [
             ("no_such_model_at_all_x", {}, OpenMedError, r"^On .+: "),
             ("./nowhere/model", {}, UnknownModel, r"^On .+: There is no model named './nowhere/model'"),
+            ("", {}, UnknownModel, r"^On .+: There is no model named ''"),
+            ("x" * 5000, {}, UnknownModel, r"^On .+: There is no model named 'xxx"),
             (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
             (None, {"batch_tokens": 0}, ConfigurationError, r"^On .+: batch_tokens cannot be 0\."),
@@ -309,13 +408,34 @@ class TestErrors:
 
     def test_pipeline(self, on_pool, pipe_of, keyword_model):
         """A pipeline is in the memory of one process; its model has to be named."""
-        with pytest.raises(ConfigurationError, match=r"AnnotationPipeline is in the memory of this process"):
+        with pytest.raises(
+            ConfigurationError, match=r"AnnotationPipeline is no name of a model, and what is in the memory of"
+        ):
             on_pool(["asthma"], pipe_of(keyword_model))
 
     def test_no_client(self):
         """What is no client is refused."""
         with pytest.raises(ConfigurationError, match=r"str is no client of a cluster\. Pass a dask"):
             nb.annotate(["asthma"], client="tcp://127.0.0.1:8786")
+
+    def test_cluster_in_the_place_of_its_client(self, pool):
+        """A cluster that is passed as client is refused with what to pass, one of Dask as well."""
+        from distributed import LocalCluster
+
+        with pytest.raises(
+            ConfigurationError, match=r"^Cluster is no client .* Pass its client: client=cluster\.client"
+        ):
+            nb.annotate(["asthma"], client=pool)
+        with (
+            LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+            pytest.raises(ConfigurationError, match=r"^LocalCluster is no client .*Client\(cluster\)"),
+        ):
+            nb.annotate(["asthma"], client=cluster)
+
+    def test_client_in_the_place_of_a_model(self, pool):
+        """A client that is passed without its name is refused with the argument that is meant for it."""
+        with pytest.raises(ConfigurationError, match=r"^Client is no model .* a client of a cluster is client="):
+            nb.annotate(["asthma"], pool.client)
 
     def test_closed_client(self, pool):
         """A client that was closed is refused."""
@@ -358,6 +478,17 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"^Delayed.* is no series of texts\. "):
             request.getfixturevalue(place)(dask.delayed(["asthma"]))
 
+    @pytest.mark.parametrize(
+        ("name", "sent"),
+        [("notes", "{}/notes"), ("./notes", "{}/notes"), ("bundled", "bundled"), ("", ""), ("x" * 5000, "x" * 5000)],
+    )
+    def test_name_everywhere(self, tmp_path, monkeypatch, name, sent):
+        """A folder from the folder of this process is named from the root; a bundled model and any other name stay."""
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "bundled").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert everywhere(name) == sent.replace("{}", str(tmp_path))
+
     def test_path_of_no_model(self, on_pool, tmp_path):
         """The path of a folder without a model is told as one."""
         with pytest.raises(OpenMedError, match=r"^On .+ holds no model") as caught:
@@ -393,6 +524,21 @@ class TestNoWorkers:
     def test_worker_in_this_process(self, threads_cluster, keyword_model, numbered, numbers_of):
         """A cluster of threads answers too."""
         found = nb.annotate(numbered(50), keyword_model, client=threads_cluster.client, device="cpu", progress=False)
+        assert numbers_of(found) == [[number] for number in range(50)]
+
+    def test_cluster_that_adapts(self, keyword_model, numbered, numbers_of):
+        """A cluster that has no worker until there is work starts one, and keeps it while it loads the model."""
+        from distributed import Client, LocalCluster
+
+        with (
+            LocalCluster(
+                n_workers=0, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            cluster.adapt(minimum=0, maximum=1, interval="20 ms", wait_count=1)
+            found = nb.annotate(numbered(50), keyword_model, client=client, device="cpu", progress=False)
+            assert not client.futures
         assert numbers_of(found) == [[number] for number in range(50)]
 
     def test_all_workers_gone(self, threads_cluster, keyword_model, numbered):
@@ -438,18 +584,23 @@ class TestNoWorkers:
             annotator = ClusterAnnotator(client, work, worker.answers_of, 20000)
             close = cluster.close if closed == "with its cluster" else client.close
 
+            read = []
+
             def texts():
                 yield from slowly(numbered(50), 0.01)
                 if closed == "by the stream":
                     close()
                 else:
                     threading.Thread(target=close).start()
-                yield from slowly(numbered(1000), 0.01)
+                for text in slowly(numbered(1000), 0.01):
+                    read.append(text)
+                    yield text
 
             source = Source(annotator.answers, worker.prepared(work).ready.settings, "workers")
             with pytest.raises(ClusterUnusable, match="Start the cluster again") as caught:
                 annotate_from(source, texts(), "model", progress=False)
         assert 0 < len(caught.value.annotations) < 1000
+        assert len(read) == 1 or closed != "by the stream"
         with pytest.raises(ClusterUnusable, match="The client is closed"):
             asked(client, client.nthreads)
 

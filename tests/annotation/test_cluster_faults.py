@@ -39,8 +39,8 @@ def fault(faults, tiny, tmp_path):
     """A function that puts a fault into the workers of a cluster for a block: what the word "seen" does to them."""
 
     @contextlib.contextmanager
-    def fault(client, action, times=0):
-        plugin = faults.Fault(tiny.VOCABULARY["seen"], len(tiny.VOCABULARY), action, tmp_path, times)
+    def fault(client, action, **how):
+        plugin = faults.Fault(tiny.VOCABULARY["seen"], len(tiny.VOCABULARY), action, tmp_path, **how)
         client.register_plugin(plugin)
         try:
             yield lambda: len(list(tmp_path.iterdir()))
@@ -120,7 +120,7 @@ def test_killed_worker(pool, numbered, annotated_by, ledger, tmp_path):
             time.sleep(0.01)
         os.kill(victim, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     found = annotated_by(pool.client, slowly(numbered(COUNT)), resume=file)
     killer.join()
@@ -155,6 +155,16 @@ def test_worker_out_of_memory(fault, poisoned, annotated_by, ledger):
 
     assert ends() == 1
     assert set(before.values()).isdisjoint(after.values())
+    assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
+
+
+def test_device_out_of_memory(pool, fault, numbered, annotated_by, ledger):
+    """A device that is short of memory is so a few times at the beginning of a run, and no more: a worker remembers it."""
+    texts = [text.replace("asthma", "asthma seen") for text in numbered(COUNT)]
+    with fault(pool.client, "run_out", least=65) as refused:
+        found = annotated_by(pool.client, texts, device="cpu")
+
+    assert 0 < refused() <= 2 * len(pids(pool.client))
     assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import socket
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -16,10 +17,19 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.chunks import weight
-from openmed_nb.annotation.cluster.columns import Partition, Row, counted_by, counted_here, is_column, rows_of
+from openmed_nb.annotation.cluster.columns import (
+    Partition,
+    Row,
+    counted_by,
+    counted_here,
+    digest_of,
+    is_column,
+    partitions_of,
+    rows_of,
+)
 from openmed_nb.annotation.fingerprints import fingerprint_of
 from openmed_nb.annotation.references import FileText, files_matching, located, read
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
 WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
@@ -86,6 +96,23 @@ class TestFiles:
         }
         assert words(found) == [[], *WORDS[1:2], *WORDS[2:]]
 
+    def test_folder(self, folder, found_in):
+        """A folder is refused with a pattern for its files."""
+        with pytest.raises(
+            ConfigurationError, match=r"^'.*' is a folder on .*\. Name files .*Path\('notes'\) / '\*\.txt'"
+        ):
+            found_in(folder)
+
+    def test_names_of_files(self, folder, found_in):
+        """Names as glob.glob gives them are texts like any other, with a warning that has no word of them."""
+        with pytest.warns(
+            OpenMedWarning, match=r"^Text 0 is the name of a file, .* Pass pathlib\.Path\(name\)"
+        ) as warned:
+            found = found_in([str(path) for path in sorted(folder.glob("*.txt"))])
+
+        assert found.errors == {}
+        assert "note" not in str(warned[0].message)
+
     def test_no_file(self, folder, found_in):
         """A pattern that stands for no file is refused."""
         with pytest.raises(ConfigurationError, match=r"There is no file '.*\.md' on "):
@@ -141,6 +168,70 @@ def column(tmp_path):
 
 EXPECTED = [*WORDS, [], *WORDS[1:], [], *WORDS[2:], []]
 
+IN_ANOTHER_PROCESS = """
+import sys
+import dask.dataframe as dd
+import openmed_nb as nb
+files, model, device, results = sys.argv[1:]
+nb.annotate(
+    dd.read_parquet(files)["note"].partitions[0],
+    model,
+    device=device,
+    on_error="record",
+    resume=results,
+    progress=False,
+)
+"""
+
+
+class TestPartitions:
+    """A partition of a column carries itself alone."""
+
+    @pytest.fixture
+    def table(self):
+        """A table, of which one column is texts and the other far larger."""
+        return pd.DataFrame({"note": [f"asthma {row}" for row in range(1000)], "other": "x" * 1000})
+
+    @pytest.mark.parametrize("change", [lambda column: column, lambda column: column.str.upper().dropna()])
+    def test_rows_of_a_table(self, table, change):
+        """A row of a table in memory carries no other partition and no other column, and rows of one share theirs."""
+        import cloudpickle
+        import dask.dataframe as dd
+
+        column = dd.from_pandas(table, npartitions=10)["note"]
+        rows = list(rows_of(change(column), counted_here))
+        notes = sum(map(len, table["note"]))
+        one, chunk = len(cloudpickle.dumps(rows[500])), len(cloudpickle.dumps(rows[500:600]))
+        assert notes / 10 < one < notes / 2 < len(pickle.dumps(table)) / 50
+        assert chunk < 2 * one
+        assert [row.text().lower() for row in rows[::99]] == table["note"][::99].tolist()
+
+    def test_rows_of_files(self, column):
+        """A row of a file carries where it is, and none of the texts."""
+        import cloudpickle
+
+        sent = cloudpickle.dumps(next(iter(rows_of(column, counted_here))))
+        assert len(sent) < 20000
+        assert b"asthma" not in sent
+
+    def test_sorted_column(self, table):
+        """A column that is sorted needs all partitions in each, and is read as well."""
+        import dask.dataframe as dd
+
+        column = dd.from_pandas(table, npartitions=3).sort_values("note")["note"]
+        assert [row.text() for row in rows_of(column, counted_here)] == sorted(table["note"])
+
+    def test_names(self, column):
+        """The same column named twice is read twice: in between its files can change."""
+        first, again = partitions_of(column), partitions_of(column)
+        assert len(first) == 3
+        assert not set(first) & set(again)
+
+    @pytest.mark.parametrize("other", [["b", "a"], ["a"], ["a", "b", ""], ["ab"], ["a", None], ["a", 5], [["a", "b"]]])
+    def test_digest(self, other):
+        """Texts in another order, more or fewer of them, or others in their place have another digest."""
+        assert digest_of(["a", "b"]) == digest_of(["a", "b"]) != digest_of(other)
+
 
 @pytest.mark.real_computer
 class TestOnWorkers:
@@ -181,8 +272,37 @@ class TestOnWorkers:
         """Without a cluster, a column is read by this process, and a run goes on with one."""
         begun = found_in(column, on_error="record", resume=tmp_path / "run.jsonl")
         assert words(begun) == EXPECTED
+        assert len((tmp_path / "run.jsonl").read_text("utf-8").splitlines()) == 13
         assert list(begun.errors) == [4, 8, 11]
         assert words(on_pool(column, on_error="record", resume=tmp_path / "run.jsonl")) == EXPECTED
+
+    def test_column_of_another_process(self, on_pool, column, keyword_model, tmp_path):
+        """A run over a column that another process began goes on here, and reads nothing again."""
+        file = tmp_path / "run.jsonl"
+        arguments = [str(tmp_path / "*.parquet"), str(keyword_model), "cpu", str(file)]
+        subprocess.run([sys.executable, "-c", IN_ANOTHER_PROCESS, *arguments], check=True)
+        begun = file.read_bytes()
+        assert len(begun.splitlines()) == 1 + len(TEXTS) + 1
+        assert words(on_pool(column, on_error="record", resume=file)) == EXPECTED
+        assert file.read_bytes().startswith(begun)
+        assert len(file.read_bytes().splitlines()) == 1 + len(EXPECTED)
+
+    @pytest.mark.parametrize("place", ["found_in", "on_pool"])
+    def test_persisted_column(self, request, pool, column, place):
+        """A column that a cluster holds is refused by that, and as it was before it is read."""
+        annotated = request.getfixturevalue(place)
+        held = pool.client.persist(column)
+        for one in held, held.str.upper(), held.partitions[0]:
+            with pytest.raises(
+                ConfigurationError, match=r"in the memory of a cluster\. Pass it as it was before persist"
+            ):
+                annotated(one)
+        assert words(annotated(column, on_error="record")) == EXPECTED
+
+    def test_column_persisted_here(self, on_pool, column):
+        """A column that this process holds goes to the workers."""
+        held = column.persist(scheduler="synchronous")
+        assert words(on_pool(held, on_error="record")) == EXPECTED
 
     def test_mixed_column(self, found_in, on_pool):
         """Dask makes a string of a number in a column of objects, and nothing of what is missing."""
@@ -214,7 +334,7 @@ class TestOnWorkers:
     def test_rows(self, pool, column):
         """The rows of a column are a sequence that holds none of them; their sizes are those of their partition."""
         rows = rows_of(column, lambda partitions: counted_by(pool.client, partitions))
-        assert rows == rows_of(column, counted_here)
+        assert [row.identity for row in rows] == [row.identity for row in rows_of(column, counted_here)]
         assert len(rows) == 12
         assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
         assert [rows[number].identity for number in range(12)] == [row.identity for row in rows]
@@ -241,17 +361,14 @@ class TestOnWorkers:
         assert not is_column(column.to_frame())
 
 
-class Unreadable:
-    """A column whose reader says what it read when it fails."""
-
-    def compute(self, scheduler):
-        """Fail."""
-        raise ValueError(f"{scheduler}: could not convert string to float: 'asthma of Mr Smith'")
+def unreadable():
+    """Fail as a reader does that says what it read."""
+    raise ValueError("could not convert string to float: 'asthma of Mr Smith'")
 
 
 def test_a_row_that_cannot_be_read():
     """A row that cannot be read when its turn comes is told by its number and the kind of the failure."""
-    error = read(Row(Partition("gone", Unreadable()), 0, 5), 7)
+    error = read(Row(Partition("gone", "rows", {"rows": (unreadable,)}), 0, 5, "1f"), 7)
     assert str(error) == (
         f"Text 7: its row cannot be read on {socket.gethostname()}: ValueError. Make the row readable there."
     )
@@ -260,7 +377,7 @@ def test_a_row_that_cannot_be_read():
 
 def test_a_row_is_not_shown():
     """What stands for a row shows nothing of it."""
-    row = Row(Partition("secret", None), 0, 5)
+    row = Row(Partition("secret", "secret", {}), 0, 5, "1f")
     assert "secret" not in f"{row!r} {row.partition!r}"
-    assert row.partition == Partition("secret", 1)
-    assert hash(row.partition) == hash(Partition("secret", 1))
+    assert row.partition == Partition("secret", "other", {"other": 1})
+    assert hash(row.partition) == hash(Partition("secret", "other", {"other": 1}))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import getpass
+import copy
+import inspect
 import os
 import signal
 import subprocess
@@ -13,15 +15,17 @@ import threading
 import time
 from pathlib import Path
 
+import dask.config
 import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.hosts import Host, addresses_to_listen_on, checked_answer, connected
+from openmed_nb.annotation.cluster.certificates import Certificates, checked_security
+from openmed_nb.annotation.cluster.hosts import Host, addresses_to_listen_on, checked_answer, connection_to
 from openmed_nb.annotation.cluster.login import Login, checked_hosts
 from openmed_nb.annotation.cluster.plans import WorkerPlan
-from openmed_nb.annotation.cluster.ssh import Certificates, on_hosts, running, those_that_share_gpus, worker_options
-from openmed_nb.annotation.cluster.starting import begin, checked_security
+from openmed_nb.annotation.cluster.ssh import REMEDY, not_started, running, those_that_share_gpus, worker_options
+from openmed_nb.annotation.cluster.starting import begin
 from openmed_nb.errors import ClusterUnusable, ConfigurationError, WorkersDiffer
 from openmed_nb.session.cluster import members_of
 
@@ -46,8 +50,7 @@ def server(helper, tmp_path_factory):
 @pytest.fixture(scope="module")
 def login(server):
     """What lets us in."""
-    files = {name: server.folder / file for name, file in {"key": "user", "known_hosts": "known_hosts"}.items()}
-    return {"user": getpass.getuser(), "port": server.port, **files}
+    return server.login
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ def test_answers(ssh_pool, keyword_model, numbered, numbers_of):
 
     assert list(found) == list(expected)
     assert numbers_of(found) == [[number] for number in range(COUNT)]
-    assert str(ssh_pool) == ("2 workers (cpu) on 1 computer\n  cpu: 'cpu' was asked for by OPENMED_TORCH_DEVICE.")
+    assert str(ssh_pool) == ("2 workers (cpu) on 1 computer\n  cpu: 'cpu' was asked for by argument.")
     assert ssh_pool.to_dict()["workers"][0]["versions"]["openmed_nb"] == nb.__version__
 
 
@@ -132,7 +135,7 @@ def test_host_that_goes_away(ssh_pool, keyword_model, numbered, numbers_of, tmp_
             time.sleep(0.01)
             yield text
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     found = nb.annotate(slowly(), keyword_model, client=client, resume=file, progress=False)
     killer.join()
@@ -165,13 +168,16 @@ class TestEnd:
 
     def test_end_of_the_block(self, server, login):
         """When the block ends, no process of the cluster runs on a host any more, and no certificate is there."""
-        before, there = folders(), started_by(server)
+        there = started_by(server)
         with nb.cluster(hosts=HOSTS[:1], **login) as cluster:
-            pids, during = processes_of(cluster.client), folders()
+            pids = processes_of(cluster.client)
+            files = cluster.client.run(dask.config.get, "distributed.comm.tls.ca-file")
+            (folder,) = (Path(file).parent for file in files.values())
+            assert folder in folders()
 
         assert len(pids) == 3
-        assert len(during - before) == 1
-        assert (folders(), sorted(started_by(server))) == (before, sorted(there))
+        assert folder not in folders()
+        assert sorted(started_by(server)) == sorted(there)
 
     def test_scheduler_that_is_gone(self, login):
         """Where the scheduler is gone, the rest ends all the same, and the error of the block is the one that is told."""
@@ -192,7 +198,7 @@ class TestEnd:
             wait_until(lambda: len(started_by(server)) > before)
             os.kill(os.getpid(), signal.SIGINT)
 
-        thread = threading.Thread(target=interrupt)
+        thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             nb.cluster(hosts=HOSTS[:1], **login)
@@ -200,12 +206,31 @@ class TestEnd:
 
     @pytest.mark.parametrize("what", ["Scheduler", "Nanny"])
     def test_start_that_fails(self, login, tmp_path, what):
-        """Where one process does not start, those that did are ended."""
+        """Where one process does not start, its host is named, and those that did are ended."""
         python = tmp_path / "python of mine"
         python.write_text(f'#!/bin/sh\ncase "$*" in *distributed.{what}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        with pytest.raises(ClusterUnusable, match=r"^The cluster does not start: .*failed to start"):
+        with pytest.raises(
+            ClusterUnusable, match=r"^The cluster does not start on 127\.0\.0\.1: .*failed to start\. Look"
+        ):
             nb.cluster(hosts=HOSTS[:1], **login, remote_python=python)
+
+    def test_two_starts_at_once(self, login):
+        """Clusters that start at once in two threads each have their own certificates, and Dask's settings are as before."""
+        before, found = copy.deepcopy(dask.config.config), []
+
+        def run():
+            with nb.cluster(hosts=HOSTS[:1], device="cpu", **login) as cluster:
+                found.append(len(cluster.client.run(os.getpid)))
+
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert found == [1, 1]
+        assert dask.config.config == before
 
     def test_killed_client(self, server, login, tmp_path):
         """Where the process that began a cluster is killed, its processes on hosts end, and the certificates go."""
@@ -240,12 +265,12 @@ def test_a_gpu_for_each_worker(login):
     @contextlib.asynccontextmanager
     async def cluster():
         host = HOSTS[0]
-        async with connected(host, access) as connection, certificates.on(host, connection, sys.executable):
-            new = on_hosts([host, host], plans, {host: Host("127.0.0.1", ("0", "1"))}, access, security)
+        async with connection_to(host, access) as connection, certificates.on(host, connection, access):
+            new = not_started([host, host], plans, {host: Host("127.0.0.1", ("0", "1"))}, access, security)
             async with running(new, certificates.config) as ready:
                 yield ready
 
-    with begin(cluster(), security, 2, members_of) as pool:
+    with begin(cluster(), security, 2, members_of, REMEDY) as pool:
         first = sorted(pool.client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values())
         pool.client.restart()
         again = sorted(pool.client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values())
@@ -254,10 +279,44 @@ def test_a_gpu_for_each_worker(login):
     assert {member.device for member in pool.members.members} == {"cpu"}
 
 
+def test_what_is_leant_on():
+    """Dask's SSHCluster keeps what each worker is told where we change it, and joins the Python of a host into a command."""
+    from distributed.deploy import ssh
+
+    access = Login.of(user="me", python="/my folder/python")
+    security = checked_security(None)
+    answers = {"mac1": Host("10.0.0.2")}
+
+    async def made():
+        return not_started(["mac1", "mac1"], [WorkerPlan("cpu"), WorkerPlan("mps")], answers, access, security)
+
+    cluster = asyncio.run(made())
+    specs = [cluster.scheduler_spec, *cluster.worker_spec.values()]
+
+    assert [spec["cls"] for spec in specs] == [ssh.Scheduler, ssh.Worker, ssh.Worker]
+    assert [*cluster.worker_spec] == [0, 1]
+    assert [spec["options"]["address"] for spec in specs] == ["mac1"] * 3
+    assert [spec["options"]["kwargs"].get("env", {}).get("OPENMED_TORCH_DEVICE") for spec in specs] == [
+        None,
+        "cpu",
+        "mps",
+    ]
+    assert {spec["options"]["remote_python"] for spec in specs} == {
+        "'/my folder/python' -m openmed_nb.annotation.cluster.tethered"
+    }
+    for kind in (ssh.Scheduler, ssh.Worker):
+        lines = [line.strip(" ,") for line in inspect.getsource(kind.start).splitlines()]
+        module = lines.index("self.remote_python")
+        assert lines[module : module + 3] == ["self.remote_python", '"-m"', '"distributed.cli.dask_spec"']
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"known_hosts": "user.pub"}, r"^The key of host localhost is not among the known hosts, .* Run ssh localhost"),
+        (
+            {"known_hosts": "user.pub"},
+            r"^The key of host localhost is not among .* Run ssh -i .*user -p \d+ -o UserKnownHostsFile=.*@localhost once",
+        ),
         ({"key": "stranger"}, r"^localhost does not let you in: .*\. Name user and key\.$"),
         ({"port": 1}, r"^localhost cannot be used over SSH: .*\. Check its name and port\.$"),
         (
@@ -265,8 +324,7 @@ def test_a_gpu_for_each_worker(login):
             r"^'/nowhere/python' on localhost cannot be used: ",
         ),
         ({"remote_python": "/bin/echo"}, r"^'/bin/echo' on localhost cannot be used: -c import distributed"),
-        ({"key": "log"}, r"^localhost cannot be used over SSH: Invalid private key\. "),
-        ({"key": "nowhere"}, r"^localhost cannot be used over SSH: .*nowhere"),
+        ({"key": "log"}, r"^The key for localhost cannot be used: Invalid private key\. Where it has a passphrase"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -309,10 +367,27 @@ def test_what_are_no_hosts(hosts):
         nb.cluster(hosts=hosts)
 
 
-def test_user_in_the_name_of_a_host():
-    """A name with a user in it is refused, with the argument that is meant for that."""
-    with pytest.raises(ConfigurationError, match=r"^hosts cannot be .*\. Name the user in user=, "):
-        nb.cluster(hosts=["me@localhost"])
+@pytest.mark.parametrize(("host", "meant"), [("me@localhost", "user"), ("localhost:2222", "port")])
+def test_more_than_the_name_of_a_host(host, meant):
+    """A name with a user or a port in it is refused, with the argument that is meant for that."""
+    with pytest.raises(ConfigurationError, match=rf"^hosts cannot be .*\. Name the {meant} in {meant}=, "):
+        nb.cluster(hosts=[host])
+
+
+@pytest.mark.parametrize(
+    ("argument", "path", "message"),
+    [
+        ("key", "~/nowhere", r"^key='.+nowhere' is no file on this computer\. Name the file of a private key"),
+        ("key", "~no such user/k", r"^key='~no such user/k' is no file on this computer\."),
+        ("key", "user.pub", r"^key='.+user\.pub' is a public key\. Name the file of a private key"),
+        ("known_hosts", "nowhere", r"^known_hosts='nowhere' is no file on this computer\."),
+    ],
+)
+def test_files_that_do_not_let_in(server, argument, path, message):
+    """A file that is not there, and a public key, are named before anything is connected."""
+    given = server.folder / path if path.endswith(".pub") else path
+    with pytest.raises(ConfigurationError, match=message):
+        nb.cluster(hosts=["localhost"], **{argument: given})
 
 
 @pytest.mark.parametrize(("name", "value"), NO_VALUES, ids=ascii)
@@ -396,16 +471,41 @@ def test_certificates_of_a_person():
     assert (own.files, own.config["distributed.comm.tls.ca-file"]) == ({}, "ca.pem")
     assert len(made.files) == 5
     assert "PRIVATE" not in str(made.config)
+
+
+NO_SECURITY = {
+    "no certificates": ({}, r"security has no tls_ca_file, tls_client_cert, tls_scheduler_cert, tls_worker_cert\."),
+    "one is missing": ({"tls_worker_cert": None}, r"security has no tls_worker_cert\."),
+    "no file": (
+        {"tls_client_cert": "nowhere.pem"},
+        r"The certificate of security for the client cannot be used: .*No such",
+    ),
+    "no key": ({"tls_worker_key": "-----\n"}, r"The certificate of security for the worker cannot be used: "),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), NO_SECURITY.values(), ids=NO_SECURITY)
+def test_what_are_no_certificates(change, message):
+    """What has no certificates, or some that cannot be read, is refused before anything starts."""
+    from distributed import Security
+
+    made = Security.temporary()
+    fields = {name: getattr(made, name) for name in made.__slots__ if name.startswith("tls_") and "version" not in name}
+    with pytest.raises(ConfigurationError, match=message):
+        checked_security(Security(**({**fields, **change} if change else {})))
     with pytest.raises(ConfigurationError, match="security cannot be str"):
         checked_security("tls")
 
 
-def test_login_leaves_the_rest_to_ssh():
+def test_login_leaves_the_rest_to_ssh(tmp_path):
     """What is not said is as in the settings of SSH; the check of the host's key cannot be switched off."""
-    named = {"username": "me", "client_keys": ["k"], "port": 22, "known_hosts": "f"}
+    key, known = (str(tmp_path / name) for name in ("k", "f"))
+    for path in (key, known):
+        Path(path).touch()
+    named = {"username": "me", "client_keys": [key], "port": 22, "known_hosts": known}
+    given = Login.of(user="me", key=key, port=22, known_hosts=Path(known))
 
-    assert Login.of(user="me", key="k", port=22, known_hosts=Path("f")).options == {**Login().options, **named}
+    assert given.command("mac1") == f"ssh -i {key} -p 22 -o UserKnownHostsFile={known} me@mac1"
+    assert given.options == {**Login().options, **named}
     assert Login().options.keys() == {"connect_timeout", "keepalive_interval"}
-    assert Login.of(key="~/k").key == str(Path("~/k").expanduser())
-    assert Login.of(key="~no such user/k").key == "~no such user/k"
     assert checked_hosts(iter(HOSTS)) == ("127.0.0.1", "localhost")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import os
 import signal
 import subprocess
@@ -11,18 +13,23 @@ import textwrap
 import threading
 import time
 
+import dask.config
 import psutil
 import pytest
 
 import openmed_nb as nb
+from openmed_nb.annotation.cluster.certificates import checked_security
+from openmed_nb.annotation.cluster.local import local_cluster
 from openmed_nb.annotation.cluster.plans import WorkerPlan, plan_hosts, plan_workers, visible_gpus
-from openmed_nb.annotation.cluster.starting import SET_BY_DASK, begin, checked_security, same_environment
+from openmed_nb.annotation.cluster.settings import SET_BY_DASK, TURN, same_environment
+from openmed_nb.annotation.cluster.starting import begin
 from openmed_nb.errors import ClusterUnusable, ConfigurationError
 
 PLANS = {
     "CPU": (("cpu", None, (), 8), [WorkerPlan("cpu")]),
     "two on a CPU": (("cpu", 2, (), 8), [WorkerPlan("cpu", threads=4)] * 2),
-    "more than cores": (("cpu", 3, (), 2), [WorkerPlan("cpu", threads=1)] * 3),
+    "as many as cores": (("cpu", 3, (), 3), [WorkerPlan("cpu", threads=1)] * 3),
+    "two on a core": (("cpu", 2, (), 1), [WorkerPlan("cpu", threads=1)] * 2),
     "threads of a CPU": (("cpu", 1, (), 8, 1), [WorkerPlan("cpu", threads=1)]),
     "MPS": (("mps", None, (), 8), [WorkerPlan("mps")]),
     "one on MPS": (("mps", 1, (), 8), [WorkerPlan("mps")]),
@@ -31,9 +38,11 @@ PLANS = {
     "one GPU by its number": (("cuda:1", None, ("2", "3"), 8), [WorkerPlan("cuda", "3")]),
 }
 REFUSED = {
-    "two on MPS": (("mps", 2, (), 8), "2 workers were asked for, and there is one MPS device, which several processes"),
-    "too many GPUs": (("cuda", 3, ("0", "1"), 8), "3 workers were asked for, and there is 2 GPUs for 'cuda'."),
-    "two on one GPU": (("cuda:1", 2, ("0", "1"), 8), "2 workers were asked for, and there is 1 GPU for 'cuda:1'."),
+    "two on MPS": (("mps", 2, (), 8), "n cannot be 2 with one MPS device, which several processes"),
+    "too many GPUs": (("cuda", 3, ("0", "1"), 8), "n cannot be 3 with 2 GPUs for 'cuda'. Use n=2, or device='cpu'."),
+    "two on one GPU": (("cuda:1", 2, ("0", "1"), 8), "n cannot be 2 with 1 GPU for 'cuda:1'."),
+    "more than cores": (("cpu", 500, (), 4), "n cannot be 500 with 4 cores of the CPU. Use n=4."),
+    "three on a core": (("cpu", 3, (), 1), "n cannot be 3 with 1 core of the CPU. Use n=2."),
     "none": (("cpu", 0, (), 8), "n cannot be 0."),
     "no number": (("cpu", "2", (), 8), "n cannot be '2'."),
     "true": (("cpu", True, (), 8), "n cannot be True."),
@@ -49,7 +58,7 @@ def test_one_worker_for_each_device(asked, plans):
 
 @pytest.mark.parametrize(("asked", "message"), REFUSED.values(), ids=REFUSED)
 def test_more_workers_than_devices(asked, message):
-    """More workers than devices are refused, with the number that there is."""
+    """More workers than devices or cores are refused, with the number that there is."""
     with pytest.raises(ConfigurationError) as caught:
         plan_workers(*asked)
     assert message in str(caught.value)
@@ -119,15 +128,16 @@ def test_a_cluster_that_does_not_start():
         raise RuntimeError("no more processes")
         yield
 
-    with pytest.raises(ClusterUnusable, match=r"^The cluster does not start: no more processes\. In a script"):
-        begin(cluster(), checked_security(None), 1, pytest.fail)
+    with pytest.raises(ClusterUnusable, match=r"^The cluster does not start: no more processes\. Try again\.$"):
+        begin(cluster(), checked_security(None), 1, pytest.fail, "Try again.")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"n": 2, "hosts": ["mac1"]}, "n is for this computer alone"),
-        ({"user": "me", "port": 22}, "user, port is for hosts"),
+        ({"user": "me", "port": 22}, r"user, port are for hosts\. Name them in hosts="),
+        ({"n": ["mac1"]}, r"n cannot be \['mac1'\]\. Use a whole number from 1, or name computers in hosts="),
         ({"security": "tls"}, "security cannot be str"),
         ({"threads": 0, "hosts": ["mac1"]}, "threads cannot be 0"),
     ],
@@ -168,15 +178,17 @@ class TestProcesses:
 
     def test_nothing_is_left(self):
         """Workers import torch when a model is needed and not before, listen on this computer alone, and end with the block."""
-        with nb.cluster(n=1) as cluster:
+        with nb.cluster(n=1, device="cpu") as cluster:
             pids = [*cluster.client.run(os.getpid).values()]
             loaded = cluster.client.run(lambda: "torch" in sys.modules)
             ports = [*map(listening, [*pids, os.getpid()])]
+            living = str(cluster)
         cluster.close()
 
         assert set(loaded.values()) == {False}
         assert {address for addresses in ports for address in addresses} == {"127.0.0.1"}
-        assert str(cluster).startswith("1 worker (cpu) on 1 computer")
+        assert living == "1 worker (cpu) on 1 computer\n  cpu: 'cpu' was asked for by argument."
+        assert str(cluster) == f"Closed: {living}"
 
     def test_interrupted_start(self):
         """An interrupt while workers start is told as one, and they end."""
@@ -187,15 +199,15 @@ class TestProcesses:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
 
-        thread = threading.Thread(target=interrupt)
+        thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            nb.cluster(n=1)
+            nb.cluster(n=1, device="cpu")
         thread.join()
 
     def test_interrupted_end(self):
         """Where the wait for the end is interrupted, the second one lasts until everything has ended."""
-        cluster = nb.cluster(n=1)
+        cluster = nb.cluster(n=1, device="cpu")
         pids = [*cluster.client.run(os.getpid).values()]
 
         def interrupt():
@@ -203,7 +215,7 @@ class TestProcesses:
                 time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
 
-        thread = threading.Thread(target=interrupt)
+        thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             cluster.close()
@@ -212,13 +224,57 @@ class TestProcesses:
 
         assert [pid for pid in pids if psutil.pid_exists(pid)] == []
 
+    def test_a_start_that_takes_too_long(self):
+        """A start that takes longer than it may is given up with its processes, and the error says so."""
+        security = checked_security(None)
+        cluster = local_cluster([WorkerPlan("cpu", threads=1)] * 2, security, timeout=0.2)
+        with pytest.raises(
+            ClusterUnusable, match=r"^The cluster does not start: it takes longer than 0\.2 s\. Wait\.$"
+        ):
+            begin(cluster, security, 2, pytest.fail, "Wait.")
+
+    def test_interrupted_wait_for_another_start(self):
+        """An interrupt while another cluster starts is told as one, and nothing is started."""
+        main, others = threading.get_ident(), set(threading.enumerate())
+
+        def interrupt():
+            while not any(one.name == "openmed_nb cluster" for one in set(threading.enumerate()) - others):
+                time.sleep(0.01)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt, daemon=True)
+        with TURN:
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                nb.cluster(n=1, device="cpu")
+        thread.join()
+
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+    def test_two_at_once(self, order):
+        """What a cluster changes of the whole process stays until the last has ended, and is then as it was before."""
+        before, levels = copy.deepcopy(dask.config.config), levels_of_dask()
+        clusters = [nb.cluster(n=1, device="cpu", threads=1) for _ in order]
+        clusters[order[0]].close()
+        during = (
+            dask.config.get("distributed.admin.low-level-log-length"),
+            levels_of_dask(),
+            {*SET_BY_DASK} <= {*os.environ},
+        )
+        ready = clusters[order[1]].client.run(os.getpid)
+        clusters[order[1]].close()
+
+        assert len(ready) == 1
+        assert during == (0, [logging.CRITICAL] * len(levels), True)
+        assert dask.config.config == before
+        assert levels_of_dask() == levels
+
     def test_a_killed_client_leaves_no_worker(self, program):
         """Where the process that began a cluster is killed, its workers end."""
         done = program("""
             import os, signal
             import openmed_nb as nb
             if __name__ == "__main__":
-                cluster = nb.cluster(n=1)
+                cluster = nb.cluster(n=1, device="cpu")
                 print(*cluster.client.run(os.getpid).values(), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
         """)
@@ -232,7 +288,7 @@ class TestProcesses:
             import os
             import openmed_nb as nb
             if __name__ == "__main__":
-                cluster = nb.cluster(n=1)
+                cluster = nb.cluster(n=1, device="cpu")
                 print(*cluster.client.run(os.getpid).values())
         """)
 
@@ -243,7 +299,7 @@ class TestProcesses:
         """A worker that imports a script which starts a cluster says so in one line, and the script gets the remedy."""
         done = program("""
             import openmed_nb as nb
-            nb.cluster(n=1)
+            nb.cluster(n=1, device="cpu")
         """)
         lines = done.stderr.splitlines()
 
@@ -256,14 +312,68 @@ class TestProcesses:
         assert len([line for line in lines if line.startswith("Traceback")]) == 1
 
 
+@pytest.mark.real_computer
+@pytest.mark.skipif(sys.platform == "win32", reason="groups of processes are of POSIX")
+class TestInterruptOfTheGroup:
+    """What a terminal and Jupyter do: an interrupt goes to all processes of the group."""
+
+    def test_in_mid_run(self, program, keyword_model):
+        """The run stops, and the same workers answer the next one at once."""
+        done = program(f"""
+            import os, signal, sys
+            import openmed_nb as nb
+            def texts():
+                for number in range(10**6):
+                    yield f"asthma {{number}}" + " " * 2000
+                    if number == 200:
+                        os.killpg(0, signal.SIGINT)
+            if __name__ == "__main__":
+                with nb.cluster(n=2, device="cpu", threads=1) as cluster:
+                    before = cluster.client.run(os.getpid)
+                    try:
+                        nb.annotate(texts(), {str(keyword_model)!r}, client=cluster.client, progress=False)
+                    except KeyboardInterrupt as error:
+                        print(type(error).__name__)
+                    found = nb.annotate(["asthma"], {str(keyword_model)!r}, client=cluster.client, progress=False)
+                    print(len(found), before == cluster.client.run(os.getpid))
+        """)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "Interrupted\n1 True\n"
+
+    def test_while_workers_start(self, program):
+        """The start is interrupted, no worker says anything, and none is left."""
+        done = program("""
+            import os, signal, threading, time
+            import openmed_nb as nb
+            import psutil
+            def workers():
+                return [one for one in psutil.Process().children() if "spawn_main" in " ".join(one.cmdline())]
+            def interrupt():
+                while not workers():
+                    time.sleep(0.01)
+                os.killpg(0, signal.SIGINT)
+            if __name__ == "__main__":
+                threading.Thread(target=interrupt).start()
+                try:
+                    nb.cluster(n=1, device="cpu")
+                except KeyboardInterrupt as error:
+                    print(type(error).__name__, workers())
+        """)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "KeyboardInterrupt []\n"
+
+
 @pytest.fixture
 def program(tmp_path):
-    """A function that runs a script in a process of its own."""
+    """A function that runs a script in a process and a group of its own."""
 
     def run(text):
         file = tmp_path / "program.py"
         file.write_text(textwrap.dedent(text))
-        return subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, check=False)
+        options = {"start_new_session": True, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run([sys.executable, file], check=False, **options)
 
     return run
 
@@ -271,6 +381,11 @@ def program(tmp_path):
 def environment():
     """Return the variables of this process, without the one in which pytest says what it does."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def levels_of_dask():
+    """Return from which level on each handler of Dask logs."""
+    return [handler.level for handler in logging.getLogger("distributed").handlers]
 
 
 def children():

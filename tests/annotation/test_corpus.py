@@ -21,7 +21,7 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from openmed_nb.annotation.annotations import SHOWN_TEXTS
-from openmed_nb.annotation.corpus import annotate_texts, checked_pipeline
+from openmed_nb.annotation.corpus import Source, annotate_from, checked_pipeline
 from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.simulation import shown_device
@@ -475,7 +475,7 @@ class TestProgress:
                     time.sleep(seconds)
                     yield text
 
-            annotate_texts(pipe, stream(), "model", progress=progress)
+            annotate_from(Source.of(pipe), stream(), "model", progress=progress)
             out, err = capsys.readouterr()
             assert out == ""
             return err
@@ -493,6 +493,20 @@ class TestProgress:
         """A quick run shows nothing."""
         assert shown(TEXTS, 0) == ""
 
+    def test_resumed(self, pipe):
+        """Texts that an earlier run has answers for are counted, and are no part of the speed."""
+        from openmed_nb.annotation.answers import Answers
+        from openmed_nb.annotation.corpus import CorpusRun, Reading
+        from openmed_nb.annotation.progress import progress_bar
+        from openmed_nb.annotation.results import NoFile
+
+        earlier = annotate_from(Source.of(pipe), TEXTS[:3], "model", progress=False)
+        with progress_bar(len(TEXTS), shown=True, device="cpu") as bar:
+            run = CorpusRun(Reading(iter(TEXTS)), Answers("entity_group"), NoFile(earlier.answers), bar)
+            run.replay(earlier.answers.items())
+
+        assert (bar.n, bar.format_dict["initial"]) == (3, 3)
+
     def test_without(self, shown):
         """Without progress nothing is ever shown."""
         assert shown(TEXTS, 0.25, progress=False) == ""
@@ -501,7 +515,7 @@ class TestProgress:
         """Where the number of texts is known, the bar shows the share that is done, those of an earlier run included."""
         found = annotated(pipe, TEXTS)
         slow = SlowList([*TEXTS, "asthma"])
-        annotate_texts(pipe, slow, "model", resume=found)
+        annotate_from(Source.of(pipe), slow, "model", resume=found)
         assert re.search(r"100%.* 6/6 \[", capsys.readouterr().err)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,6 +34,14 @@ def test_every_text_that_can_be_encoded_is_read(text, words):
 def test_unusual_strings_are_read(text):
     """Empty strings, control characters and strings of other classes can be read."""
     assert unreadable(text, 0, split=False) is None
+
+
+def test_path_that_is_no_text():
+    """A path in a stream is no text, and how to pass paths is said."""
+    said = str(unreadable(Path("notes/smith.txt"), 3, split=False))
+
+    assert said.startswith("Text 3 must be a string, not ")
+    assert said.endswith("Path. Pass paths in a list, such as sorted(folder.glob('*.txt')).")
 
 
 @pytest.mark.parametrize("text", NO_TEXT, ids=lambda text: type(text).__name__)

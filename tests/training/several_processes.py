@@ -1,6 +1,6 @@
 """A training in several processes, as a launcher starts it; each prints a line of JSON for each way to train.
 
-The first argument is a folder; the second, where there is one, ends the training with that device.
+The argument is a folder.
 """
 
 from __future__ import annotations

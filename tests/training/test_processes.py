@@ -73,7 +73,20 @@ def test_boundary_in_each_process(told, way, epochs, rank):
 def test_what_a_launcher_says(variables, process):
     """The launcher's variables say which process this is; without them it is alone."""
     assert this_process(variables) == process
-    assert process.leads is (process.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("process", "leads"),
+    [
+        (TrainingProcess(0, 1), True),
+        (TrainingProcess(0, 2), True),
+        (TrainingProcess(1, 2), False),
+        (TrainingProcess(1, 1), True),
+    ],
+)
+def test_who_shows_what_there_is_to_show(process, leads):
+    """The first of several processes shows the curve, and one that is alone, whatever number a variable has left it."""
+    assert process.leads is leads
 
 
 @pytest.mark.parametrize(

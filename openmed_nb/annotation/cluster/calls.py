@@ -21,13 +21,15 @@ PATIENCE = 60.0
 LOOK = 5.0
 """How often that is looked at while nothing comes, in seconds."""
 
+UNREACHABLE = "The scheduler of the cluster cannot be reached."
+
 AGAIN = "Start the cluster again, and go on with the same call and its resume file."
 
 
 def lost(client: Client) -> ClusterUnusable:
     """Return the error of a client that has lost its cluster."""
     if client.status == "connecting":
-        return ClusterUnusable("The scheduler of the cluster cannot be reached.", AGAIN)
+        return ClusterUnusable(UNREACHABLE, AGAIN)
     return ClusterUnusable(f"The client is {client.status}.", AGAIN)
 
 
@@ -92,7 +94,7 @@ def asked(client: Client, call: Callable[[], Awaitable[Result]]) -> Result:
         try:
             return pending.result()
         except OSError as error:
-            raise ClusterUnusable("The scheduler of the cluster cannot be reached.", AGAIN) from error
+            raise ClusterUnusable(UNREACHABLE, AGAIN) from error
 
 
 def patiently(client: Client, call: Callable[[], Awaitable[Result]], patience: float = PATIENCE) -> Result:
@@ -122,8 +124,10 @@ def submitted(client: Client, function: Callable[..., Any], *arguments: Any, **o
     """Send a task out.
 
     Raises:
-        ClusterUnusable: Where the client is closed.
+        ClusterUnusable: Where the client is closed, or has lost its scheduler: Dask would take it and wait.
     """
+    if client.status != "running":
+        raise lost(client)
     with told_as_lost(client):
         return client.submit(function, *arguments, pure=False, **options)
 

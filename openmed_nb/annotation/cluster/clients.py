@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import ClusterError, ClusterUnusable, ConfigurationError, OpenMedError, cause
-from .calls import PATIENCE, asked, computed, lost, submitted
+from .calls import PATIENCE, asked, call_off, computed, lost, submitted
+from .extra import import_extra
 
 if TYPE_CHECKING:
     from distributed import Client
-
-
-def import_distributed() -> None:
-    """Check that Dask is installed.
-
-    Raises:
-        ConfigurationError: Where it is not.
-    """
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        what = f"A cluster needs Dask: {cause(error)}."
-        raise ConfigurationError(what, "Install it: python -m pip install 'openmed-nb[cluster]'.") from error
 
 
 def checked_client(client: Any) -> Client:
@@ -32,17 +21,29 @@ def checked_client(client: Any) -> Client:
     Raises:
         ConfigurationError: For anything else.
     """
-    import_distributed()
+    import_extra("distributed", "A cluster needs Dask")
     from distributed import Client
 
     if not isinstance(client, Client):
-        what = f"{type(client).__name__} is no client of a cluster."
-        raise ConfigurationError(what, "Pass a dask.distributed.Client, such as nb.cluster(n=2).client.")
+        raise ConfigurationError(f"{type(client).__name__} is no client of a cluster.", remedy_for(client))
     if client.asynchronous:
         raise ConfigurationError("The client is asynchronous.", "Pass one that was made without asynchronous=True.")
     if client.status != "running":
         raise lost(client)
     return client
+
+
+def remedy_for(cluster: Any) -> str:
+    """Return what to pass in the place of something that is no client: that of a cluster, where it is one."""
+    from distributed.deploy.cluster import Cluster as DaskCluster
+
+    from .starting import Cluster
+
+    if isinstance(cluster, Cluster):
+        return "Pass its client: client=cluster.client."
+    if isinstance(cluster, DaskCluster):
+        return "Pass a client of it: client=dask.distributed.Client(cluster)."
+    return "Pass a dask.distributed.Client, such as nb.cluster().client."
 
 
 def check_sendable(arguments: Mapping[str, Any]) -> None:
@@ -88,13 +89,31 @@ def ask_all(client: Client, function: Callable[..., Any], *arguments: Any, patie
         OpenMedError: What the first worker failed with.
         ClusterUnusable: Where there is no worker.
     """
-    if not asked(client, lambda: a_worker_comes(client, patience)):
-        raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().")
-    said: Mapping[str, Any] = asked(client, lambda: client.run(function, *arguments, on_error="return"))
+    with one_wanted(client, function, *arguments):
+        if not asked(client, lambda: a_worker_comes(client, patience)):
+            raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().")
+        said: Mapping[str, Any] = asked(client, lambda: client.run(function, *arguments, on_error="return"))
     for address in sorted(said):
         if isinstance(said[address], BaseException):
             raise failure_of(host_of(address), said[address])
     return [said[address] for address in sorted(said)]
+
+
+@contextlib.contextmanager
+def one_wanted(client: Client, function: Callable[..., Any], *arguments: Any) -> Iterator[None]:
+    """Give a cluster that has no worker a task for the time of a block: just what its workers are asked there.
+
+    One that adapts to its work (Dask's ``adapt(minimum=0)``) starts a worker for a task alone, and soon ends one that has
+    none, also while it loads a model because it was asked to.
+
+    Raises:
+        ClusterUnusable: Where there is no scheduler to ask.
+    """
+    tasks = [] if asked(client, client.nthreads) else [submitted(client, function, *arguments)]
+    try:
+        yield
+    finally:
+        call_off(client, tasks)
 
 
 async def a_worker_comes(client: Client, patience: float) -> bool:

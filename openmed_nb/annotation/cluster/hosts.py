@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause
+from ...errors import ClusterUnusable, WorkersDiffer, cause
 from .login import Login
 from .members import versions_here
 from .plans import visible_gpus
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 CHECK_TIMEOUT = 90.0
 """How long the Python of a host may take to say what it has, in seconds; it may have to load torch from a slow disk."""
 
+LEAVE_TIMEOUT = 8.0
+"""How long a process on a host may take to end, in seconds. Where its host does not answer, it ends when the connection is
+gone, but nobody sees that."""
+
 CHECK = (
     "import distributed, json, openmed_nb, os, sys; "
     "gpus = __import__('torch').cuda.device_count() if sys.argv[1:] else 0; "
@@ -29,19 +33,6 @@ CHECK = (
     "print(json.dumps({'version': openmed_nb.__version__, 'gpus': gpus, 'visible': visible, 'connection': connection}))"
 )
 """What the Python of a host is asked; with an argument, it also counts the GPUs of CUDA."""
-
-
-def import_asyncssh() -> None:
-    """Check that asyncssh is installed.
-
-    Raises:
-        ConfigurationError: Where it is not.
-    """
-    try:
-        import asyncssh  # noqa: F401
-    except ImportError as error:
-        what = f"A cluster over SSH needs asyncssh: {cause(error)}."
-        raise ConfigurationError(what, "Install it: python -m pip install 'openmed-nb[cluster]'.") from error
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ async def ask(
 
     async def one(host: str, connection: SSHClientConnection) -> Host:
         words = (login.python, "-c", CHECK, *(["gpus"] if host in count_gpus else []))
-        with unreachable(host):
+        with unreachable(host, login):
             done = await connection.run(shlex.join(words), timeout=CHECK_TIMEOUT)
         return checked_answer(host, login.python, versions_here()["openmed_nb"], str(done.stdout), str(done.stderr))
 
@@ -152,7 +143,7 @@ def addresses_to_listen_on(hosts: Mapping[str, Host]) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def connected(host: str, login: Login) -> AsyncIterator[SSHClientConnection]:
+async def connection_to(host: str, login: Login) -> AsyncIterator[SSHClientConnection]:
     """Have a connection to a host.
 
     Raises:
@@ -160,7 +151,7 @@ async def connected(host: str, login: Login) -> AsyncIterator[SSHClientConnectio
     """
     import asyncssh
 
-    with unreachable(host):
+    with unreachable(host, login):
         connection = await asyncssh.connect(host, **login.options)
     try:
         yield connection
@@ -170,8 +161,8 @@ async def connected(host: str, login: Login) -> AsyncIterator[SSHClientConnectio
 
 
 @contextlib.contextmanager
-def unreachable(host: str) -> Iterator[None]:
-    """Turn what SSH fails with into an error that names the host.
+def unreachable(host: str, login: Login) -> Iterator[None]:
+    """Turn what SSH fails with into an error that names the host, and how to log in by hand where that tells more.
 
     Raises:
         ClusterUnusable: Where it cannot be reached, is not the one that is known, or lets nobody in.
@@ -182,10 +173,12 @@ def unreachable(host: str) -> Iterator[None]:
         yield
     except asyncssh.HostKeyNotVerifiable as error:
         what = f"The key of host {host} is not among the known hosts, or not the one that is known: {cause(error)}."
-        raise ClusterUnusable(
-            what, f"Run ssh {host} once, and compare the key with what the host itself shows."
-        ) from error
+        remedy = f"Run {login.command(host)} once, and compare the key with what the host itself shows."
+        raise ClusterUnusable(what, remedy) from error
     except asyncssh.PermissionDenied as error:
         raise ClusterUnusable(f"{host} does not let you in: {cause(error)}.", "Name user and key.") from error
+    except asyncssh.KeyImportError as error:
+        what = f"The key for {host} cannot be used: {cause(error)}."
+        raise ClusterUnusable(what, "Where it has a passphrase, run ssh-add with it, and leave key= out.") from error
     except (asyncssh.Error, OSError, ValueError) as error:  # A file that is no key is a ValueError.
         raise ClusterUnusable(f"{host} cannot be used over SSH: {cause(error)}.", "Check its name and port.") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import signal
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -18,6 +19,20 @@ Value = TypeVar("Value")
 
 END_TIMEOUT = 30.0
 """How long the end of a cluster is waited for, in seconds; what takes longer goes on in its thread."""
+
+
+def keep_interrupts_out() -> None:
+    """Keep Ctrl-C from this thread, and from every thread and process that starts here: they inherit what it blocks.
+
+    A terminal and Jupyter send it to the whole group of processes, and a worker that gets it leaves for good. Python's
+    watcher of shared memory, which multiprocessing starts when it first needs it, is there before: until Python 3.12, its
+    start unblocks interrupts.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
 class Lifetime(Generic[Value]):
@@ -85,6 +100,7 @@ class Lifetime(Generic[Value]):
     def _live(self) -> None:
         """Run the context in a loop of its own; all that it began there ends with the loop."""
         try:
+            keep_interrupts_out()
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - it belongs to the thread that waits
             if self._begun.done():

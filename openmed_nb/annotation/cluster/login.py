@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ HIGHEST_PORT = 65535
 
 HOST = re.compile(r"[\w:][\w.:%-]*")
 """What can be the name of a computer or its address; whether there is one is seen when it is connected to."""
+
+REMEDIES = {
+    "@": "Name the user in user=, and hosts without it.",
+    r":\d+$": "Name the port in port=, and hosts without it.",
+}
+"""What to do where a name has more than a host."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Login:
         """Return a login with what a person gave.
 
         Raises:
-            ConfigurationError: For what is no text, no path or no port.
+            ConfigurationError: For what is no text, no file that is here, or no port.
 
         Example:
             >>> Login.of(user="me", port=2222).options["port"]
@@ -57,9 +64,9 @@ class Login:
         """
         return cls(
             checked_text("user", user),
-            checked_path("key", key),
+            checked_key(key),
             checked_port(port),
-            checked_path("known_hosts", known_hosts),
+            checked_file("known_hosts", known_hosts, "Name the file of the keys of known hosts."),
             checked_text("remote_python", python) or sys.executable,
         )
 
@@ -70,6 +77,18 @@ class Login:
         named = {"username": self.user, "client_keys": keys, "port": self.port, "known_hosts": self.known_hosts}
         times = {"connect_timeout": CONNECT_TIMEOUT, "keepalive_interval": KEEP_ALIVE}
         return {**times, **{name: value for name, value in named.items() if value is not None}}
+
+    def command(self, host: str) -> str:
+        """Return the command with which a person logs in to a host in the same way.
+
+        Example:
+            >>> Login(user="me", port=2222).command("mac1")
+            'ssh -p 2222 me@mac1'
+        """
+        key = () if self.key is None else ("-i", self.key)
+        port = () if self.port is None else ("-p", str(self.port))
+        known = () if self.known_hosts is None else ("-o", f"UserKnownHostsFile={self.known_hosts}")
+        return shlex.join(("ssh", *key, *port, *known, host if self.user is None else f"{self.user}@{host}"))
 
 
 def checked_text(name: str, value: Any) -> str | None:
@@ -84,10 +103,30 @@ def checked_text(name: str, value: Any) -> str | None:
     raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass a string, or leave it out.")
 
 
-def checked_path(name: str, value: Any) -> str | None:
-    """Return the path of a file on this computer as text; ``~`` is the home of a user."""
+def checked_file(name: str, value: Any, remedy: str) -> str | None:
+    """Return the path of a file on this computer as text; ``~`` is the home of a user.
+
+    Raises:
+        ConfigurationError: Where there is no such file.
+    """
     text = checked_text(name, value)
-    return None if text is None else os.path.expanduser(text)  # noqa: PTH111 - pathlib's fails for an unknown user
+    path = None if text is None else os.path.expanduser(text)  # noqa: PTH111 - pathlib's fails for an unknown user
+    if path is None or os.path.isfile(path):  # noqa: PTH113 - as above
+        return path
+    raise ConfigurationError(f"{name}={shorten(repr(path))} is no file on this computer.", remedy)
+
+
+def checked_key(value: Any) -> str | None:
+    """Return the path of a private key.
+
+    Raises:
+        ConfigurationError: Where there is no such file, and for a public key, which opens nothing.
+    """
+    remedy = "Name the file of a private key, without .pub."
+    path = checked_file("key", value, remedy)
+    if path is None or not path.endswith(".pub"):
+        return path
+    raise ConfigurationError(f"key={shorten(repr(path))} is a public key.", remedy)
 
 
 def checked_port(port: Any) -> int | None:
@@ -117,8 +156,9 @@ def checked_hosts(hosts: Any) -> tuple[str, ...]:
     if names and not wrong:
         return names
     what = f"hosts cannot be {shorten(repr(hosts))}."
-    if any(isinstance(name, str) and "@" in name for name in wrong):
-        raise ConfigurationError(what, "Name the user in user=, and hosts without it.")
+    for pattern, remedy in REMEDIES.items():
+        if any(isinstance(name, str) and re.search(pattern, name) for name in wrong):
+            raise ConfigurationError(what, remedy)
     raise ConfigurationError(what, "Pass names of hosts in a list, such as ['mac1', 'mac2'].")
 
 
@@ -126,10 +166,10 @@ def is_host(name: Any) -> bool:
     """Tell whether something can be the name of a host; a label of it has 63 characters at most (RFC 1035, 2.3.4).
 
     Example:
-        >>> is_host("mac1.local"), is_host("fe80::1%en0"), is_host("me@mac1"), is_host("a" * 64)
-        (True, True, False, False)
+        >>> is_host("mac1.local"), is_host("fe80::1%en0"), is_host("me@mac1"), is_host("mac1:22"), is_host("a" * 64)
+        (True, True, False, False, False)
     """
-    if not isinstance(name, str) or not HOST.fullmatch(name):
+    if not isinstance(name, str) or not HOST.fullmatch(name) or name.count(":") == 1:
         return False
     try:
         name.encode("idna")

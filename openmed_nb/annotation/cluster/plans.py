@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, shorten
+
+ALWAYS = 2
+"""How many workers a CPU may always have; with many more than cores, a computer does nothing but start them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def plan_workers(
         threads: On how many threads each computes on the CPU; ``None`` shares the cores out.
 
     Raises:
-        ConfigurationError: For more workers than devices, or no worker.
+        ConfigurationError: For more workers than devices or cores, or no worker.
 
     Example:
         >>> [plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plan_workers("cuda", None, ("0", "1"), 8)]
@@ -62,10 +65,11 @@ def plan_workers(
         >>> plan_workers("cpu", 2, (), 8)[0].environment
         {'OPENMED_TORCH_DEVICE': 'cpu', 'OMP_NUM_THREADS': '4'}
     """
-    check_whole("n", n)
+    check_whole("n", n, ", or name computers in hosts=[...]")
     check_whole("threads", threads)
     if device == "cpu":
         count = n or 1
+        check_count(n, max(ALWAYS, cores), f"{cores} core{'s' * (cores != 1)} of the CPU", "")
         shared = None if count == 1 else max(1, cores // count)
         return (WorkerPlan("cpu", threads=threads or shared),) * count
     if device == "mps":
@@ -77,25 +81,24 @@ def plan_workers(
     return tuple(WorkerPlan("cuda", gpu, threads) for gpu in chosen[:n])
 
 
-def check_whole(name: str, number: Any) -> None:
+def check_whole(name: str, number: Any, otherwise: str = "") -> None:
     """Check how many workers or threads there shall be; ``None`` leaves it to us.
 
     Raises:
         ConfigurationError: For anything but a whole number from 1.
     """
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise ConfigurationError(f"{name} cannot be {number!r}.", "Use a whole number from 1.")
+        raise ConfigurationError(f"{name} cannot be {shorten(repr(number))}.", f"Use a whole number from 1{otherwise}.")
 
 
-def check_count(n: int | None, devices: int, there: str) -> None:
-    """Check that there is a device for each worker.
+def check_count(n: int | None, most: int, there: str, otherwise: str = ", or device='cpu'") -> None:
+    """Check that there is a device for each worker, or a core.
 
     Raises:
         ConfigurationError: Where there is not.
     """
-    if n is not None and n > devices:
-        what = f"{n} workers were asked for, and there is {there}."
-        raise ConfigurationError(what, f"Use n={devices}, or device='cpu'.")
+    if n is not None and n > most:
+        raise ConfigurationError(f"n cannot be {n} with {there}.", f"Use n={most}{otherwise}.")
 
 
 def visible_gpus(count: int, environ: Mapping[str, str]) -> tuple[str, ...]:

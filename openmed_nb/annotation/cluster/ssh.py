@@ -4,92 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
 import shlex
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ClusterUnusable, cause
-from . import keeper, tethered
-from .hosts import Host, addresses_to_listen_on, ask, connected, unreachable
+from . import tethered
+from .certificates import Certificates
+from .hosts import LEAVE_TIMEOUT, Host, addresses_to_listen_on, ask, connection_to
 from .login import Login
 from .plans import WorkerPlan, plan_hosts
-from .starting import ALLOWED_FAILURES, PAGES, SILENT, START, START_TIMEOUT
+from .settings import ALLOWED_FAILURES, PAGES, for_a_start
+from .starting import START_TIMEOUT, in_time
 
 if TYPE_CHECKING:
-    from asyncssh import SSHClientConnection, SSHReader
+    from asyncssh import SSHReader
     from distributed import Security, SpecCluster
 
-PATIENCE = 8.0
-"""How long a process on a host may take to end, in seconds. Where its host does not answer, it ends when the connection is
-gone, but nobody sees that."""
+REMEDY = "Check that the hosts and this computer reach each other's ports."
 
 LIMITS = {"allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
 """How many workers a text may end, and after which time without work a cluster ends by itself, where its hosts were never
 told that its connections are gone."""
-
-TLS_FIELDS = {
-    "tls_ca_file": "ca-file",
-    "tls_scheduler_cert": "scheduler.cert",
-    "tls_scheduler_key": "scheduler.key",
-    "tls_worker_cert": "worker.cert",
-    "tls_worker_key": "worker.key",
-}
-"""What a host needs of ``distributed.Security``, and what Dask's settings call it."""
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """The certificates of a cluster on its hosts.
-
-    Attributes:
-        folder: Where those that are made for this cluster go.
-        files: The content of each, by the name of its file.
-        config: What Dask's settings say of them.
-    """
-
-    folder: str
-    files: Mapping[str, str]
-    config: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, security: Security) -> Certificates:
-        """Return what hosts need to know each other by: text of a certificate goes there, a path is there already."""
-        folder = f"/tmp/openmed_nb-{uuid.uuid4().hex}"  # noqa: S108 - nobody can foretell it, and it is made with mode 700
-        fields = {field: getattr(security, field) for field in TLS_FIELDS}
-        files = {f"{field}.pem": text for field, text in fields.items() if text and "\n" in text}
-        places = {field: f"{folder}/{field}.pem" if f"{field}.pem" in files else text for field, text in fields.items()}
-        config = {f"distributed.comm.tls.{TLS_FIELDS[field]}": place for field, place in places.items()}
-        return cls(folder, files, {**config, "distributed.comm.require-encryption": True})
-
-    @contextlib.asynccontextmanager
-    async def on(self, host: str, connection: SSHClientConnection, python: str) -> AsyncIterator[None]:
-        """Have the files on a host while it is connected (see :mod:`.keeper`), so also not where this process is killed.
-
-        Args:
-            host: The host.
-            connection: The connection to it.
-            python: Its Python.
-
-        Raises:
-            ClusterUnusable: Where they cannot be written.
-        """
-        with unreachable(host):
-            process = await connection.create_process(shlex.join((python, "-m", keeper.__name__)))
-            process.stdin.write(json.dumps([self.folder, dict(self.files)]) + "\n")
-            if not await process.stdout.readline():
-                last = str(await process.stderr.read()).strip().splitlines()[-1:]
-                what = f"No certificates can be written on {host}: {cause(RuntimeError(*last))}."
-                raise ClusterUnusable(what, "Look whether its /tmp can be written to.")
-        try:
-            yield
-        finally:
-            process.stdin.write_eof()
-            await asyncio.wait([asyncio.ensure_future(process.wait_closed())], timeout=PATIENCE)
 
 
 @contextlib.asynccontextmanager
@@ -111,12 +48,14 @@ async def ssh_cluster(
     """
     certificates = Certificates.of(security)
     async with contextlib.AsyncExitStack() as stack:
-        connections = {host: await stack.enter_async_context(connected(host, login)) for host in dict.fromkeys(hosts)}
+        connections = {
+            host: await stack.enter_async_context(connection_to(host, login)) for host in dict.fromkeys(hosts)
+        }
         answers = await ask(connections, login, those_that_share_gpus(hosts, device))
         plans = plan_hosts(hosts, {host: answer.gpus for host, answer in answers.items()}, device, threads)
         for host, connection in connections.items():
-            await stack.enter_async_context(certificates.on(host, connection, login.python))
-        cluster = on_hosts(hosts, plans, answers, login, security)
+            await stack.enter_async_context(certificates.on(host, connection, login))
+        cluster = not_started(hosts, plans, answers, login, security)
         yield await stack.enter_async_context(running(cluster, certificates.config))
 
 
@@ -130,7 +69,7 @@ def those_that_share_gpus(hosts: Sequence[str], device: str | None) -> set[str]:
     return {host for host, count in Counter(hosts).items() if count > 1 and device in (None, "cuda")}
 
 
-def on_hosts(
+def not_started(
     hosts: Sequence[str], plans: Sequence[WorkerPlan], answers: Mapping[str, Host], login: Login, security: Security
 ) -> SpecCluster:
     """Return a cluster that has yet to be started.
@@ -151,7 +90,6 @@ def on_hosts(
         scheduler_options={**server_options(addresses.get(hosts[0])), "port": 0, **LIMITS},
         remote_python=f"{shlex.quote(login.python)} -m {tethered.__name__}",
         security=security,
-        silence_logs=SILENT,
         asynchronous=True,
         shutdown_scheduler=False,  # It ends with its connection; Dask would wait for one that is gone.
     )
@@ -195,11 +133,9 @@ async def running(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncItera
         cluster: A cluster that has yet to be started.
         config: Dask's settings for the processes.
     """
-    import dask.config
-
     processes = remembered(cluster)
     try:
-        with dask.config.set({**START, **config}):
+        async with for_a_start(config):
             await start(cluster, processes)
         reading = [asyncio.create_task(read_to_end(stream)) for stream in streams_of(processes)]
         yield cluster
@@ -212,14 +148,30 @@ async def running(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncItera
 def remembered(cluster: SpecCluster) -> list[Any]:
     """Return a list that gets every process of a cluster as soon as it is about to start, the scheduler first."""
     processes: list[Any] = []
-
-    def remember(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        processes.append(make(*arguments, **options))
-        return processes[-1]
-
     for spec in (cluster.scheduler_spec, *cluster.worker_spec.values()):
-        spec["cls"] = functools.partial(remember, spec["cls"])
+        spec["cls"] = that_names_its_host(spec["cls"], processes)
     return processes
+
+
+def that_names_its_host(kind: Any, processes: list[Any]) -> type:
+    """Return a kind of process over SSH that names its host where it does not start, and puts itself into a list."""
+
+    class Process(kind):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+        async def start(self) -> None:
+            """Start it, and name its host where that fails."""
+            host = self.address  # That of a scheduler becomes one of Dask.
+            try:
+                await super().start()
+            except Exception as error:  # noqa: BLE001 - Dask raises bare ones
+                what = f"The cluster does not start on {host}: {cause(error)}."
+                remedy = "Look whether it has memory, free ports, and the files of its certificates."
+                raise ClusterUnusable(what, remedy) from None
+
+    return Process
 
 
 async def start(cluster: SpecCluster, processes: Sequence[Any]) -> None:
@@ -230,9 +182,12 @@ async def start(cluster: SpecCluster, processes: Sequence[Any]) -> None:
         processes: Its processes, which come to be meanwhile.
     """
     before = asyncio.all_tasks()
+    starting = asyncio.ensure_future(cluster)
     try:
-        await asyncio.wait_for(cluster, START_TIMEOUT)
+        await in_time(starting, START_TIMEOUT)
     except BaseException:
+        starting.cancel()
+        await asyncio.wait([starting])
         begun = asyncio.all_tasks() - before
         await end(cluster, processes)
         for task in begun:  # Dask goes on to start its other workers.
@@ -268,7 +223,7 @@ async def end_processes(processes: Sequence[Any]) -> None:
     for proc in started:
         proc.stdin.write_eof()
     if started:
-        await asyncio.wait([asyncio.ensure_future(proc.wait_closed()) for proc in started], timeout=PATIENCE)
+        await asyncio.wait([asyncio.ensure_future(proc.wait_closed()) for proc in started], timeout=LEAVE_TIMEOUT)
     for process in processes:
         await process.close()
         if process.connection:

@@ -19,7 +19,7 @@ from ..chunks import Chunk, in_chunks
 from ..references import Reference
 from ..stream import END, Answer
 from ..texts import unreadable
-from .calls import PATIENCE, asked, call_off, computed, let_go, patiently, submitted, wait_for
+from .calls import PATIENCE, asked, call_off, computed, let_go, lost, patiently, submitted, wait_for
 from .clients import host_of
 from .work import Work
 
@@ -39,8 +39,9 @@ RETRIES = 2
 MOST_KILLED = 5
 """After how many texts in a row, each of which ended all workers that read it alone, the workers are to blame.
 
-Some can be chance, such as copies of one huge note, or notes sorted by length; by the fifth, fifteen workers have ended (Dask
-gives each text three), with no answer from anywhere between, and each end takes the seconds in which a worker starts again.
+Some can be chance, such as copies of one huge note, or notes sorted by length; by the fifth, each has ended as many workers as
+the scheduler's ``allowed-failures`` and one more, with no answer from anywhere between, and each end takes the seconds in
+which a worker starts again.
 Those texts are recorded, so that a call that is repeated goes on after them."""
 
 UnderWay = deque[tuple[Chunk, "Future"]]
@@ -74,8 +75,15 @@ class ClusterAnnotator:
             DeviceUnavailable: Where a device fails again and again; the answers to all texts before were given then.
             Exception: What the stream itself raises, after the answers to all texts before it.
         """
-        plain = (sendable(text, number, self.split) for number, text in enumerate(texts, first))
+        plain = (sendable(text, number, self.split) for number, text in enumerate(self.while_connected(texts), first))
         return while_workers_last(self.in_order(in_chunks(plain, self.characters, first, LEAST)))
+
+    def while_connected(self, texts: Iterable[Any]) -> Iterator[Any]:
+        """Yield texts for as long as the scheduler is there: those of a slow stream would be waited for in vain."""
+        for text in texts:
+            yield text
+            if self.client.status != "running":
+                raise lost(self.client)
 
     def in_order(self, chunks: Iterator[Chunk]) -> Generator[list[Answer]]:
         """Yield the answers to chunks in their order; what is under way when nobody wants more is called off."""
