@@ -113,9 +113,12 @@ def architectures(helper: Callable[[Path], ModuleType]) -> ModuleType:
     return helper(FOLDER / "architectures.py")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool() -> Iterator[Any]:
-    """A cluster of two workers on this computer, with one thread each; tests leave it as it was."""
+    """A cluster of two workers on this computer, with one thread each; tests leave it as it was.
+
+    Each module has its own, so that no process of it is there in tests that look for processes.
+    """
     import openmed_nb
 
     with openmed_nb.cluster(n=2, device="cpu", threads=1) as cluster:
