@@ -18,9 +18,11 @@ START: dict[str, Any] = {
     "distributed.nanny.pre-spawn-environ": {},
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
+    "distributed.worker.profile.enabled": False,
 }
 """Dask would set the threads of every process to one, this one included; here they are set for each worker. No page is
-served: Dask opens a port for them all the same, which is kept to the computer itself."""
+served: Dask opens a port for them all the same, which is kept to the computer itself. So nobody sees what its profiler finds,
+which looks at a worker's stack every 10 ms."""
 
 FORGETFUL = {"distributed.admin.low-level-log-length": 0}
 """Dask keeps the last messages of each connection for those who look for its errors (``BatchedSend.recent_message_log``):
