@@ -76,6 +76,7 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     end_import_of_script()
     import_extra("distributed", "A cluster needs Dask")
+    check_whole("n", n, ", or name computers in hosts=[...]")
     check_whole("threads", threads)
     ssh = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
     if hosts is None:

@@ -65,7 +65,7 @@ def plan_workers(
         >>> plan_workers("cpu", 2, (), 8)[0].environment
         {'OPENMED_TORCH_DEVICE': 'cpu', 'OMP_NUM_THREADS': '4'}
     """
-    check_whole("n", n, ", or name computers in hosts=[...]")
+    check_whole("n", n)
     check_whole("threads", threads)
     if device == "cpu":
         count = n or 1
