@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,13 @@ FOLDER = Path(__file__).parent
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 
 
+EXAMPLES = {"dev": 25, "ci": 50, "slow": 300, "simulated": 12}
+"""How many examples a property tries: the first lane's are the same each time, at a desk and in CI."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch for the second run of tests, and the one for the pictures of the panel."""
+    """Add the switches of the slow lane, and the one for the pictures of the panel."""
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too, and many more examples")
     parser.addoption(
         "--simulated-mps",
         action="store_true",
@@ -29,21 +35,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="FOLDER", help="keep the pictures that the browser tests take")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples the properties try."""
+    for name, examples in EXAMPLES.items():
+        fixed = name in ("dev", "ci")
+        settings.register_profile(
+            name, max_examples=examples, derandomize=fixed, deadline=None, database=None, print_blob=True
+        )
+    lane = "simulated" if config.getoption("simulated_mps") else "slow" if config.getoption("slow") else None
+    settings.load_profile(lane or ("ci" if os.environ.get("CI") else "dev"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests of the real computer out of the second run, and try fewer examples: the first run tries them all."""
+    """Leave the slow tests out of the first lane, and the tests of the real computer out of the simulated run."""
+    out = set()
+    if not config.getoption("slow"):
+        out.add("slow")
     if config.getoption("simulated_mps"):
-        real = [item for item in items if item.get_closest_marker("real_computer")]
-        config.hook.pytest_deselected(items=real)
-        items[:] = [item for item in items if item not in real]
-        for item in items:
-            try_fewer_examples(getattr(item, "function", None))
-
-
-def try_fewer_examples(test: Any) -> None:
-    """Let a property try at most twelve examples; hypothesis has no public way to lower what a test says itself."""
-    wanted = getattr(test, "_hypothesis_internal_use_settings", None)
-    if wanted is not None:
-        test._hypothesis_internal_use_settings = settings(wanted, max_examples=min(12, wanted.max_examples))
+        out.add("real_computer")
+    left = [item for item in items if any(map(item.get_closest_marker, out))]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ import pickle
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
@@ -111,7 +111,6 @@ def test_every_error_is_described(kind: type[OpenMedError]):
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
-@settings(max_examples=150, deadline=None)
 def test_error_is_always_one_line(what: str, remedy: str):
     """Whatever a message holds, an error is rendered as a single line."""
     (line,) = OpenMedError(what, remedy)._render_traceback_()
@@ -121,7 +120,6 @@ def test_error_is_always_one_line(what: str, remedy: str):
 
 
 @given(st.text(max_size=200), st.integers(1, 100))
-@settings(max_examples=100, deadline=None)
 def test_shortened_text(text: str, length: int):
     """A shortened text has at most so many characters, and a mark where something was cut off."""
     short = shorten(text, length)

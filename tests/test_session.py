@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
@@ -265,7 +265,6 @@ KINDS = st.sampled_from([("mac", {}), ("mac", {"failing": "no"}), ("box", {}), (
 
 
 @given(kind=KINDS, shell=SHELLS, verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=10))
-@settings(max_examples=500, deadline=None)
 def test_any_sequence_of_verbs(
     computers: ModuleType, kind: tuple[str, dict[str, str]], shell: dict[str, str], verbs: list[str]
 ):

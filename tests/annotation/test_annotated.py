@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.annotated import AnnotatedText, label
@@ -175,7 +175,6 @@ class TestOverlaps:
         """Two entities without a character between them are two marks."""
         assert "[asthma](DISEASE)[ and](OTHER)" in str(annotated(entity(13, 17, "OTHER"), ASTHMA))
 
-    @settings(max_examples=200, deadline=None)
     @given(some.text(), some.lists(some.tuples(some.integers(0, 30), some.integers(0, 30)), max_size=6))
     def test_text_is_shown_whole_whatever_is_marked(self, text, places):
         """Whatever entities there are, the marked text is the text."""

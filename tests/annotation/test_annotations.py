@@ -7,7 +7,7 @@ import sys
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.annotations import SHOWN_CHARACTERS, SHOWN_TEXTS, Annotations
@@ -178,7 +178,6 @@ class TestShown:
         assert len(str(long)) < SHOWN_CHARACTERS + 300
         assert "[asthma](DISEASE)" in str(long)
 
-    @settings(max_examples=50, deadline=None)
     @given(some.integers(0, 30), some.integers(1, 40))
     def test_entity_at_the_edge_of_what_is_shown(self, before, length):
         """An entity is marked where all of it is shown, and shortening never fails."""

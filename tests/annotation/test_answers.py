@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.answers import Answers
@@ -38,7 +38,6 @@ def held(answers):
     return columns
 
 
-@settings(max_examples=150, deadline=None)
 @given(ANSWERS)
 def test_what_goes_in_comes_out(answers):
     """Every entity comes back with the same values and its keys in transformers' order, and every error with its number."""
@@ -49,7 +48,6 @@ def test_what_goes_in_comes_out(answers):
     assert columns.errors == {number: answer for number, answer in enumerate(answers) if isinstance(answer, str)}
 
 
-@settings(max_examples=150, deadline=None)
 @given(ANSWERS, some.slices(8))
 def test_it_is_a_sequence_like_the_list_of_its_items(answers, part):
     """Length, indices from both ends, slices, iteration and membership are those of a list of lists."""
@@ -69,7 +67,6 @@ def test_number_beyond_the_last_is_an_index_error(number):
         held([[ASTHMA]])[number]
 
 
-@settings(max_examples=100, deadline=None)
 @given(ANSWERS)
 def test_table_has_a_row_for_each_entity(answers):
     """The columns have every entity once, in order, beside the number of its text."""

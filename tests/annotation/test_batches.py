@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.annotation.batches import Batch, Budget, allowed_lengths, plan_batches
@@ -43,7 +43,6 @@ class TestEveryBatch:
     """What holds for any corpus, any model and any budget."""
 
     @given(corpora(), budgets)
-    @settings(max_examples=150, deadline=None)
     def test_every_window_is_in_one_batch(self, corpus, budget):
         """Every window is in exactly one batch, which is long enough for it and has a row for each of its windows."""
         longest, lengths = corpus
@@ -55,7 +54,6 @@ class TestEveryBatch:
         assert all(batch.length <= longest for batch in batches)
 
     @given(corpora(), budgets)
-    @settings(max_examples=150, deadline=None)
     def test_budget_holds(self, corpus, budget):
         """A batch has at most the tokens and the rows of the budget, filling included, unless it is one row."""
         longest, lengths = corpus
@@ -64,7 +62,6 @@ class TestEveryBatch:
             assert batch.height <= (budget.rows or batch.height)
 
     @given(corpora(), budgets)
-    @settings(max_examples=100, deadline=None)
     def test_filling(self, corpus, budget):
         """Where every shape is welcome, a batch has no more filling than the budget has for it."""
         longest, lengths = corpus
@@ -72,7 +69,6 @@ class TestEveryBatch:
             assert (batch.length - lengths[batch.rows]).sum() <= budget.waste
 
     @given(corpora(), budgets)
-    @settings(max_examples=100, deadline=None)
     def test_without_padding_lengths_never_mix(self, corpus, budget):
         """Where rows may not be filled up, a batch has windows of its own length only, and no row without a window."""
         longest, lengths = corpus
@@ -85,7 +81,6 @@ class TestFewShapes:
     """A device that compiles for every shape meets few of them."""
 
     @given(st.sampled_from(LONGEST), st.sampled_from([64, 1024, 8192, 32768]), st.data())
-    @settings(max_examples=60, deadline=None)
     def test_all_corpora_share_sixteen_shapes(self, longest, tokens, data):
         """However many corpora a model reads, it meets at most sixteen shapes in all."""
         met = set()
@@ -190,7 +185,6 @@ class TestHalves:
         assert Batch(np.array([1]), 7, 1).halves(np.array([9, 7])) == []
 
     @given(st.integers(1, 50), st.integers(0, 50))
-    @settings(max_examples=60, deadline=None)
     def test_halving_ends_with_single_rows(self, rows, more):
         """Halving again and again ends with each window alone, in one row of its own length, and loses none."""
         batches, ended, lengths = [Batch(np.arange(rows), 64, rows + more)], [], np.arange(rows) + 3

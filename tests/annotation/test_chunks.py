@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.annotation.chunks import Chunk, in_chunks, weight
@@ -21,7 +21,6 @@ class TestOrder:
     """The texts come in order, each once."""
 
     @given(st.lists(st.text(max_size=40) | st.none()), st.integers(1, 200), st.integers(0, 9))
-    @settings(max_examples=80, deadline=None)
     def test_nothing_is_lost_or_reordered(self, texts, characters, first):
         """All chunks end to end are the stream; each knows the number of its first text, and none is empty."""
         chunks = list(in_chunks(iter(texts), characters, first))
@@ -31,7 +30,6 @@ class TestOrder:
         assert [chunk.first for chunk in chunks] == [first + start for start in itertools.accumulate([0, *sizes])][:-1]
 
     @given(st.lists(st.text(max_size=40)), st.integers(1, 200))
-    @settings(max_examples=80, deadline=None)
     def test_chunks_are_no_longer_than_needed(self, texts, characters):
         """Without its last text a chunk is shorter than the characters asked for."""
         for chunk in in_chunks(texts, characters):

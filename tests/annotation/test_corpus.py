@@ -15,7 +15,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
@@ -86,7 +86,7 @@ class TestSeries:
         assert words(found) == WORDS
         assert found.first_texts == tuple(TEXTS)
 
-    @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=repr)
+    @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=type)
     def test_no_text(self, annotated, pipe, series):
         """A series without a text has no answers."""
         found = annotated(pipe, series)
@@ -250,7 +250,6 @@ class TestTextThatCannotBeRead:
         assert list(found.errors) == [1]
 
 
-@settings(max_examples=25, deadline=None)
 @given(some.lists(some.sampled_from(["asthma", "", None, 5, "\ud800"]), max_size=12))
 def test_every_text_has_an_answer_or_a_reason(annotated, pipe, texts):
     """Whatever the series holds, each text is answered or recorded, and stopping at the first keeps those before it."""

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.pipeline import BUDGETS
@@ -58,7 +58,6 @@ def finished(annotated, pipe, tmp_path_factory):
 class TestCutOff:
     """A file of a run that was ended at any moment."""
 
-    @settings(max_examples=40, deadline=None)
     @given(data=some.data())
     def test_at_any_byte(self, run, finished, tmp_path_factory, data):
         """From any beginning of a file the run goes on to the same answers and the same file, to the byte."""
@@ -265,7 +264,6 @@ class TestNoResults:
         assert file.read_bytes() == content
         assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
-    @settings(max_examples=60, deadline=None)
     @given(content=some.binary(min_size=1, max_size=40))
     def test_any_bytes_are_left_alone(self, tmp_path_factory, content):
         """Whatever bytes a file has that are not the beginning of a header, they stay."""

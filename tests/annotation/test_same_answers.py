@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from torch.utils.data import Dataset
 from transformers import CanineConfig, CanineForTokenClassification, CanineTokenizer
@@ -266,7 +266,6 @@ class TestRareModels:
 class TestAnyText:
     """Texts that nobody thought of; the examples are the same every time, so that no score is by chance in the middle."""
 
-    @settings(max_examples=120, deadline=None, derandomize=True)
     @given(some.sampled_from(NAMES), some.sampled_from(STRATEGIES), some.lists(TEXT, min_size=1, max_size=6))
     def test_texts(self, architectures, name, strategy, texts):
         """Any texts have the answers of transformers, together and whatever their order."""
@@ -275,7 +274,6 @@ class TestAnyText:
         architectures.assert_same(ours(texts, truncation=True), expected)
         architectures.assert_same(ours(texts[::-1], truncation=True), expected[::-1])
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
         some.sampled_from(NAMES),
         some.sampled_from(STRATEGIES),
@@ -288,7 +286,6 @@ class TestAnyText:
         texts = [" ".join(texts * 4), *texts]
         architectures.assert_same(ours(texts, stride=stride), theirs(texts, stride=stride))
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
         some.sampled_from(NAMES),
         some.sampled_from(STRATEGIES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.annotations import Annotations
@@ -29,7 +29,6 @@ def of(label, word):
     return {"entity_group": label, "score": 1.0, "word": word, "start": 0, "end": 1}
 
 
-@settings(max_examples=100, deadline=None)
 @given(some.lists(some.one_of(some.just("an error"), FOUND), max_size=8), some.booleans())
 def test_counts(answers, show_text):
     """Texts, texts without any entity, errors, labels and words are counted; words only where texts may be shown."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.texts import unreadable
@@ -22,7 +22,6 @@ class UsersString(str):
     __slots__ = ()
 
 
-@settings(max_examples=100, deadline=None)
 @given(WHOLE, some.lists(WHOLE, max_size=5))
 def test_every_text_that_can_be_encoded_is_read(text, words):
     """Every string without half of a surrogate pair can be read, whole or as one of some words."""
@@ -53,7 +52,6 @@ def test_what_is_no_text_is_named_by_number_and_type(text):
     assert "asthma" not in said
 
 
-@settings(max_examples=100, deadline=None)
 @given(before=WHOLE, half=some.integers(0xD800, 0xDFFF), after=WHOLE)
 def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
     """A text with half of a surrogate pair is refused by number and place, and its words are not repeated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.tokens import Frame, Truncation, encode, tokenise, tokenise_words, without_space
@@ -103,7 +103,6 @@ class TestTokens:
         assert tokens.piece(texts, 0) == "no"
         assert tokens.piece(texts, 1) == "No"
 
-    @settings(max_examples=100, deadline=None)
     @given(some.sampled_from(KINDS), some.lists(some.text(max_size=40), max_size=5))
     def test_any_text(self, architectures, name, texts):
         """Tokens and offsets of any texts are those that transformers has for each."""
@@ -149,7 +148,6 @@ class TestSubwords:
         found = without_space([text], starts, np.zeros(len(text), np.int64))
         assert "".join(str(int(one)) for one in found) == inside
 
-    @settings(max_examples=200, deadline=None)
     @given(some.lists(some.text(some.sampled_from(" a中\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
     def test_as_transformers(self, texts):
         """The rule is transformers': ``start > 0 and " " not in sentence[start - 1 : start + 1]``, in every text."""

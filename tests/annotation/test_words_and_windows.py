@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from transformers import TokenClassificationPipeline
 
@@ -65,7 +65,6 @@ class TestPlanWindows:
         windows = plan_windows(np.array(bounds), np.array(word_starts, np.int64), limit)
         assert sorted(rows(windows)) == sorted(expected)
 
-    @settings(max_examples=120, deadline=None)
     @given(sequences())
     def test_every_token_has_one_owner(self, drawn):
         """Every token is owned by exactly one window, of its own sequence, and windows own stretches in order."""
@@ -78,14 +77,12 @@ class TestPlanWindows:
             for first, last, *_ in windows
         )
 
-    @settings(max_examples=120, deadline=None)
     @given(sequences())
     def test_windows_fit(self, drawn):
         """No window is empty or longer than the limit, and each reads what it owns."""
         for first, last, owned_first, owned_last in rows(plan_windows(*drawn)):
             assert first <= owned_first < owned_last <= last <= first + drawn[2]
 
-    @settings(max_examples=120, deadline=None)
     @given(sequences())
     def test_words_stay_together(self, drawn):
         """A word that fits between the contexts of a window is owned by one window."""
@@ -95,7 +92,6 @@ class TestPlanWindows:
         edges = {first for *_, first, _ in rows(plan_windows(*drawn))}
         assert not [word for word in words if edges & {*range(word[0] + 1, word[1])}]
 
-    @settings(max_examples=120, deadline=None)
     @given(sequences())
     def test_context(self, drawn):
         """Inside a sequence, an owned token has its context on both sides."""
@@ -137,7 +133,6 @@ def words_of(answer):
 class TestLongTexts:
     """All of a text is read, and a window's edge changes nothing."""
 
-    @settings(max_examples=100, deadline=None)
     @given(some.lists(WORD, max_size=120), some.integers(3, 64), some.sampled_from(STRATEGIES))
     def test_edges_change_nothing(self, architectures, keywords, whole, words, limit, strategy):  # noqa: PLR0913, PLR0917
         """What a model says of words alone is found as by a model that takes the whole text, however little fits."""
@@ -145,7 +140,6 @@ class TestLongTexts:
         found = keywords(limit)(text, aggregation_strategy=strategy)
         architectures.assert_same([found], [whole(text, aggregation_strategy=strategy)])
 
-    @settings(max_examples=100, deadline=None)
     @given(some.lists(WORD, max_size=80), some.integers(3, 64), some.sampled_from(STRATEGIES[2:]))
     def test_no_word_is_cut(self, tiny, words, limit, strategy):
         """Where the model says something else of every token, entities still begin and end with words."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.changes import EnvironmentChanges
@@ -146,7 +146,6 @@ STORIES = st.lists(st.sampled_from(VERBS) | st.sampled_from(CHANGES), max_size=1
 
 
 @given(STORIES)
-@settings(max_examples=600, deadline=None)
 def test_every_claim_is_true(story: list[str]):
     """Whatever is done in which order: "in force" is what torch read, "too late" is not, "in time" is still to come."""
     kernel = play(*story)
@@ -161,7 +160,6 @@ def test_every_claim_is_true(story: list[str]):
 
 
 @given(STORIES)
-@settings(max_examples=300, deadline=None)
 def test_plan_shows_what_stands_there(story: list[str]):
     """Once mps is entered, the table shows the values of the environment itself."""
     kernel = play(*story, "enter")
@@ -171,7 +169,6 @@ def test_plan_shows_what_stands_there(story: list[str]):
 
 
 @given(STORIES)
-@settings(max_examples=300, deadline=None)
 def test_nothing_of_ours_remains(story: list[str]):
     """After leaving, only what the person set is left, and all of it that differs from what we would have set."""
     kernel = play(*story, "leave")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.conversion import to_device
@@ -239,7 +239,6 @@ NESTED = st.recursive(
 
 
 @given(NESTED)
-@settings(max_examples=50, deadline=None)
 def test_nothing_is_lost(thing):
     """Whatever is nested in whatever, every leaf is there afterwards, in its place."""
     before, after = flat(thing), flat(to_device(thing, "cpu"))

@@ -7,7 +7,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.environment import (
@@ -94,14 +94,12 @@ def test_pair_on_the_grid(high: str | None, low: str | None):
 @example("0.7x", None)
 @example(None, "1,2")
 @example("5e-324", None)
-@settings(max_examples=400, deadline=None)
 def test_pair_of_any_spelling(high: str | None, low: str | None):
     """The same holds for whatever a person may write, numbers or not."""
     check_pair(high, low)
 
 
 @given(WRITTEN.filter(lambda text: 0 <= strtod(text.encode(), None) <= 2.0))
-@settings(max_examples=300, deadline=None)
 def test_high_alone_is_rescued(high: str):
     """A high ratio that is legal by itself never ends in torch's error, even where it does in the bare shell."""
     assert torch_refuses(with_plan(shell(high, None))) == ""
@@ -120,7 +118,6 @@ def test_grid_has_traps():
 
 
 @given(WRITTEN)
-@settings(max_examples=400, deadline=None)
 def test_ratio_is_read_as_c_reads_it(text: str):
     """A ratio in decimal notation is read as C's strtod reads it, whatever stands behind or instead of the number."""
     assert repr(abs(parse_ratio(text))) == repr(abs(strtod(text.encode(), None)))
@@ -252,7 +249,6 @@ def test_other_devices_need_nothing(device: str, person: dict[str, str]):
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), WRITTEN), st.dictionaries(st.sampled_from(VARIABLES), WRITTEN))
-@settings(max_examples=200, deadline=None)
 def test_undo_takes_back_only_ours(person: dict[str, str], later: dict[str, str]):
     """Undoing leaves what the person had and what they changed since, and nothing of ours."""
     environ = {"HOME": "/home/me", **person}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
@@ -190,7 +190,6 @@ def test_figure_of_this_computer():
 
 
 @given(st.text(max_size=200), st.sampled_from([RuntimeError, MemoryError, ValueError]))
-@settings(max_examples=100, deadline=None)
 def test_any_text(text: str, kind: type[Exception]):
     """Whatever an error says, it is read where it is a lack of memory, and only there."""
     error = kind(text)
@@ -198,7 +197,6 @@ def test_any_text(text: str, kind: type[Exception]):
 
 
 @given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
-@settings(max_examples=60, deadline=None)
 def test_every_unit(number: int, unit: str):
     """A size is read in every unit, old or new, as a multiple of 1024."""
     power = "bkmgt".index(unit[0].lower())

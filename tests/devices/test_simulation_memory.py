@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.environment import HIGH, LOW, apply, plan
@@ -38,7 +38,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(steps=STEPS, ratios=st.sampled_from([{}, {HIGH: "0.0"}, {HIGH: "1.0", LOW: "0.5"}]))
 def test_account_of_blocks(steps, ratios):
     """Whatever is taken, freed and emptied, the figures are those of the living blocks, and the limit holds."""
@@ -70,7 +69,6 @@ def test_account_of_blocks(steps, ratios):
         assert allocator.driver_peak >= max(peak, allocator.driver)
 
 
-@settings(max_examples=40, deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(["make", "view", "drop", "empty"]), st.integers(1, 4000)), max_size=30))
 def test_account_of_tensors(steps):
     """Allocated is the sum over the living storages, however many views there are of each."""

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.activity import Activity
@@ -261,7 +261,6 @@ ANY = st.text(max_size=30)
 CELL = st.text(min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
 @given(title=ANY, sentence=ANY, caption=ANY, cells=st.lists(st.tuples(CELL, CELL), min_size=1, max_size=3))
 def test_any_text_in_a_report(title, sentence, caption, cells):
     """Whatever a report says, the page shows exactly that."""
@@ -271,7 +270,6 @@ def test_any_text_in_a_report(title, sentence, caption, cells):
     assert read(to_html(report)) == expected
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data(), text=st.text(min_size=1, max_size=40), label=ANY)
 def test_any_note_with_any_entities(data, text, label):
     """Whatever a note holds and wherever its entities lie, the marked text is the note with labels."""
@@ -289,7 +287,6 @@ def test_any_note_with_any_entities(data, text, label):
     assert read(f"{STYLE}<p>{re.sub('</?mark[^>]*>', '', unmarked)}</p>") == text
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=st.text(min_size=1, max_size=40), label=ANY, error=st.text(min_size=1, max_size=20))
 def test_any_texts_with_any_entities(text, label, error):
     """Whatever many texts, their labels and errors hold, the page has no element that is not ours, and all of the text."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from openmed.core.backends import PRIVACY_FILTER_TORCH_FALLBACK
 from openmed.core.model_registry import OPENMED_MODELS
@@ -147,7 +147,6 @@ NASTY = (
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(NASTY, some.sampled_from(["OpenMed", "", "a/b"]))
 def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
     """Any text whatsoever stands for a model or is an unknown one; no other error comes out."""

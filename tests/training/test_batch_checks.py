@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BatchEncoding
 
@@ -113,7 +113,6 @@ def test_check_that_is_off(batch, limits):
 @given(
     st.lists(st.integers(-200, 200), min_size=1, max_size=30), st.integers(1, 100), st.sampled_from([None, -100, -1])
 )
-@settings(max_examples=150, deadline=None)
 def test_count_and_extremes(numbers, count, ignored):
     """Values are refused exactly where one is out of range and not left out; the count and the extremes are right."""
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]
@@ -181,7 +180,6 @@ class TestLargeBatch:
         assert checks({"pixel_values": torch.zeros(8, 3, 64, 64), "labels": torch.zeros(40_000)}) is None
 
     @given(st.integers(1, 400), st.integers(1, 40_000))
-    @settings(max_examples=150, deadline=None)
     def test_remedy_is_the_largest_that_fits(self, rows, length):
         """The number of rows in the remedy passes, and one row more does not."""
         remedy = too_many(rows, length)[1]

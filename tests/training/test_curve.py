@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import OpenMedError
@@ -258,7 +258,6 @@ def test_an_empty_curve_can_be_shown():
 SIZE = st.none() | st.integers(0, 1 << 44)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE, SIZE, st.booleans()), max_size=15), st.floats(0, 5))
 def test_any_curve_can_be_judged_and_shown(figures, gate):
     """Whatever figures there are or are missing, a curve has a verdict, a text, HTML and a mapping."""

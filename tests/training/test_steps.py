@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -99,7 +99,6 @@ SHAPES = st.lists(
 
 
 @given(SHAPES, st.integers(1, 5), st.integers(0, 1000))
-@settings(max_examples=80, deadline=None)
 def test_token_losses_are_exact(shapes, steps, seed):
     """A group gives the gradient of the mean over all its labels, also where batches have few labels or none."""
     batches = [token_batch(rows, length, seed + place, kept) for place, (rows, length, kept) in enumerate(shapes)]
@@ -110,7 +109,6 @@ def test_token_losses_are_exact(shapes, steps, seed):
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=9), st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
 def test_example_losses_are_exact(sizes, steps):
     """A group gives the gradient of the mean over all its rows, the last, shorter group too."""
     batches = [torch.randn(size, FEATURES, dtype=torch.float64) for size in sizes]
@@ -122,7 +120,6 @@ def test_example_losses_are_exact(sizes, steps):
 
 
 @given(st.lists(st.floats(0, 100), max_size=12), st.integers(1, 5))
-@settings(max_examples=80, deadline=None)
 def test_shares_of_a_group(weights, steps):
     """The shares of a group make 1, or 0 where nothing has weight, and exactly one batch of it is the last."""
     micros = list(accumulation_groups(weights, steps, float))

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.training.verdict import (
@@ -116,10 +116,8 @@ def test_growth_of_little_memory_alarms_nobody():
 
 
 SIZES = st.lists(st.integers(0, 1 << 45), max_size=40)
-SHORT = settings(max_examples=200, deadline=None)
 
 
-@SHORT
 @given(SIZES, st.floats(0, 10))
 def test_any_series_has_a_verdict(sizes, gate):
     """Every series of sizes has one of four verdicts; fewer than three say nothing, and more only where the last rose."""
@@ -132,7 +130,6 @@ def test_any_series_has_a_verdict(sizes, gate):
         assert sizes[-1] > sizes[-2]
 
 
-@SHORT
 @given(st.lists(st.integers(SMALLEST_BASELINE, 1 << 40), min_size=1, max_size=20), st.sampled_from([2, 4, 1024]))
 def test_the_unit_does_not_matter(sizes, factor):
     """A series has the same verdict in other units, above the smallest baseline."""
@@ -140,14 +137,12 @@ def test_the_unit_does_not_matter(sizes, factor):
     assert judge([size * factor for size in sizes]).growth == pytest.approx(judge(sizes).growth)
 
 
-@SHORT
 @given(st.integers(SMALLEST_BASELINE, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_flat(size, noise):
     """A level with noise of up to 2 % is flat, in whatever order the noise comes."""
     assert judge([round(size * (1 + one)) for one in noise]).kind == "flat"
 
 
-@SHORT
 @given(st.integers(4 * SMALLEST_BASELINE, 1 << 40), st.lists(st.floats(0.03, 0.5), min_size=2, max_size=40))
 def test_any_rise_above_the_gate_is_growing(baseline, rises):
     """A series in which every epoch takes more than a tenth of the gate is growing."""
@@ -157,14 +152,12 @@ def test_any_rise_above_the_gate_is_growing(baseline, rises):
     assert judge(sizes).growth > GROWTH_GATE
 
 
-@SHORT
 @given(st.lists(st.integers(0, 1 << 40), min_size=3, max_size=20))
 def test_what_falls_is_never_growing(sizes):
     """A series that never rises is not growing, and no sawtooth."""
     assert judge(sorted(sizes, reverse=True)).kind == "flat"
 
 
-@SHORT
 @given(st.lists(st.integers(0, 1 << 40), min_size=3, max_size=20), st.integers(0, 19), st.integers(0, 1 << 40))
 def test_one_jump_is_not_growing(level, start, jump):
     """A level of zero, or any other, with one jump that is kept is flat, but where the jump came last."""
@@ -173,7 +166,6 @@ def test_one_jump_is_not_growing(level, start, jump):
     assert judge(sizes).kind in ({"flat", "too short to tell"} if start == len(level) - 1 else {"flat"})
 
 
-@SHORT
 @given(SIZES)
 def test_the_largest_rise_is_taken_out(sizes):
     """Without its largest rise a series is as long as before, begins as it did, and ends lower by that rise."""
@@ -185,7 +177,6 @@ def test_the_largest_rise_is_taken_out(sizes):
     assert rest[-1:] == [size - largest for size in sizes[-1:]]
 
 
-@SHORT
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=30), st.integers(-1000, 1000))
 def test_slope_and_rank_correlation_of_a_reflected_series(sizes, level):
     """Turning a series upside down turns its slope and its correlation around; a level adds nothing."""

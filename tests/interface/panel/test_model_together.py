@@ -198,7 +198,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([*VERBS, *OTHERS, 
 
 
 @given(kind=st.sampled_from(["plain", "rosetta"]), wish=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_clicks_on_two_panels(
     computers: ModuleType, watch: Any, kind: str, wish: str, steps: list[tuple[int, str]]
 ):

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.activity import Activity
@@ -86,7 +86,6 @@ class TestEscaping:
         for region in REGIONS:
             assert payload in read(region(shown)).text, region
 
-    @settings(max_examples=60, deadline=None)
     @given(words=st.text(min_size=1, max_size=30).filter(str.strip), state=st.sampled_from(["usable", "failed"]))
     def test_any_words(self, read, words, state):
         """Whatever the words are, each region is closed, and has no element and no attribute that is not ours."""

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
@@ -417,7 +417,6 @@ def outcome(here: Any, verb: str) -> str:
     environ=st.sampled_from([{}, {"OPENMED_DEVICE": "cpu"}, {"OPENMED_DEVICE": "mps"}, {"OPENMED_DEVICE": "x"}]),
     verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=8),
 )
-@settings(max_examples=150, deadline=None)
 def test_looking_between_any_verbs(computers: ModuleType, kind: str, environ: dict[str, str], verbs: list[str]):
     """Looks between verbs change neither what the verbs answer nor what they leave behind, and buttons fit the choice."""
     watched, alone = getattr(computers, kind)(**environ), getattr(computers, kind)(**environ)

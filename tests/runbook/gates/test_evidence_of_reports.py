@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
@@ -275,7 +275,6 @@ def test_memory_curve(sizes: list[int], verdict: str, beyond: bool | None):
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=14), st.floats(0.01, 0.6))
-@settings(max_examples=200, deadline=None)
 def test_growth_is_always_beyond_its_gate(sizes: list[int], gate: float):
     """Whatever a curve is like, if it grows by some gate then the growth that is told is beyond that gate."""
     evidence = evidence_of(curve(sizes), gates=gates(memory_growth=gate))

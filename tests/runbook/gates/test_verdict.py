@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
@@ -144,7 +144,6 @@ thresholds = st.fixed_dictionaries({}, optional={one.name: share for one in fiel
 
 
 @given(evidences, thresholds)
-@settings(max_examples=300, deadline=None)
 def test_any_evidence_has_one_recommendation(evidence: Evidence, limits: Gates):
     """Any figures lead to exactly one recommendation of the list, which can be shown in every form, and nothing raises."""
     verdict = judge(evidence, limits)
@@ -158,7 +157,6 @@ def test_any_evidence_has_one_recommendation(evidence: Evidence, limits: Gates):
 
 
 @given(evidences | likely, thresholds, st.data())
-@settings(max_examples=600, deadline=None)
 def test_knowing_less_makes_nothing_surer(evidence: Evidence, limits: Gates, data: st.DataObject):
     """Taking figures away never makes a verdict sure that was not, and makes no unknown known."""
     names = data.draw(st.sets(st.sampled_from([one.name for one in fields(Evidence) if one.name != "simulated"])))
@@ -169,7 +167,6 @@ def test_knowing_less_makes_nothing_surer(evidence: Evidence, limits: Gates, dat
 
 
 @given(evidences | likely | near, st.just(Gates()) | thresholds)
-@settings(max_examples=600, deadline=None)
 def test_what_is_stayed_on_is_within_its_gates(evidence: Evidence, limits: Gates):
     """Where a device is surely stayed on, no figure that led to it, and none that decides, is beyond its gate."""
     verdict = judge(evidence, limits)
@@ -192,7 +189,6 @@ ALWAYS = ("headroom", "data_share", "transfer_share", "knee_gain", "hours")
 
 
 @given(likely, st.sampled_from(["task", "device"]))
-@settings(max_examples=60, deadline=None)
 def test_without_device_or_task_nothing_is_sure(evidence: Evidence, name: str):
     """Without its device or its task, no verdict is sure."""
     assert not judge(evidence.but(**{name: None})).sure

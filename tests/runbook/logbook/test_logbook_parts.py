@@ -155,7 +155,7 @@ class Endless:
         *(NOTE, NOTE * 100, "a\0b", "a\ud800", "~nobody.is.here/x", [], [3], iter(["asthma"]), 3, {"text": NOTE}),
         *(Path("no/such/folder"), Endless(), {"asthma", "fever"}, b"notes.txt", Path("/dev/zero"), None),
     ],
-    ids=repr,
+    ids=type,
 )
 def test_what_is_no_dataset_is_refused(data):
     """A note in the place of a path, nothing, and what would be used up are refused, and no word of it is shown."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import parse_sysctl
@@ -153,7 +153,6 @@ def test_figure_that_cannot_be(output):
 @given(
     st.text(max_size=300) | st.from_regex(r"(used|CPU_Speed_Limit|powermode)\s*=?\s*[\d.,]+[KMGT%]?", fullmatch=False)
 )
-@settings(max_examples=150, deadline=None)
 def test_any_text_gives_a_value_or_none(text):
     """Whatever a command prints, a parser returns a value or None."""
     for parse in (*PARSERS, macos.parse_ioreg, nvidia.parse_nvidia_smi):
@@ -162,7 +161,6 @@ def test_any_text_gives_a_value_or_none(text):
 
 
 @given(st.lists(st.text(alphabet="0123456789.[]N/A ", max_size=20), min_size=9, max_size=9))
-@settings(max_examples=100, deadline=None)
 def test_any_row_of_nvidia_smi(cells):
     """Whatever stands in the cells of a row, the figures are in their ranges or not known."""
     for gpu in nvidia.parse_nvidia_smi(",".join(cells)):

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.runbook.sweep.points import KNEE_GAIN, Point, fitting, knee_of
@@ -162,7 +162,6 @@ def test_a_size_that_fails_once_is_not_tried_again(made):
     assert knee_of(points).rows in range(60, 65)
 
 
-@settings(max_examples=200, deadline=None)
 @given(half=st.floats(0.01, 500), top=st.integers(1, 3000), capacity=st.integers(1, 5000))
 def test_any_smooth_curve_with_any_memory(made, half, top, capacity):
     """Whatever the curve that rises and falls once, and wherever the memory ends, the knee has 95 percent of the best."""
@@ -172,7 +171,6 @@ def test_any_smooth_curve_with_any_memory(made, half, top, capacity):
     assert there.share(there.knee(), 8192) >= WITHIN
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     speeds=st.lists(st.floats(0.1, 1000), min_size=1, max_size=300),
     full=st.sets(st.integers(1, 300)),
