@@ -1,11 +1,12 @@
-"""How the tests run: offline, on the CPU, and with nbval noticing what IPython only prints."""
+"""How the tests run: offline, on one core of the CPU, from a clean session, and with nbval noticing what IPython only prints."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import pytest
 # The kernels that nbval starts inherit these; they are set before anything imports torch or huggingface_hub.
 os.environ.update(HF_HUB_OFFLINE="1", OPENMED_TORCH_DEVICE="cpu", HF_HUB_DISABLE_TELEMETRY="1")
 os.environ.pop("OPENMED_DEVICE", None)
+
+# Tests run in several processes beside each other, on models so small that a second thread only waits.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
 """What would be kept for the person; other processes inherit it too."""
@@ -23,6 +27,16 @@ os.environ["OPENMED_NB_DATA"] = DATA
 def pytest_unconfigure() -> None:
     """Remove what was kept."""
     shutil.rmtree(DATA, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clean_session() -> Iterator[None]:
+    """Leave the next module neither models nor a chosen device in the session of this process."""
+    yield
+    session = sys.modules.get("openmed_nb.session")
+    if session is not None:
+        session.SESSION.unload()
+        session.SESSION.stop()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,15 @@
 #!/bin/sh
-# All checks, the quick ones first. Run it in an environment with the "test" extra.
+# The checks of docs/checks.md, the quick ones first, in an environment with the "test" extra.
+#
+#   sh scripts/check.sh           the first lane: what a change can break, in minutes
+#   sh scripts/check.sh --slow    the slow lane too
 set -eu
 cd "$(dirname "$0")/.."
 ruff check .
 ruff format --check .
 mypy
-python -m pytest "$@"
-python -m pytest tests/test_session.py tests/models tests/annotation tests/training --simulated-mps -k "not TestLabels and not TestAnyText"
+python -m pytest -n auto --maxprocesses 4 --dist loadfile
+[ "${1-}" = --slow ] || exit 0
+for part in $(sh scripts/check_slow.sh --list); do
+  sh scripts/check_slow.sh "$part"
+done

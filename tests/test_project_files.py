@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,8 +19,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-SECOND_RUN = "tests/test_session.py tests/models tests/annotation tests/training"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT, PYTEST = PYPROJECT["project"], PYPROJECT["tool"]["pytest"]["ini_options"]
 
 
 def requirements(name: str) -> list[Requirement]:
@@ -123,21 +124,34 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_the_test_command_runs_every_check() -> None:
-    """The test command runs ruff, mypy and pytest, and pytest runs nbval on the notebooks."""
-    script = (ROOT / "scripts" / "check.sh").read_text()
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+def commands(script: str) -> list[str]:
+    """Return the lines of a script that run a check."""
+    lines = (ROOT / "scripts" / script).read_text().splitlines()
+    return [line for line in lines if line.startswith(("ruff", "mypy", "python"))]
 
+
+def test_the_test_command_runs_every_check() -> None:
+    """The test command runs ruff, mypy and pytest, and pytest runs the doctests and nbval on the notebooks."""
     assert readme_command("test command").endswith("sh scripts/check.sh")
-    assert [line for line in script.splitlines() if line.startswith(("ruff", "mypy", "python"))] == [
+    assert commands("check.sh") == [
         "ruff check .",
         "ruff format --check .",
         "mypy",
-        'python -m pytest "$@"',
-        f'python -m pytest {SECOND_RUN} --simulated-mps -k "not TestLabels and not TestAnyText"',
+        "python -m pytest -n auto --maxprocesses 4 --dist loadfile",
     ]
-    assert "--nbval" in options["addopts"]
-    assert "notebooks" in options["testpaths"]
+    assert {"--nbval", "--doctest-modules"} <= set(PYTEST["addopts"])
+    assert PYTEST["testpaths"] == ["openmed_nb", "tests", "notebooks"]
+
+
+def test_ci_runs_the_slow_lane_part_by_part() -> None:
+    """CI runs each part of the slow lane that the script names, and the documentation describes every one."""
+    parts = subprocess.check_output(["sh", ROOT / "scripts" / "check_slow.sh", "--list"], text=True).split()
+    documented = (ROOT / "docs" / "checks.md").read_text("utf-8")
+
+    assert "sh scripts/check_slow.sh --list" in (ROOT / ".ci" / "run").read_text()
+    assert len(parts) == 3
+    for part in parts:
+        assert f"`{part}`" in documented
 
 
 def test_every_file_that_the_readme_names_is_there() -> None:

@@ -1,0 +1,17 @@
+#!/bin/sh
+# One part of the slow lane of docs/checks.md.
+#
+#   sh scripts/check_slow.sh --list    the names of the parts
+#   sh scripts/check_slow.sh marked    the tests that are marked slow
+set -eu
+cd "$(dirname "$0")/.."
+pytest="python -m pytest -n auto --maxprocesses 4 --dist loadfile"
+case "${1-}" in
+  --list) echo simulated marked examples ;;
+  simulated)  # What needs a device runs once more, on the simulated MPS device.
+    $pytest --simulated-mps -k "not TestLabels and not TestAnyText" \
+      tests/test_session.py tests/models tests/annotation tests/training ;;
+  marked) $pytest --slow -m "slow and not hypothesis" openmed_nb tests notebooks ;;
+  examples) $pytest --slow -m hypothesis tests ;;  # Every property, on many more examples.
+  *) echo "usage: sh scripts/check_slow.sh --list | PART" >&2; exit 2 ;;
+esac
