@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, release_of
 from ..devices.request import kind_of
+from ..errors import ConfigurationError
 from ..interface.display import Report, Shown
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ OBEYS_SCALER = (2, 13)
 
 IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
 """What is said where one does: a step with infinite gradients is not left out then."""
+
+AS_TORCH = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
 
 OTHER_WAYS = ("fused", "foreach", "differentiable", "capturable")
 """The arguments of ``torch.optim.AdamW`` by which a person chooses the implementation."""
@@ -97,8 +100,8 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     """Return ``torch.optim.AdamW``, fused where torch has that for these parameters.
 
     Args:
-        parameters: As for torch: tensors, pairs of name and tensor, or mappings with ``params``. Move the model to its
-            device before.
+        parameters: As for torch: tensors, pairs of name and tensor, or dicts with ``params``. Move the model to its
+            device before. Each iterator is read once, and the dict that held it then holds a list, as torch does.
         scaled: Whether a ``GradScaler`` is used; on MPS before torch 2.13 the fused form ignores it
             (pytorch#186360).
         options: Any argument of ``torch.optim.AdamW``; none is changed.
@@ -107,6 +110,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
         The optimizer. :func:`explain_fused` tells why it is fused or not.
 
     Raises:
+        ConfigurationError: For parameters that are nothing of these.
         ValueError: Of torch, for an argument of ``AdamW`` that is out of its range, and for no parameters.
 
     Example:
@@ -117,7 +121,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     """
     import torch
 
-    kept = list(parameters)
+    kept = _listed(parameters)
     support = explain_fused(kept, scaled=scaled, **options)
     return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
 
@@ -126,12 +130,15 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
     """Return whether :func:`adamw` runs fused with these arguments, and why.
 
     Args:
-        parameters: As for :func:`adamw`.
+        parameters: As for :func:`adamw`; an iterator that is passed alone is at its end afterwards.
         scaled: Whether a ``GradScaler`` is used.
         options: As for :func:`adamw`.
 
     Returns:
         ``fused`` and the ``reason``.
+
+    Raises:
+        ConfigurationError: For parameters that :func:`adamw` does not take.
 
     Example:
         >>> import torch
@@ -143,14 +150,39 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
     return fused_support(tensors, release_of(import_torch().__version__), options, scaled=scaled)
 
 
+def _listed(parameters: Iterable[Any]) -> list[Any]:
+    """Return what an optimizer takes as a list, with a list in each group; what a group held can be read only once."""
+    kept = [parameters] if isinstance(parameters, dict) else _list(parameters)
+    for group in kept:
+        if isinstance(group, dict):
+            held = group.get("params")
+            group["params"] = [held] if _is_tensor(held) else _list(held)
+    return kept
+
+
+def _list(parameters: Any) -> list[Any]:
+    if _is_tensor(parameters) or not isinstance(parameters, Iterable) or isinstance(parameters, (str, bytes)):
+        what = f"The parameters must be several tensors, and they are of type {type(parameters).__name__}."
+        raise ConfigurationError(what, AS_TORCH)
+    return list(parameters)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, import_torch().Tensor)
+
+
 def _tensors(parameters: Iterable[Any]) -> Iterable[torch.Tensor]:
     """Yield the tensors in what an optimizer takes."""
-    for one in parameters:
-        if isinstance(one, Mapping):
-            held = one["params"]
-            yield from _tensors([held] if hasattr(held, "device") else held)
-        else:
-            yield one[1] if isinstance(one, tuple) else one
+    for one in _listed(parameters):
+        if isinstance(one, dict):
+            yield from _tensors(one["params"])
+            continue
+        tensor = one[1] if isinstance(one, tuple) and len(one) == 2 else one  # noqa: PLR2004 - name and tensor
+        if not _is_tensor(tensor):
+            raise ConfigurationError(
+                f"A parameter must be a tensor, and one is of type {type(tensor).__name__}.", AS_TORCH
+            )
+        yield tensor
 
 
 def _missing(kind: str, dtype: str, release: tuple[int, ...], *, scaled: bool) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import openmed_nb as nb
 from openmed_nb.devices.backend import release_of
 from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.optimizers import adamw, explain_fused, fused_support, ignores_scaler
 
 DECISIONS = [
@@ -57,10 +59,11 @@ def groups(tensors):
         [("weight", weight), ("bias", bias)],
         [{"params": [("weight", weight), ("bias", bias)]}],
         iter([weight, bias]),
+        [{"params": iter([weight])}, {"params": iter([bias])}],
     ]
 
 
-@pytest.mark.parametrize("form", range(5))
+@pytest.mark.parametrize("form", range(6))
 def test_every_form_of_parameters(form):
     """Lists, groups, pairs with names and generators are taken, and each runs fused on the CPU."""
     tensors = parameters()
@@ -69,7 +72,25 @@ def test_every_form_of_parameters(form):
     optimizer.step()
 
     assert all(group["fused"] for group in optimizer.param_groups)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
     assert not torch.equal(before, tensors[0])
+
+
+def test_groups_that_are_explained_can_still_be_trained():
+    """A question about groups reads their generators into lists, so that the optimizer gets the same parameters."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    groups = [{"params": part.parameters()} for part in model]
+
+    assert nb.explain_fused(groups).fused
+    assert [len(group["params"]) for group in nb.adamw(groups).param_groups] == [2, 2]
+
+
+@pytest.mark.parametrize("parameters", [5, None, "weights", torch.ones(3), [3], [{"lr": 1}], [{"params": 7}], [("a",)]])
+def test_what_are_no_parameters(parameters):
+    """Anything but tensors, pairs and groups is refused with what to pass."""
+    for function in (nb.adamw, nb.explain_fused):
+        with pytest.raises(ConfigurationError, match=r"model\.parameters\(\)"):
+            function(parameters)
 
 
 def test_same_steps_as_the_plain_form():
