@@ -34,6 +34,10 @@ real error: it stops "Run All", and nbval and nbclient see it.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 
 class OpenMedError(Exception):
     """Base of all errors here: what happened, and one thing to do about it.
@@ -217,6 +221,37 @@ def shorten(text: str, length: int = 60) -> str:
     """
     line = one_line(text)
     return line if len(line) <= length else line[:length] + "…"
+
+
+def given_path(path: Any, what: str) -> Path:
+    """Return a path that a person passes, with their home in the place of ``~``; nothing need be there.
+
+    Args:
+        path: The path. It is not shown in an error, because a note may have been passed in its place.
+        what: Which argument it is.
+
+    Raises:
+        ConfigurationError: For another type, a text that no file system takes as a path, the home of somebody unknown,
+            and a folder that the person may not look into.
+
+    Example:
+        >>> given_path("x" * 300, "the file of a logbook")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: What was passed as the file of a logbook is not a usable path: File name \
+too long. Pass another path.
+    """
+    try:
+        found = Path(path).expanduser()
+        os.stat(found)  # noqa: PTH116 - it answers alike in every Python; Path.exists hides some errors in some
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text that names a file"
+        raise ConfigurationError(
+            f"What was passed as {what} is not a usable path: {reason}.", "Pass another path."
+        ) from error
+    return found
 
 
 def cause(error: BaseException) -> str:

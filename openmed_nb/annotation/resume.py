@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from ..errors import ConfigurationError, cause
+from ..errors import ConfigurationError, cause, given_path
 from .answers import Answered, Answers
 
 FORMAT = "openmed_nb annotations, 1"
@@ -37,7 +37,7 @@ class ResultsFile:
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
         # One file has one lock, however its name is spelled.
-        self.path = Path(os.path.realpath(Path(path).expanduser())) if "\0" not in str(path) else Path(path)
+        self.path = Path(os.path.realpath(given_path(path, "resume")))
         self.name = str(path)
         self.settings = settings
         self.header = line_of({"format": FORMAT, **settings})
@@ -56,7 +56,7 @@ class ResultsFile:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise self._unusable("is being written by another run", "Wait for it, or name another file.") from error
-        except (OSError, ValueError) as error:  # A name with a null character is a ValueError.
+        except OSError as error:
             raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
         try:
             self.path.touch(mode=0o600)  # It will hold words of notes.
@@ -167,5 +167,5 @@ def holds_data(path: Path) -> bool:
     """Tell whether there is a file with something in it; a lock is empty."""
     try:
         return path.stat().st_size > 0
-    except (OSError, ValueError):  # A name with a null character is a ValueError.
+    except OSError:
         return False

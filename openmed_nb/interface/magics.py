@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from keyword import iskeyword
-from pathlib import Path
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
@@ -31,7 +30,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Bool, Enum, Unicode
 
 from ..devices.simulation import DEFAULT_MEMORY
-from ..errors import MagicError, shorten
+from ..errors import MagicError, given_path, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
 from .arguments import asked
@@ -173,7 +172,7 @@ class OpenMedMagics(Magics):
         from ..runbook.logbook.gathering import Said
         from ..runbook.logbook.logbook import Logbook
 
-        if arguments.file is not None and Path(arguments.file).expanduser().exists():
+        if arguments.file is not None and given_path(arguments.file, "the file of a logbook").exists():
             what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
             raise MagicError(what, "Write another name, or --diff before it to compare.")
         former = None if arguments.diff is None else Logbook.read(arguments.diff)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.backend import TENSOR_LOCK, import_torch, release_of
 from ..devices.machine import Machine, read_machine
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, NonFinite, OpenMedWarning, shorten
+from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, shorten
 from ..interface.display import Report, Shown, Table
 from .batch_checks import CHECKS, BatchChecks, gradients_can_be_wrong
 from .checked_loaders import check_collation
@@ -81,7 +81,7 @@ class Guards(Shown):
             :class:`~openmed_nb.training.model_limits.ModelLimits`, such as ``labels=10``.
 
     Raises:
-        ConfigurationError: For a name that no guard has, and for a limit that cannot be one.
+        ConfigurationError: For a name that no guard has, a folder that cannot be one, and a limit that cannot be one.
 
     Example:
         >>> import torch
@@ -96,7 +96,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
 
     def __init__(self, off: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
         self.on = switched_on(off)
-        self.folder = Path(folder)
+        self.folder = given_path(folder, "folder")
         self._told = checked_limits(limits)
         self._checks = self._batch_checks(ModelLimits(**self._told))
         self._recorder: PassRecorder | None = None

@@ -15,7 +15,7 @@ from ...devices import backend
 from ...devices.computer import Computer
 from ...devices.machine import read_machine
 from ...devices.request import DeviceRequest
-from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause
+from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
 from ...models.content import content_of
 from ...models.loading import LoadSpec, model_folder
 from ..logbook.files import write_whole
@@ -23,7 +23,6 @@ from ..logbook.gathering import Said, gather, own_version, version_of
 from ..logbook.logbook import Logbook
 from ..logbook.models import model_of_files
 from ..logbook.plain_values import from_plain
-from ..logbook.variables import given_path
 from ..workloads.annotating import subject_of_files
 from .checksums import changed_files
 from .documents import REQUIREMENTS, RESULT

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...devices.computer import Computer
 from ...devices.variables import MASK
-from ...errors import ConfigurationError, cause
+from ...errors import ConfigurationError, cause, given_path
 from ...models.content import ADAPTER, SETTINGS, TOKENIZER, content_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ..logbook.datasets import dataset_of
@@ -26,7 +26,7 @@ from ..logbook.models import model_of_files
 from ..logbook.plain_values import to_plain
 from ..logbook.publishing import SCHEMA_FILE
 from ..logbook.sections import Dataset
-from ..logbook.variables import given_path, golden_variables, short_path
+from ..logbook.variables import golden_variables, short_path
 from ..workloads.annotating import ROWS, subject_of_files
 from ..workloads.choosing import checked_texts
 from .bundle import Handoff
@@ -99,10 +99,14 @@ class Order:
             what = f"{type(model).__name__} is no name of a model, and has no files that can be handed over."
             raise ConfigurationError(what, "Save it with save_pretrained(), its tokenizer too, and pass the folder.")
         target = self.target
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise ConfigurationError(f"{target.name!r} is there already and not empty.", "Name a new folder.")
         above = next(folder for folder in (target, *target.parents) if folder.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK):
+        if above == target and target.is_dir() and os.access(target, os.R_OK | os.X_OK):
+            filled = any(target.iterdir())
+        else:
+            filled = above == target and not target.is_dir()
+        if filled:
+            raise ConfigurationError(f"{target.name!r} is there already and not empty.", "Name a new folder.")
+        if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigurationError(f"Nothing can be written into {above.name!r}.", "Name another folder.")
         for name, least in (("batch_size", 1), ("rounds", 4), ("steps", 1)):
             number = getattr(self, name)

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigurationError, one_line
+from ...errors import ConfigurationError, given_path, one_line
 from .sections import Dataset
-from .variables import given_path
 
 PIECE = 1 << 20
 
@@ -63,11 +62,7 @@ def _sha256_of(path: str, _size: int, _changed: int, _touched: int) -> str:
 def _path(data: Any) -> Path:
     """Return the path of a dataset; a text that is none may be a note, so the error does not show it."""
     path = given_path(data, "dataset")
-    try:
-        there = path.is_dir() or path.is_file()  # A device or a pipe may have no end.
-    except OSError as error:  # Too long for a name.
-        raise ConfigurationError("The dataset is no path of a file or a folder.", TEXTS_FILE_OR_FOLDER) from error
-    if not there:
+    if not (path.is_dir() or path.is_file()):  # A device or a pipe may have no end.
         raise ConfigurationError("The dataset is no file or folder that is there.", TEXTS_FILE_OR_FOLDER)
     return path
 

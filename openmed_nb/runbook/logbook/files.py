@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigurationError, cause
+from ...errors import ConfigurationError, cause, given_path
 from .logbook import SCHEMA, Logbook
 from .markdown import HEADING, to_markdown
 from .plain_values import from_plain
-from .variables import CLEANERS, given_path
+from .variables import CLEANERS
 
 FAMILY, _, NUMBER = SCHEMA.rpartition("/")
 

@@ -19,7 +19,7 @@ from ...devices.environment import SET_BY, EnvPlan
 from ...devices.machine import Machine
 from ...devices.names import own_name, processor_name
 from ...devices.request import DeviceRequest, canonical, kind_of
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, given_path
 from ...training.samples import installed_bytes
 from ..signals.reading import read_signals
 from ..signals.values import Signals
@@ -35,7 +35,7 @@ from .sections import Model, Run
 from .storage import cache_folders, places, read_mounts
 from .surroundings import Background, Conditions, Hardware, Place, Setting, Software
 from .training_facts import loader_of, randomness_of
-from .variables import given_path, home_folder, kept_value, kept_variables
+from .variables import home_folder, kept_value, kept_variables
 
 PACKAGES = (
     *("numpy", "tokenizers", "safetensors", "huggingface-hub", "accelerate", "datasets", "lightning"),

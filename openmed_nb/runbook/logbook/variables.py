@@ -10,12 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.variables import MASK, masked
-from ...errors import ConfigurationError
 
 SECRET = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # keys of AWS
@@ -26,6 +24,9 @@ SECRET = re.compile(
 )
 PART = re.compile(r"[\w.+<>~-]{1,64}")
 """A part of a path, or of a name: one word, so that no sentence is kept."""
+
+PEOPLE = ("home", "Users")
+"""Folders whose folders have the names of people."""
 
 DRIVE = re.compile(r"[A-Za-z]:", re.ASCII)
 ADDRESS = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
@@ -57,45 +58,32 @@ def home_folder() -> Path:
     return Path(os.path.expanduser("~"))  # noqa: PTH111 - it answers for any person
 
 
-def given_path(path: Any, what: str) -> Path:
-    """Return a path that a person passes, with their home in the place of ``~``.
-
-    Args:
-        path: The path.
-        what: Which argument it is.
-
-    Raises:
-        ConfigurationError: For what is no path: another type, a NUL, half a character, or the home of someone unknown.
-    """
-    try:
-        found = Path(path).expanduser()
-        whole = "\0" not in os.fsdecode(os.fsencode(found))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"What was passed as {what} is no path.", "Pass a path as a text.") from error
-    if not whole:
-        raise ConfigurationError(f"What was passed as {what} has a NUL in it.", "Pass a path as a text.")
-    return found
-
-
 def short_path(path: str | Path, home: str | None = None) -> str:
-    """Return a path or a name with the person's home as ``~``; a part that is no single word may be anything, and becomes ``***``.
+    """Return a path or a name with the person's home as ``~``, and ``***`` for what may name a person or be a text.
+
+    That is a folder of people in ``/home`` or ``/Users``, a part with the name of this person's home in it, and a part that
+    is not a single word.
 
     Example:
-        >>> short_path("/home/me/models/mine", home="/home/me"), short_path("/home/mended", home="/home/me")
-        ('~/models/mine', '/home/mended')
+        >>> short_path("/home/jane/models/mine", home="/home/jane"), short_path("/home/tom/x", home="/home/jane")
+        ('~/models/mine', '/home/***/x')
+        >>> short_path("/scratch/jane/cache", home="/home/jane"), short_path("/opt/janeway", home="/home/jane")
+        ('/scratch/***/cache', '/opt/janeway')
         >>> short_path("/data/a note of someone/x"), short_path("a text that is no path")
         ('/data/***/x', '***')
     """
     text, start = str(path), home or str(home_folder())
     if len(start) > 1 and (text == start or text.startswith((start + "/", start + os.sep))):
         text = "~" + text[len(start) :]
+    name = re.escape(re.split(r"[/\\]", start)[-1])
+    person = re.compile(rf"(?<![^\W_]){name}(?![^\W_])" if name else r"(?!)")
     parts = re.split(r"([/\\])", without_secrets(text))
-    return "".join(map(_part, range(len(parts)), parts))[:LONGEST_PATH]
-
-
-def _part(number: int, part: str) -> str:
-    plain = number % 2 or not part or PART.fullmatch(part) or (number == 0 and DRIVE.fullmatch(part))
-    return part if plain else MASK
+    for number in range(0, len(parts), 2):
+        part = parts[number]
+        plain = not part or PART.fullmatch(part) or (number == 0 and DRIVE.fullmatch(part))
+        named = number > 1 and (parts[number - 2] in PEOPLE or person.search(part))
+        parts[number] = part if plain and not named else MASK
+    return "".join(parts)[:LONGEST_PATH]
 
 
 def paths(value: str) -> str:
@@ -204,7 +192,6 @@ ALLOWED = (
     *_named(FOLDERS, "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", clean=paths, golden=False),
     *_named(FOLDERS, "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", clean=paths, golden=False),
     *_named(CACHES, "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", clean=paths, golden=False),
-    *_named("where certificates are kept", "OPENMED_NB_DATA", clean=paths, golden=False),
     *_named("where temporary files go", "TMPDIR", clean=paths, golden=False),
     *_named(HUB, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", golden=False),
     *_named(HUB, "HF_ENDPOINT", clean=address, golden=False),

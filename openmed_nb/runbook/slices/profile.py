@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...devices.request import kind_of
 from ...devices.simulation import MARK, NOTE
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, given_path
 from ...interface.display import Report, Shown, Table
 from ...quantities import counted
 from ..comparison.comparison import shown_phase
@@ -151,7 +150,7 @@ class Profile(Shown):
         Raises:
             ConfigurationError: Where it cannot be written.
         """
-        target = Path(file).expanduser()
+        target = given_path(file, "the file of a profile")
         try:
             write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
         except OSError as error:
