@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -13,6 +14,26 @@ from .decoding import Entity
 
 Answered = tuple[int, list[Entity] | str]
 """The fingerprint of a text, and its entities or why it has none."""
+
+
+def is_entity(value: Any) -> bool:
+    """Tell whether something that was read from a file is an entity: a label and a word, a score, and whole places.
+
+    Example:
+        >>> is_entity({"entity": "B-X", "score": 0.5, "word": "flu", "start": 0, "end": 3}), is_entity({"word": None})
+        (True, False)
+    """
+    if not isinstance(value, dict):
+        return False
+    texts = value.get("word"), value.get("entity", value.get("entity_group"))
+    places = value.get("start"), value.get("end"), value.get("index", 0)
+    score = value.get("score")
+    return (
+        all(isinstance(one, str) for one in texts)
+        and all(type(one) is int for one in places)
+        and isinstance(score, float)
+        and math.isfinite(score)
+    )
 
 
 class Answers(Sequence[list[Entity]]):

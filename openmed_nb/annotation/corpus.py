@@ -17,7 +17,7 @@ from .fingerprints import fingerprint_of, settings_of
 from .progress import progress_bar
 from .references import Reference
 from .results import NoFile, results
-from .resume import ResultsFile
+from .resume import ResultsFile, answers_in
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -64,11 +64,21 @@ def nothing_lost(resume: Resume) -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        raise Interrupted(len(earlier), earlier, file) from None
+        done = answers_in(file) if file else len(earlier)
+        raise Interrupted(done, earlier, file) from None
     except Exception as error:
-        if not hasattr(error, "annotations"):
-            error.annotations = earlier  # type: ignore[attr-defined]
+        if "annotations" not in vars(error):
+            attach(error, earlier)
         raise
+
+
+def attach(error: Exception, done: Annotations) -> None:
+    """Let an error carry what was done, in its attribute ``annotations``.
+
+    A person's own class may refuse new attributes (a frozen dataclass) or have something else of that name, so the value
+    goes past what the class says; ``vars(error)["annotations"]`` always has it.
+    """
+    vars(error)["annotations"] = done
 
 
 def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
@@ -93,6 +103,8 @@ def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
     total = length_of(texts)
 
     def done() -> Annotations:
+        if isinstance(resume, Annotations) and len(resume) > len(answers):
+            return resume  # It ended before all of the earlier answers were taken over.
         return Annotations(answers, tuple(reading.first_texts[: len(answers)]), model, device, show_text, settings)
 
     with progress_bar(total, progress, device) as bar, results(resume, settings) as file:
@@ -101,9 +113,9 @@ def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
             run.replay(file.earlier())
             run.go_on(source, on_error)
         except KeyboardInterrupt:
-            raise Interrupted(len(answers), done(), file.name) from None
+            raise Interrupted(max(len(done()), file.answered), done(), file.name) from None
         except Exception as error:
-            error.annotations = done()  # type: ignore[attr-defined]
+            attach(error, done())
             raise
     return done()
 
@@ -148,10 +160,10 @@ def stream_of(texts: Any) -> Iterator[Any]:
 
 
 def length_of(texts: Any) -> int | None:
-    """Return how many texts there are, where that is known: what is Sized may still say that it does not know."""
+    """Return how many texts there are, where that is known; it is only shown, so a series that cannot tell may fail."""
     try:
         return len(texts) if isinstance(texts, Sized) else None
-    except TypeError:
+    except Exception:  # noqa: BLE001 - a person's own __len__ may raise anything, or return what is no length
         return None
 
 

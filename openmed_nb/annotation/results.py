@@ -17,6 +17,7 @@ class NoFile(contextlib.nullcontext[Any]):
     """Stands where results are not written; earlier ones may be in memory."""
 
     name = ""
+    answered = 0
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()

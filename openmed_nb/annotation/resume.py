@@ -1,6 +1,7 @@
 """A file of results that an interrupted run goes on from: a header, then one line of JSON for each text in order.
 
-A process can be killed in the middle of a line; that line is cut off when the run goes on, and its text is read again.
+A process can be killed in the middle of a line; that line is cut off when the run goes on, and its text is read again. Each
+line ends with a checksum of what stands before it, so that a damaged file is an error and not another answer.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import io
 import itertools
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from ..errors import ConfigurationError, cause, given_path
-from .answers import Answered, Answers
+from .answers import Answered, Answers, is_entity
 
-FORMAT = "openmed_nb annotations, 1"
+FORMAT = "openmed_nb annotations, 2"
+FORMAT_WITHOUT_CHECKSUMS = "openmed_nb annotations, 1"
+
+CHECKSUM = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n')
+CHECKSUM_LENGTH = len(b', "checksum": "01234567"}\n')
 
 LONGEST_HEADER = 2**20
 """A file without a line end within so many bytes is no file of results."""
@@ -42,6 +49,12 @@ class ResultsFile:
         self.settings = settings
         self.header = line_of({"format": FORMAT, **settings})
         self._file: BinaryIO = io.BytesIO()  # Until the real one is open.
+        self._checksums = True
+
+    @property
+    def answered(self) -> int:
+        """How many texts have their answer in the file."""
+        return answers_in(self.path)
 
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
         from filelock import FileLock, Timeout
@@ -92,7 +105,7 @@ class ResultsFile:
             ConfigurationError: Where they cannot be written, as on a full disk.
         """
         try:
-            self._file.writelines(line_of(answer) for answer in map(as_mapping, answers))
+            self._file.writelines(with_checksum(line_of(answer)) for answer in map(as_mapping, answers))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -108,17 +121,18 @@ class ResultsFile:
             self._file.flush()
             return
         header = value_of(line)
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
+        if not isinstance(header, dict) or header.get("format") not in {FORMAT, FORMAT_WITHOUT_CHECKSUMS}:
             raise self._unusable("holds something else than results", "Name another file.")
+        self._checksums = header["format"] == FORMAT
         other = differences(self.settings, header)
         if other:
             raise self._unusable(f"is of a run with other settings ({other})", "Name another file, or delete this one.")
 
     def _read(self, line: bytes, number: int) -> Answered:
         try:
-            value = value_of(line)
-            answered = int(value["fingerprint"], 16), value["error"] if "error" in value else value["entities"]
-            Answers().add(*answered)
+            answered = answer_in(value_of(line))
+            if not checksum_is_right(line, required=self._checksums):
+                raise ValueError("checksum")  # noqa: TRY301 - one error for every damage
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise self._unusable(f"is damaged in line {number}", "Delete the file from that line on.") from error
         return answered
@@ -132,6 +146,15 @@ class ResultsFile:
 
     def _unusable(self, what: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
+
+
+def answers_in(path: str | os.PathLike[str]) -> int:
+    """Return how many texts have their answer in a file of results; 0 where it cannot be read."""
+    try:
+        with given_path(path, "resume").open("rb") as file:
+            return max(0, sum(line.endswith(b"\n") for line in file) - 1)
+    except (OSError, ConfigurationError):
+        return 0
 
 
 def line_of(value: Mapping[str, Any]) -> bytes:
@@ -151,6 +174,38 @@ def as_mapping(answered: Answered) -> dict[str, Any]:
     """Return the answer to a text as a line of the file has it."""
     fingerprint, answer = answered
     return {"fingerprint": f"{fingerprint:016x}", "error" if isinstance(answer, str) else "entities": answer}
+
+
+def answer_in(value: Any) -> Answered:
+    """Return what a line of the file says, the reverse of :func:`as_mapping`.
+
+    Raises:
+        ValueError, TypeError, LookupError, ArithmeticError: Where it is not what :func:`as_mapping` returns.
+    """
+    answer = value["error"] if "error" in value else value["entities"]
+    if not isinstance(answer, str) and not (isinstance(answer, list) and all(map(is_entity, answer))):
+        raise TypeError(type(answer).__name__)
+    fingerprint = int(value["fingerprint"], 16)
+    Answers().add(fingerprint, answer)  # Its numbers have a size.
+    return fingerprint, answer
+
+
+def with_checksum(line: bytes) -> bytes:
+    """Return a line of JSON with a checksum of what it holds as its last value."""
+    body = line.removesuffix(b"}\n")
+    return body + b', "checksum": "%08x"}\n' % zlib.crc32(body)
+
+
+def checksum_is_right(line: bytes, *, required: bool) -> bool:
+    r"""Tell whether a line has its checksum; files of version 0.1.0 have lines without one.
+
+    Example:
+        >>> line = with_checksum(b'{"entities": []}\n')
+        >>> checksum_is_right(line, required=True), checksum_is_right(line.replace(b"[]", b"[1]"), required=False)
+        (True, False)
+    """
+    body, end = line[:-CHECKSUM_LENGTH], CHECKSUM.fullmatch(line[-CHECKSUM_LENGTH:])
+    return not required if end is None else int(end[1], 16) == zlib.crc32(body)
 
 
 def differences(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
