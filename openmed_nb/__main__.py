@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from .errors import ConfigurationError, OpenMedError
+from .errors import ConfigurationError, OpenMedError, cause
 from .interface.display import Json
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
@@ -33,22 +33,27 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     try:
         answer, status = run(rest)
+        return status if printed(answer) else PIPE_CLOSED
     except OpenMedError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    return status if printed(answer) else PIPE_CLOSED
 
 
 def printed(text: str) -> bool:
     """Print a text, and tell whether it could be: a reader such as ``head`` may have closed the pipe.
 
     Python would then complain again when it ends, so its output goes nowhere (Python's ``signal``, "Note on SIGPIPE").
+
+    Raises:
+        ConfigurationError: Where it cannot be written, as on a full disk.
     """
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
+        if isinstance(error, BrokenPipeError):
+            return False
+        raise ConfigurationError(f"The answer cannot be written: {cause(error)}.", "Make room for it.") from error
     return True
 
 

@@ -223,6 +223,22 @@ def shorten(text: str, length: int = 60) -> str:
     return line if len(line) <= length else line[:length] + "…"
 
 
+def check_is_real(module: Any, needs: str, error: type[OpenMedError] = ConfigurationError) -> None:
+    """Check that an imported module is the package of that name, and not a file of the person's own beside the notebook.
+
+    Args:
+        module: The module.
+        needs: A name that the package has.
+        error: What is raised otherwise.
+
+    Example:
+        >>> check_is_real(os, "getcwd")
+    """
+    if not hasattr(module, needs):
+        where = getattr(module, "__file__", None) or f"A module named {module.__name__!r} without a file"
+        raise error(f"{where} hides the real {module.__name__}.", "Rename it, then restart the kernel.")
+
+
 def given_path(path: Any, what: str) -> Path:
     """Return a path that a person passes, with their home in the place of ``~``; nothing need be there.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import TorchUnusable, cause
+from ..errors import TorchUnusable, cause, check_is_real
 from .request import canonical, kind_of
 
 if TYPE_CHECKING:
@@ -160,8 +160,7 @@ def import_torch() -> Any:
             f"torch cannot be imported: {cause(error)}.",
             "Reinstall it: python -m pip install --force-reinstall torch.",
         ) from error
-    if not hasattr(torch, "Tensor"):
-        raise TorchUnusable(f"{torch.__file__} hides the real torch.", "Rename it, then restart the kernel.")
+    check_is_real(torch, "Tensor", TorchUnusable)
     return torch
 
 

@@ -8,6 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from ..errors import check_is_real
 
 MACOS_KEYS = (
     "sysctl.proc_translated",
@@ -21,6 +24,18 @@ MACOS_KEYS = (
 
 GPU_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Files that exist on Linux where a driver of NVIDIA (bare metal, WSL 2) or AMD is loaded."""
+
+
+def import_psutil() -> Any:
+    """Import psutil, which knows memory and processes on every system.
+
+    Raises:
+        ConfigurationError: Where a file of the person's own has its name.
+    """
+    import psutil
+
+    check_is_real(psutil, "virtual_memory")
+    return psutil
 
 
 @dataclass(frozen=True)

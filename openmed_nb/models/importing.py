@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 
 from ..devices.backend import import_torch
@@ -35,6 +36,9 @@ def import_transformers() -> None:
         TorchUnusable: Where torch cannot be imported.
         ModelError: Where transformers cannot, for instance because an earlier import was interrupted.
     """
+    if sys.flags.optimize > 1:  # transformers' auto_docstring reads the docstrings of its classes while it is imported.
+        what = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), and transformers needs its own."
+        raise ModelError(what, "Run Python without that option, or with -O.")
     import_torch()
     try:
         from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import finish
 from ..devices.conversion import to_device
+from ..devices.machine import import_psutil
 from ..devices.simulation import active
 from ..errors import ConfigurationError, cause, shorten
 from .loader_figures import LoaderCheck, Rung, WorkerLadder
@@ -232,8 +233,7 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
 
 def memory_of_each(processes: Iterable[int]) -> tuple[int, ...]:
     """Return the resident memory of processes; those that ended meanwhile, or may not be asked, are left out."""
-    import psutil
-
+    psutil = import_psutil()
     sizes = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

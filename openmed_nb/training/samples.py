@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..devices.allocators import allocator
-from ..devices.machine import run_command
+from ..devices.machine import import_psutil, run_command
 from ..devices.simulation import NOTE, active
 from ..interface.display import Report, Shown, Table
 from ..quantities import in_bytes
@@ -110,23 +110,20 @@ def resident_bytes() -> int:
     On macOS that is its unique memory, near the footprint that the system judges it by; the resident set leaves out some
     memory of Metal there.
     """
-    import psutil
-
+    psutil = import_psutil()
     process = psutil.Process()
     return int(process.memory_full_info().uss if sys.platform == "darwin" else process.memory_info().rss)
 
 
 def installed_bytes() -> int:
     """Return the memory of this computer in bytes."""
-    import psutil
-
+    psutil = import_psutil()
     return int(psutil.virtual_memory().total)
 
 
 def swap_bytes() -> int:
     """Return what is in the swap, in bytes; macOS leaves it there after use, so only its growth says something."""
-    import psutil
-
+    psutil = import_psutil()
     return int(psutil.swap_memory().used)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...devices.machine import import_psutil
 from .plans import WorkerPlan
 from .settings import ALLOWED_FAILURES, PAGES, SILENT, for_a_start
 from .starting import MAIN_GUARD, START_TIMEOUT, in_time
@@ -79,8 +80,7 @@ async def give_up(start: asyncio.Future[Any], nannies: Sequence[Nanny]) -> None:
 
 def kill(pid: int | None) -> None:
     """End a process at once, where there is one."""
-    import psutil
-
+    psutil = import_psutil()
     with contextlib.suppress(psutil.NoSuchProcess):
         if pid is not None:
             psutil.Process(pid).kill()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...devices.machine import import_psutil
 from ..signals.utilisation import GUESTS, NOT_BUSY, cpu_times
 from .surroundings import Background
 from .variables import without_secrets
@@ -79,8 +80,7 @@ def read_background(names: bool = False) -> Background:
 
 def look() -> Look:
     """Return what the processors have done until now; programs that may not be asked count in the whole alone."""
-    import psutil
-
+    psutil = import_psutil()
     ours = psutil.Process()
     family = {ours.pid, *(child.pid for child in ours.children(recursive=True))}
     times = {name: spent for name, spent in cpu_times().items() if name not in GUESTS}
@@ -100,6 +100,5 @@ def look() -> Look:
 
 
 def _processors() -> int:
-    import psutil
-
+    psutil = import_psutil()
     return int(psutil.cpu_count() or 1)

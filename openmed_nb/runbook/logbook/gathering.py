@@ -16,7 +16,7 @@ from ...devices.allocators import allocator
 from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
 from ...devices.environment import SET_BY, EnvPlan
-from ...devices.machine import Machine
+from ...devices.machine import Machine, import_psutil
 from ...devices.names import own_name, processor_name
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, given_path
@@ -237,8 +237,7 @@ def resident_peak() -> int | None:
         True
     """
     if sys.platform == "win32":
-        import psutil
-
+        psutil = import_psutil()
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 

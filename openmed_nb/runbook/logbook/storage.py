@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Literal
 
-from ...devices.machine import run_command
+from ...devices.machine import import_psutil, run_command
 from .surroundings import Place
 from .variables import short_path
 
@@ -80,8 +80,7 @@ def read_mounts(system: str, run: Callable[[list[str]], str | None] = run_comman
     """
     if system == "Darwin":
         return parse_mount(run(MOUNT))
-    import psutil
-
+    psutil = import_psutil()
     try:
         partitions = psutil.disk_partitions(all=True)
     except OSError:  # Some containers hide the list.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...devices.machine import import_psutil
+
 Numbers = dict[str, Any]
 """Fields of ``Signals`` and their values."""
 
@@ -19,8 +21,7 @@ def read_system() -> Numbers:
         >>> read_system()["memory_available"] > 0
         True
     """
-    import psutil
-
+    psutil = import_psutil()
     battery = _asked(getattr(psutil, "sensors_battery", lambda: None))
     charge = getattr(battery, "percent", None)
     return {
@@ -33,8 +34,7 @@ def read_system() -> Numbers:
 
 def _asked(question: Callable[[], Any]) -> Any:
     """Return an answer of psutil, ``None`` where the system does not give it: containers hide files, some have no battery."""
-    import psutil
-
+    psutil = import_psutil()
     try:
         return question()
     except (OSError, RuntimeError, NotImplementedError, psutil.Error):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ...devices.machine import Machine, run_command
+from ...devices.machine import Machine, import_psutil, run_command
 from ...devices.request import kind_of
 from ...devices.simulation import active
 from . import macos
@@ -135,8 +135,7 @@ class CpuReader:
 
 def cpu_times() -> dict[str, float]:
     """Return the seconds that the processor has spent in each state, of all cores together; empty where they cannot be read."""
-    import psutil
-
+    psutil = import_psutil()
     try:
         return dict(psutil.cpu_times()._asdict())
     except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.

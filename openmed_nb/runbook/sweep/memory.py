@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...devices.allocators import allocator
+from ...devices.machine import import_psutil
 from ...devices.request import kind_of
 from ...devices.torch_profiler import memory_changes, profiler_is_on, profiling
 from .points import Point, fitting
@@ -96,8 +97,7 @@ def given_by_system() -> int:
         >>> given_by_system() > 0
         True
     """
-    import psutil
-
+    psutil = import_psutil()
     rest = [int(psutil.virtual_memory().available), in_container(*map(Path, GROUP_FILES)), under_own_limit()]
     return max(0, min(size for size in rest if size is not None))
 
@@ -112,8 +112,7 @@ def in_container(most: Path, held: Path) -> int | None:
 
 def under_own_limit() -> int | None:
     """Return what this process may still take of addresses (``ulimit -v``), ``None`` where it has no limit."""
-    import psutil
-
+    psutil = import_psutil()
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit.

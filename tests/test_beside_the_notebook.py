@@ -1,0 +1,54 @@
+"""What is wrong around the toolkit, not in it, is named: a file that hides a package, Python's options, a full disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from openmed_nb.devices.backend import import_torch
+from openmed_nb.errors import TorchUnusable
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own."""
+    return subprocess.run([sys.executable, *arguments], stderr=subprocess.PIPE, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_file_that_hides_psutil(tmp_path: Path) -> None:
+    """A psutil.py beside the notebook is named as what hides the package."""
+    (tmp_path / "psutil.py").write_text("")
+    code = "import sys; sys.path.insert(0, '.'); import openmed_nb as nb; nb.signals()"
+    ended = run("-c", code, cwd=tmp_path)
+
+    assert "ConfigurationError" in ended.stderr
+    assert "psutil.py hides the real psutil. Rename it" in ended.stderr
+
+
+def test_python_without_docstrings() -> None:
+    """Under -OO the message names Python's option, and not the model."""
+    ended = run("-OO", "-m", "openmed_nb")
+
+    assert ended.returncode == 2
+    assert ended.stderr.strip().endswith("Run Python without that option, or with -O.")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+def test_answer_that_cannot_be_written() -> None:
+    """An answer that does not fit on the disk is one line and an exit status, without a traceback."""
+    with Path("/dev/full").open("w") as full:
+        ended = run("-m", "openmed_nb", stdout=full)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("ConfigurationError: The answer cannot be written: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_module_that_stands_in_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in the place of torch that has no file, as other packages' tests use one, is named without one."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    with pytest.raises(TorchUnusable, match="A module named 'torch' without a file hides the real torch"):
+        import_torch()
