@@ -141,6 +141,15 @@ def test_a_mistake_is_one_line(notebook, line, said):
     assert notebook.value("len(OPEN)") == 0
 
 
+def test_a_model_that_does_not_exist(notebook):
+    """A name of no model is refused where it is given, and opens nothing."""
+    reply = notebook.run("%openmed_panel --model nope")
+
+    assert (reply.status, reply.error[0]) == ("error", "UnknownModel")
+    assert "There is no model named 'nope'" in reply.error[2][0]
+    assert notebook.value("len(OPEN)") == 0
+
+
 def test_a_bad_variable_does_not_keep_it_closed(notebook):
     """Where the shell's wish is nonsense, the panel opens, says so, and can be used to choose a device."""
     notebook.run("import os\nos.environ['OPENMED_TORCH_DEVICE'] = 'nonsense'")

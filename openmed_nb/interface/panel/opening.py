@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ...models.config import OpenMedConfig
+from ...models.registry import find_model
 from ...session import SESSION
 from .state import PanelState, look
 
@@ -42,11 +44,15 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         The panel, a widget that shows itself in a notebook; where there is no kernel, as in a terminal, what it would
         show, with the commands to type. A panel is closed when its cell is run again, and by its ``close()``.
 
+    Raises:
+        UnknownModel: For a name that is no alias, hub id or folder.
+
     Example:
         >>> print(panel())  # doctest: +ELLIPSIS
         openmed_nb: device, environment, memory and models
         ...
     """
+    find_model(model, OpenMedConfig().default_org)
     missing = _missing(_shell())
     if missing:
         return replace(PanelState(**look(SESSION)), note=missing)
