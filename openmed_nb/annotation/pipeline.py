@@ -33,6 +33,16 @@ BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "
 for mps are a guess between the two, which :meth:`AnnotationPipeline.calibrate` can better."""
 
 
+HOOKS = {
+    name: getattr(TokenClassificationPipeline, name)
+    for name in (
+        *("preprocess", "_forward", "postprocess", "gather_pre_entities", "aggregate", "aggregate_word"),
+        *("aggregate_words", "group_sub_entities", "get_tag", "group_entities"),
+    )
+}
+"""The methods of transformers' class that a subclass may override to change answers; ours has another way to the same."""
+
+
 class AnnotationPipeline(TokenClassificationPipeline):
     """transformers' ``TokenClassificationPipeline`` near the speed of the bare model, with the same answers.
 
@@ -47,6 +57,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     - Scores are Python floats, so that answers can be written as JSON.
     - No warning where a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
     - Several threads may call it at once; all work on the device runs under one lock.
+    - A subclass that overrides a step of transformers' class, such as ``postprocess``, runs transformers' steps.
 
     Args:
         kwargs: Those of transformers' class, and ``batch_tokens``: how many tokens run at once, by default what suits
@@ -168,9 +179,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
     ) -> Iterator[list[Entity]]:
         """Return an iterator over the answers to texts; transformers calls this for every kind of input.
 
-        Texts whose offsets the caller brings along are left to transformers, and so are tokenizers without offsets.
+        Texts whose offsets the caller brings along are left to transformers, and so are tokenizers without offsets, and all
+        texts where a step of transformers is overridden.
         """
-        if "offset_mapping" in preprocess_params or self.frame is None:
+        if "offset_mapping" in preprocess_params or self.frame is None or self.overridden:
             reading = {name: value for name, value in preprocess_params.items() if name != "truncation"}
             theirs: Iterator[list[Entity]] = super().get_iterator(
                 inputs, num_workers, batch_size, reading, {}, postprocess_params
@@ -180,8 +192,22 @@ class AnnotationPipeline(TokenClassificationPipeline):
         rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also what nobody asked for
         return EachAnswer(inputs, self.annotator(preprocess_params, forward_params, postprocess_params, rows))
 
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """The names of transformers' steps that a subclass, or this pipeline alone, has replaced."""
+        return tuple(
+            name for name, step in HOOKS.items() if getattr(type(self), name) is not step or name in vars(self)
+        )
+
     def own_annotator(self, batch_tokens: int | None = None) -> Annotator:
-        """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens."""
+        """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens.
+
+        Raises:
+            ConfigurationError: Where a step of transformers is overridden, which would not run.
+        """
+        if self.overridden:
+            what = f"{type(self).__name__} overrides {', '.join(self.overridden)}, which would not run here."
+            raise ConfigurationError(what, "Call the pipeline itself on the texts.")
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
         return self.annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
 
