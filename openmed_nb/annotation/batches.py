@@ -52,7 +52,7 @@ class Budget:
         waste: How many of them may be filling: about as many as run in the time that starting another batch takes.
         rows: How many rows it may have; ``None`` for no limit but the tokens.
         few_shapes: Whether shapes come from a small fixed set.
-        padding: Whether a row may be filled up at all; a model without an attention mask would read the filling.
+        padding: Whether a row may be filled up at all; a model that does not hide the filling would read it.
     """
 
     tokens: int

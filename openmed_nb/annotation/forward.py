@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,9 @@ from .windows import Windows
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+PROBED_LENGTH = 32
+"""How many tokens a row has that is looked at for filling: a length that rows on MPS are filled up to anyway."""
 
 Inputs = dict[str, np.ndarray]
 
@@ -237,6 +240,56 @@ def owned_positions(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.nd
     positions = np.arange(batch.length) + (windows.firsts[rows] - len(frame.before))[:, None]
     owned = (positions >= windows.owned_firsts[rows][:, None]) & (positions < windows.owned_lasts[rows][:, None])
     return positions, owned
+
+
+def hides_padding(network: Network, longest: int) -> bool:
+    """Tell whether what fills a row up leaves the answers to the row's own tokens as they are, but for rounding.
+
+    A model may take a mask and still read the filling: the convolutions of ConvBERT, the pooling of Funnel and the hashes
+    of YOSO do. So a row of tokens runs alone and filled up. What is looked at are not the tokens of a text, and hooks that
+    a person has on the model do not see them.
+
+    Args:
+        network: The model, in evaluation mode.
+        longest: The most tokens that it takes.
+    """
+    import torch
+
+    if "attention_mask" not in network.inputs:
+        return False
+    padded = min(PROBED_LENGTH, longest)
+    length = padded * 2 // 3
+    ids = np.full((1, padded), network.frame.padding, np.int64)
+    ids[0, :length] = np.arange(length) * 7 % min(1000, network.model.get_input_embeddings().weight.shape[0])
+    mask = (np.arange(padded) < length).astype(np.int64)[None]
+    arrays = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": mask}
+    inputs = {name: array for name, array in arrays.items() if name in network.inputs}
+    bare = replace(network, model=Bare(network.model))
+    try:
+        with TENSOR_LOCK, torch.no_grad():
+            filled = bare.logits(inputs)[0, :length].float()
+            alone = bare.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
+            difference, size = float((filled - alone).abs().max()), float(alone.abs().max())
+    except Exception:  # noqa: BLE001 - a model that cannot run is reported when it runs over texts
+        return True
+    rounding = torch.finfo(network.model.dtype).eps ** 0.5
+    return not difference > rounding * max(1.0, size)  # NaN is reported with the answers.
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A model without the hooks that a person has put on it."""
+
+    model: PreTrainedModel
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.model.device
+
+    def __call__(self, **inputs: torch.Tensor) -> Any:
+        """Run the forward pass alone."""
+        return self.model.forward(**inputs)
 
 
 def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]:

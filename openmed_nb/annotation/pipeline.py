@@ -18,12 +18,13 @@ from ..devices.backend import TENSOR_LOCK
 from ..errors import ConfigurationError, cause
 from ..models.config import check_strategy
 from ..models.loading import move
+from ..models.quantization import is_quantized
 from ..models.tokenizer_limits import usable_length
 from .batches import Budget
 from .calibration import Calibration, calibrate
 from .compilation import Compilation, compare
 from .decoding import Decoder, Entity
-from .forward import Network, input_names
+from .forward import Network, hides_padding, input_names
 from .labels import LabelTables
 from .stream import Annotator, Answer, Settings, entities_of
 from .tokens import Frame
@@ -78,6 +79,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """Why its model has the type that it has (:class:`openmed_nb.runbook.precision.dtype_choice.DtypeChoice`); ``None`` where nothing
     but float32 was asked for."""
 
+    _known_padding: tuple[Any, bool] = (None, True)
     _known_frame: tuple[Any, Frame | None] = (None, None)
     _compiled: Any = None
     _measured: Mapping[str, int] = MappingProxyType({})
@@ -110,6 +112,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
             frame = Frame.of(self.tokenizer) if self.tokenizer.is_fast else None
             self._known_frame = self.tokenizer, frame
         return frame
+
+    def _may_pad(self, network: Network, longest: int) -> bool:
+        """Tell whether rows may be filled up; a model is tried once. One in int8 rounds by what is in a batch anyway."""
+        if self.model.training or is_quantized(self.model):
+            return "attention_mask" in network.inputs
+        known, hidden = self._known_padding
+        if known is not self.model:
+            hidden = hides_padding(network, longest)
+            self._known_padding = self.model, hidden
+        return hidden
 
     def calibrate(self) -> Calibration:
         """Measure how many tokens should run at once, use that on this kind of device, and return the figures.
@@ -236,10 +248,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
         )
         names = input_names(self.model, self.tokenizer.model_input_names)
         tokens = forward_params.get("batch_tokens", self.batch_tokens)
-        budget = replace(device_budget(self.device), tokens=tokens, rows=rows, padding="attention_mask" in names)
-        compiled = getattr(self._compiled, "_orig_mod", None) is self.model
-        model = self._compiled if compiled else self.model
-        network = Network(model, frame, names, settings.aggregation_strategy == "average", compiled)
+        network = Network(self.model, frame, names, settings.aggregation_strategy == "average")
+        padding = self._may_pad(network, limit + frame.size)
+        budget = replace(device_budget(self.device), tokens=tokens, rows=rows, padding=padding)
+        if getattr(self._compiled, "_orig_mod", None) is self.model:
+            network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.of(self.model.config.id2label, settings.ignore_labels)
         decoder = Decoder(self.tokenizer, tables, settings.aggregation_strategy, len(frame.before))
         return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)

@@ -146,9 +146,20 @@ class Annotator:
         return [entities_of(answer) for answers in self.answers(texts) for answer in answers]
 
     def batches(self, prepared: Prepared, budget: Budget) -> list[Batch]:
-        """Return the batches that a chunk runs in."""
+        """Return the batches that a chunk runs in.
+
+        With ``stride``, transformers fills the last piece of a text up to the others. A model that reads the filling gives
+        its answers only with the same filling.
+        """
         added = self.network.frame.size
-        return plan_batches(prepared.windows.lengths + added, budget, self.settings.limit + added)
+        lengths = prepared.windows.lengths + added
+        if self.settings.stride is not None and not budget.padding:
+            tokens = prepared.tokens
+            texts = tokens.owners[tokens.sequences(prepared.windows.firsts)]
+            longest = np.zeros(len(prepared.texts), np.int64)
+            np.maximum.at(longest, texts, lengths)
+            lengths = longest[texts]
+        return plan_batches(lengths, budget, self.settings.limit + added)
 
     def prepare(self, chunk: Chunk) -> Prepared | None:
         """Return a chunk of texts ready for the device, ``None`` without texts; this is work of the host alone."""

@@ -143,6 +143,24 @@ RARE: dict[str, dict[str, Any]] = {
 }
 """A model without an attention mask, one that pads on the left, and one whose tokenizer puts nothing around a text."""
 
+READING_PADDING: dict[str, dict[str, Any]] = {
+    "convbert": {"embedding_size": 16, "conv_kernel_size": 9, "head_ratio": 2},
+    "funnel": {
+        "d_model": 32,
+        "block_sizes": [1, 1],
+        "n_head": 2,
+        "d_head": 16,
+        "d_inner": 37,
+        "num_decoder_layers": 1,
+        "hidden_size": None,
+        "num_hidden_layers": None,
+        "num_attention_heads": None,
+    },
+    "nystromformer": {"num_landmarks": 8, "segment_means_seq_len": 8},
+    "yoso": {},
+}
+"""Models that take an attention mask and still read what fills a row up."""
+
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "bert": word_pieces,
     "distilbert": partial(word_pieces, inputs=WITHOUT_TYPES),
@@ -154,6 +172,7 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "fnet": partial(word_pieces, inputs=("input_ids", "token_type_ids")),
     "xlnet": partial(unigrams, "$A:0 {sep}:0 {cls}:2", padding_side="left"),
     "gpt2": partial(byte_pairs, False, {"eos": "<|endoftext|>"}, inputs=WITHOUT_TYPES),
+    **dict.fromkeys(READING_PADDING, word_pieces),
 }
 
 
@@ -178,7 +197,7 @@ def model_of(name: str, labels: tuple[str, ...] = PREFIXED) -> PreTrainedModel:
         "type_vocab_size": 4,
         "pad_token_id": padding,
         "initializer_range": 0.2,  # With 1, attention looks at single tokens, and magnifies rounding a hundredfold.
-        **{**ARCHITECTURES, **RARE}[name],
+        **{**ARCHITECTURES, **RARE, **READING_PADDING}[name],
     }
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     given = {setting: value for setting, value in settings.items() if value is not None}
