@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,17 @@ os.environ.pop("OPENMED_DEVICE", None)
 # Tests run in several processes beside each other, on models so small that a second thread only waits.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# A shell's background job ignores Ctrl-C, and so would this process and what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
 """What would be kept for the person; other processes inherit it too."""
 
 os.environ["OPENMED_NB_DATA"] = DATA
+
+# Kernels, matplotlib and browsers want to write to the home.
+if not os.access(Path.home(), os.W_OK):
+    os.environ["HOME"] = DATA
 
 
 def pytest_unconfigure() -> None:
@@ -37,6 +46,11 @@ def clean_session() -> Iterator[None]:
     if session is not None:
         session.SESSION.unload()
         session.SESSION.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the cells of each notebook together and from the top, after the other tests, whatever shuffled them."""
+    items.sort(key=lambda item: (str(item.path), item.cell_num) if hasattr(item, "cell_num") else ("", 0))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,8 +33,9 @@ MISUSES = {
 
 def run_nbval(folder):
     """Run nbval on a folder, and return the outcome of each cell in order, and all output."""
+    options = "--nbval --nbval-current-env -v -p no:cacheprovider -p no:randomly ."
     process = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-v", "-p", "no:cacheprovider", "."],
+        [sys.executable, "-m", "pytest", *options.split()],
         cwd=folder,
         env={**os.environ, "IPYTHONDIR": str(folder / "ipython"), "PYTEST_ADDOPTS": ""},
         capture_output=True,
