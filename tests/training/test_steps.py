@@ -398,3 +398,17 @@ def test_under_simulated_mps():
     with simulated_device():
         found = trained("mps")
     torch.testing.assert_close(found, expected)
+
+
+def test_hook_sees_unscaled_gradients():
+    """With a GradScaler too, and nothing to clip, the hook sees the gradients of the group as they are."""
+    seen = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        model = linear(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        accumulation = GradientAccumulation(optimizer, 1, count_examples, scaler=scaler)
+        accumulation.before_step = lambda model=model: seen.append(model.weight.grad.clone())
+        for batch in accumulation.batches([torch.ones(3, FEATURES)]):
+            accumulation.backward(model(batch).square().mean())
+
+    torch.testing.assert_close(*seen)

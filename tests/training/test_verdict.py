@@ -54,6 +54,8 @@ SERIES = {
     "a sawtooth that begins high": ([180, 100] * 4, "sawtooth"),
     "falling": ([200 - 10 * epoch for epoch in range(9)], "flat"),
     "falling with noise": ([200, 188, 192, 170, 173, 150, 141], "flat"),
+    "a rise that falls back as often as a growth may": ([100, 120, 150, 180, 140], "growing"),
+    "a rise that falls back more often": ([100, 160, 160, 150, 160, 210, 200], "flat"),
     "zeros": ([0] * 5, "flat"),
     "a rise from zero": ([0, 10, 20, 30], "growing"),
     "less than nothing to speak of": ([0.001 * 2**epoch for epoch in range(6)], "flat"),

@@ -421,3 +421,28 @@ def test_areas_are_named_once():
     """No two areas share a name, and each has a command of this toolkit."""
     assert len({area.name for area in AREAS}) == len(AREAS)
     assert all(area.command.startswith("nb.") for area in AREAS)
+
+
+@pytest.mark.parametrize(("logits", "sure"), [(1e-5, True), (0.02, False)])
+def test_logits_in_doubt_stand_for_nothing(logits: float, sure: bool):
+    """Logits beyond their gate that rounding may explain speak neither against a device nor for it: parity is not known."""
+    nothing = {"task": "inference", "entity_agreement": None, "silent_errors": None}
+    verdict = judge(scenario_of("annotation_worth_it", **nothing, logits=logits))
+
+    assert (verdict.recommendation, verdict.sure) == ("stay on this device", sure)
+    assert ("parity" in {one.name for one in verdict.unknown}) is not sure
+
+
+def test_fallbacks_go_before_speed():
+    """A speed that is not known leaves operators on the fallback sure; a cost of fallbacks that is not known may undo a slow device."""
+    unknown_speed = {"speed_up_low": None, "speed_up": None, "speed_up_high": None, "utilisation": 0.9}
+    slow = {"speed_up_low": 1.0, "speed_up": 1.05, "speed_up_high": 1.1, "utilisation": 0.9}
+    falling = judge(
+        scenario_of("annotation_worth_it", fallback_operators=("aten::mode",), fallback_time=0.2, **unknown_speed)
+    )
+    lagging = judge(scenario_of("annotation_worth_it", fallback_operators=("aten::mode",), fallback_calls=None, **slow))
+
+    assert (falling.recommendation, falling.sure) == ("fall back to the CPU for these operators", True)
+    assert (lagging.recommendation, lagging.sure) == ("compute on the CPU", False)
+    assert [one.to_dict()["reasons"][0]["area"] for one in (falling, lagging)] == ["fallbacks", "speed"]
+    assert [[one.name for one in verdict.before] for verdict in (falling, lagging)] == [[], ["cost of fallbacks"]]

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.loading import LoadSpec
 from openmed_nb.runbook.precision.certificate_store import CertificateStore, certificate_store
 from openmed_nb.runbook.precision.certificates import (
     FORMAT,
     Certificate,
     Evidence,
     Identity,
+    identity_of,
 )
 from openmed_nb.runbook.precision.expiry import changes, expired_because
 
@@ -299,3 +302,21 @@ def test_certificate_of_a_simulated_device_says_so():
     assert str(simulated).splitlines()[0] == "Certificate: mine in bfloat16 on mps (SIMULATED)"
     assert ("device", "mps (SIMULATED)") in simulated.report().figures[0].rows
     assert "SIMULATED MPS: no figure here is one of MPS." in str(simulated)
+
+
+@pytest.mark.parametrize(
+    ("computer", "device", "identified"),
+    [
+        ("box", "cuda", ("cuda", "NVIDIA A100")),
+        ("box", "cuda:0", ("cuda", "NVIDIA A100")),
+        ("box", "cuda:1", ("cuda", "NVIDIA T4")),
+        ("mac", "mps:0", ("mps", "Apple M2")),
+    ],
+)
+def test_number_of_a_device_does_not_count(computers, keyword_model, computer, device, identified):
+    """A certificate is of a kind of device and its name: which number a GPU has does not count."""
+    here = getattr(computers, computer)().session.computer
+    here.load_torch()
+    identity = identity_of(LoadSpec.of(str(keyword_model), OpenMedConfig()), "bfloat16", device, here)
+
+    assert (identity.device, identity.device_name, identity.simulated) == (*identified, False)
