@@ -381,3 +381,10 @@ def test_damage_is_told(store, name, words):
     store.store(CERTIFICATE).write_text(DAMAGED[name], "utf-8")
 
     assert words in store.explain(HERE)
+
+
+def test_name_of_a_file(store):
+    """The file of an identity has the name that earlier releases gave it, so that a person's certificates are found again."""
+    assert store.file(HERE).name == "ba1a376e6a051f7998af8665.json"
+    assert len({replace(HERE, **{name: "x"}).key for name in vars(HERE) if name != "model"}) == len(vars(HERE)) - 1
+    assert replace(HERE, model="other name").key == HERE.key
