@@ -143,7 +143,7 @@ def rejection_table(rejected: tuple[Rejection, ...]) -> Table:
 
 
 def accelerate_wants_cpu(environ: Mapping[str, str]) -> bool:
-    """Tell whether Accelerate's switch for the CPU is on, read as Accelerate reads it (its ``str_to_bool``).
+    """Tell whether Accelerate's switch for the CPU is on: in the words of its ``str_to_bool``, perhaps between spaces.
 
     Example:
         >>> accelerate_wants_cpu({"ACCELERATE_USE_CPU": "True"}), accelerate_wants_cpu({"ACCELERATE_USE_CPU": "no"})

@@ -441,3 +441,18 @@ class TestLock:
             assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
         shutil.copy(file, tmp_path / "copy.jsonl")
         assert len(run(tmp_path / "copy.jsonl")) == len(TEXTS)
+
+    def test_one_lock_for_every_name(self, tmp_path):
+        """A file has one lock: a link to it, a link to its folder and a path with dots are refused like its own name."""
+        file = tmp_path / "runs" / "run.jsonl"
+        file.parent.mkdir()
+        link, folder = tmp_path / "link.jsonl", tmp_path / "folder"
+        link.symlink_to(file)
+        folder.symlink_to(file.parent, target_is_directory=True)
+        with ResultsFile(file, {}):
+            for name in (link, folder / file.name, file.parent / ".." / "runs" / file.name):
+                with pytest.raises(ConfigurationError, match="is being written by another run"):
+                    ResultsFile(name, {}).__enter__()
+        with ResultsFile(link, {}), pytest.raises(ConfigurationError, match="is being written by another run"):
+            ResultsFile(file, {}).__enter__()
+        assert sorted(one.name for one in tmp_path.rglob("*")) == ["folder", "link.jsonl", "run.jsonl", "runs"]

@@ -231,3 +231,13 @@ class TestTruncation:
         tokens = tokenise_words(tokenizer, [["no"], words], "::", Truncation(Frame.of(tokenizer), 4, 1, "right"))
         assert spans(tokens, ["no", "::".join(words)])[1:] == [*words[:4], *words[3:]]
         assert tokens.owners.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("texts", [["no asthma", "", "患者"], [""], []])
+def test_types_of_numbers(architectures, texts):
+    """All numbers of tokens are whole ones of 64 bits, and what goes on with a word is yes or no, also of no tokens."""
+    for name in KINDS:
+        tokenizer = architectures.tokenizer_of(name)
+        for tokens in (tokenise(tokenizer, texts), tokenise_words(tokenizer, [[text] for text in texts], " ")):
+            kinds = {name: array.dtype.name for name, array in vars(tokens).items()}
+            assert kinds == {**dict.fromkeys(vars(tokens), "int64"), "subwords": "bool"}

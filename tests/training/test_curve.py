@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training.curve import MemoryCurve
 from openmed_nb.training.holders import Holder
+from openmed_nb.training.processes import TrainingProcess
 from openmed_nb.training.samples import MemorySample
 
 MIB = 1 << 20
@@ -273,3 +274,47 @@ def test_any_curve_can_be_judged_and_shown(figures, gate):
         assert curve._repr_html_().startswith("<style>")
     except OpenMedError as error:
         pytest.fail(str(error))
+
+
+def test_figures_stand_below_their_names():
+    """In the tables of a curve each figure stands below its name."""
+    sample = MemorySample(
+        *(1, 10, 2.5),
+        allocated=1 * MIB,
+        reserved=2 * MIB,
+        recommended=9 * MIB,
+        peak=3 * MIB,
+        resident=4 * MIB,
+        swap=5 * MIB,
+        pressure="warning",
+    )
+    epochs, held = MemoryCurve("mps", (sample,), holders=(KEPT,)).report().tables
+
+    assert epochs.caption == "Memory after each epoch"
+    assert dict(zip(epochs.columns, epochs.rows[0], strict=True)) == {
+        "epoch": "1",
+        "step": "10",
+        "allocated": "1.0 MiB",
+        "reserved": "2.0 MiB",
+        "peak": "3.0 MiB",
+        "resident": "4.0 MiB",
+        "swap": "5.0 MiB",
+        "pressure": "warning",
+        "": "warm-up",
+    }
+    assert dict(zip(held.columns, held.rows[0], strict=True)) == {
+        "name": "Trainer.kept",
+        "kind": "deque",
+        "tensors": "1",
+        "memory": "512 bytes",
+    }
+
+
+def test_one_of_several_processes():
+    """The curve of one of several processes says which it is, in its text and as JSON; one that is alone says nothing."""
+    alone = curve_of(allocated=FLAT)
+    second = replace(alone, process=TrainingProcess(1, 2))
+
+    assert "This is process 1 of 2" in str(second)
+    assert "process" not in str(alone)
+    assert [(one.to_dict()["process"], one.to_dict()["processes"]) for one in (alone, second)] == [(0, 1), (1, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from functools import partial
 
@@ -341,7 +342,7 @@ def test_batch_without_labels(batch):
 @pytest.mark.parametrize("batch", [{}, "text", [1, 2], torch.tensor(1.0)])
 def test_batch_without_rows(batch):
     """A batch without a tensor that has rows is refused."""
-    with pytest.raises(ConfigurationError, match="no tensor with rows"):
+    with pytest.raises(ConfigurationError, match=f"A batch of type {type(batch).__name__} has no tensor with rows"):
         count_examples(batch)
 
 
@@ -398,3 +399,27 @@ def test_under_simulated_mps():
     with simulated_device():
         found = trained("mps")
     torch.testing.assert_close(found, expected)
+
+
+def test_hook_sees_unscaled_gradients():
+    """With a GradScaler too, and nothing to clip, the hook sees the gradients of the group as they are."""
+    seen = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        model = linear(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        accumulation = GradientAccumulation(optimizer, 1, count_examples, scaler=scaler)
+        accumulation.before_step = lambda model=model: seen.append(model.weight.grad.clone())
+        for batch in accumulation.batches([torch.ones(3, FEATURES)]):
+            accumulation.backward(model(batch).square().mean())
+
+    torch.testing.assert_close(*seen)
+
+
+def test_what_it_takes_and_shows():
+    """An accumulation takes what its documentation names, and shows that alone."""
+    names = ["optimizer", "steps", "weight", "clip", "scaler", "before_step"]
+    shown = repr(GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2))
+
+    assert list(inspect.signature(GradientAccumulation).parameters) == names
+    assert all(f"{name}=" in shown for name in names)
+    assert " _" not in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 
 import pytest
@@ -131,3 +132,48 @@ def test_tools_of_symptoms_exist():
 def test_html():
     """The thresholds stand in the HTML too."""
     assert "Decision matrix" in nb.gates()._repr_html_()
+
+
+ABOUT_GATES = {
+    "speed_up": ("share", 10.0, "the runbook", "22 %"),
+    "utilisation": ("share", 1.0, "the runbook", "18 %"),
+    "entity_agreement": ("share", 1.0, "as nb.parity judges it", "99 %"),
+    "recall_loss": ("share", 1.0, "as nb.parity judges it", "1 %"),
+    "logits": ("difference", 1e6, "as nb.parity judges it", "0.0001"),
+    "gradients": ("difference", 1e6, "as nb.parity judges it", "0.001"),
+    "memory_growth": ("share", 10.0, "the runbook", "26 %"),
+    "headroom": ("share", 1.0, "a choice of this toolkit", "10 %"),
+    "data_share": ("share", 1.0, "a choice of this toolkit", "25 %"),
+    "transfer_share": ("share", 1.0, "a choice of this toolkit", "25 %"),
+    "knee_gain": ("share", 10.0, "a choice of this toolkit", "10 %"),
+    "fallback_time": ("share", 1.0, "a choice of this toolkit", "5 %"),
+    "fallback_calls": ("share", 1.0, "pytorch#82707, and a choice of this toolkit", "1 %"),
+    "hours": ("hours", 1e5, "a choice of this toolkit", "24 hours"),
+}
+"""What each threshold counts, its largest value, who says so, and how it is shown."""
+
+
+def test_what_is_said_of_each_threshold():
+    """Each threshold has its unit, its source and its value as people read it; it may be 0 and its largest value, not more."""
+    about = nb.gates().to_dict()["about"]
+    told = {name: (one["unit"], one["largest"], one["source"], nb.gates().shown()[name]) for name, one in about.items()}
+
+    assert told == ABOUT_GATES
+    for name, (_, largest, *_) in ABOUT_GATES.items():
+        assert [getattr(nb.gates(**{name: value}), name) for value in (0, largest)] == [0, largest]
+        with pytest.raises(ConfigurationError, match=re.escape(f"from 0 to {largest:g}. Pass a number")):
+            nb.gates(**{name: largest + 1})
+
+
+def test_columns_of_the_thresholds():
+    """The tables of the thresholds, of the rules and of the symptoms name their columns; a changed threshold says what it was."""
+    thresholds, matrix, symptoms = nb.gates(hours=12).report().tables
+    row = dict(zip(thresholds.columns, thresholds.rows[-1], strict=True))
+
+    assert (thresholds.caption, symptoms.caption) == ("Thresholds", "Symptoms")
+    assert (row["gate"], row["value"], row["changed"]) == ("hours", "12 hours", "was 24 hours")
+    assert row["what it says"] == "work that takes longer goes to several computers"
+    assert (row["why"], row["who says so"]) == ("one computer can be spared for a day", "a choice of this toolkit")
+    assert matrix.columns == ("", "when", "recommendation", "what to do", "what would change it")
+    assert [row[0] for row in matrix.rows] == [str(number) for number in range(1, len(matrix.rows) + 1)]
+    assert symptoms.columns == ("symptom", "likely cause", "what to look at, and with what", "reported in")

@@ -421,3 +421,145 @@ def test_areas_are_named_once():
     """No two areas share a name, and each has a command of this toolkit."""
     assert len({area.name for area in AREAS}) == len(AREAS)
     assert all(area.command.startswith("nb.") for area in AREAS)
+
+
+@pytest.mark.parametrize(("logits", "sure"), [(1e-5, True), (0.02, False)])
+def test_logits_in_doubt_stand_for_nothing(logits: float, sure: bool):
+    """Logits beyond their gate that rounding may explain speak neither against a device nor for it: parity is not known."""
+    nothing = {"task": "inference", "entity_agreement": None, "silent_errors": None}
+    verdict = judge(scenario_of("annotation_worth_it", **nothing, logits=logits))
+
+    assert (verdict.recommendation, verdict.sure) == ("stay on this device", sure)
+    assert ("parity" in {one.name for one in verdict.unknown}) is not sure
+
+
+def test_fallbacks_go_before_speed():
+    """A speed that is not known leaves operators on the fallback sure; a cost of fallbacks that is not known may undo a slow device."""
+    unknown_speed = {"speed_up_low": None, "speed_up": None, "speed_up_high": None, "utilisation": 0.9}
+    slow = {"speed_up_low": 1.0, "speed_up": 1.05, "speed_up_high": 1.1, "utilisation": 0.9}
+    falling = judge(
+        scenario_of("annotation_worth_it", fallback_operators=("aten::mode",), fallback_time=0.2, **unknown_speed)
+    )
+    lagging = judge(scenario_of("annotation_worth_it", fallback_operators=("aten::mode",), fallback_calls=None, **slow))
+
+    assert (falling.recommendation, falling.sure) == ("fall back to the CPU for these operators", True)
+    assert (lagging.recommendation, lagging.sure) == ("compute on the CPU", False)
+    assert [one.to_dict()["reasons"][0]["area"] for one in (falling, lagging)] == ["fallbacks", "speed"]
+    assert [[one.name for one in verdict.before] for verdict in (falling, lagging)] == [[], ["cost of fallbacks"]]
+
+
+SHOWN = {
+    "models": (("a", "b"), "names of the model", "a, b"),
+    "device": ("mps", "device", "mps"),
+    "task": ("training", "task", "training"),
+    "speed_up_low": (1.5, "speed-up over the CPU, at least", "1.5 times"),
+    "speed_up": (2.0, "speed-up over the CPU", "2 times"),
+    "speed_up_high": (2.25, "speed-up over the CPU, at most", "2.25 times"),
+    "utilisation": (0.71, "utilisation", "71 %"),
+    "synchronisations": ((), "places where a step waits for the device", "none"),
+    "tiny_batch": (True, "batch so small that starting operators takes most of the time", "yes"),
+    "batch_tokens": (4096, "tokens that a batch may have", "4,096"),
+    "batch": (32, "rows in use", "32"),
+    "knee": (64, "rows at the knee", "64"),
+    "best_batch": (128, "rows at the highest throughput", "128"),
+    "knee_gain": (0.5, "more throughput at the knee", "50 %"),
+    "out_of_memory_at": (0, "out of memory at rows", "none"),
+    "headroom": (0.25, "memory limit that stays free", "25 %"),
+    "memory_growth": (0.3, "growth over ten epochs", "30 %"),
+    "memory_verdict": ("growing", "memory curve", "growing"),
+    "entity_agreement": (0.99, "entities that are the same", "99 %"),
+    "logits": (3e-6, "largest difference of a logit", "3e-06"),
+    "not_numbers": (3, "tokens with NaN or infinity", "3"),
+    "recall_loss": (0.01, "recall lost", "1 %"),
+    "gradients": (1e-4, "largest relative difference of a gradient", "0.0001"),
+    "refused_dtype": ("float16", "type in which the entities are not kept", "float16"),
+    "refused_operators": (("aten::eig",), "operators that MPS refuses", "aten::eig"),
+    "fallback_operators": (("aten::mode",), "operators that fell back", "aten::mode"),
+    "fallback_time": (0.2, "time spent in what fell back", "20 %"),
+    "fallback_calls": (0.02, "calls that fell back", "2 %"),
+    "device_faults": (("computation",), "computed wrongly", "computation"),
+    "silent_errors": (("long matrix product",), "known silent errors that were seen", "long matrix product"),
+    "doctor_failures": (("packages",), "failed in nb.doctor()", "packages"),
+    "states": (("power: battery",), "states that spoil times", "power: battery"),
+    "texts_per_second": (410.0, "texts, or rows", "410 a second"),
+    "texts_to_do": (2_952_000, "texts to do", "2,952,000"),
+}
+"""A value of each figure, what it is called, and how it is shown."""
+
+
+def test_every_figure_is_shown():
+    """Each figure is shown by its name with its unit, phases and what is computed from others too; nothing else is."""
+    evidence = Evidence(**{name: value for name, (value, *_) in SHOWN.items()}, shares=PHASES, simulated=True)
+    told = evidence.report()
+    (table,) = told.figures
+    computed = {
+        "step spent on waiting for data": "10 %",
+        "step spent on copies to the device": "20 %",
+        "step spent on forward": "70 %",
+        "time for all texts": "2 hours",
+    }
+
+    assert dict(table.rows) == {words: shown for _, words, shown in SHOWN.values()} | computed
+    assert (table.caption, table.columns, told.title) == ("", ("figure", "value"), "Evidence (SIMULATED)")
+    assert set(evidence.measured) == {*SHOWN, "shares"}
+    assert Evidence(device="cpu").report().sentences == ("Measured: device.",)
+    assert Evidence().report().sentences == ("Measured: nothing.",)
+    assert dict(Evidence(tiny_batch=False).rows()) == {SHOWN["tiny_batch"][1]: "no"}
+
+
+PHASES = {"data": 0.1, "transfer": 0.2, "forward": 0.7}
+
+
+def test_areas_and_rules_stand_in_order_of_precedence():
+    """What a verdict rests on, and the rules, stand in the order of precedence: numbers, memory, data, batch, fallbacks, speed."""
+    for ranks in ([area.rank for area in AREAS], [rule.rank for rule in MATRIX]):
+        assert ranks == sorted(ranks)
+        assert set(ranks) == set(range(6))
+
+
+def test_tables_of_a_verdict():
+    """What led to a verdict, what else was measured and what else has reasons are tables, each figure with its gate."""
+    told = judge(scenario_of("annotation_worth_it", headroom=0.02, shares={"data": 0.5})).report()
+    (others,), (led, measured) = told.tables, told.figures
+
+    assert (others.caption, others.columns) == (
+        "Other recommendations that have reasons",
+        ("recommendation", "because", "what to do"),
+    )
+    assert [row[0] for row in others.rows] == ["fix the data plane"]
+    assert led.caption == "What led to it"
+    assert dict(zip(led.columns, led.rows[0], strict=True)) == {
+        "figure": "memory limit that stays free",
+        "speaks for": "fix the batch",
+        "value": "2 %",
+        "gate": "headroom",
+        "threshold": "10 %",
+    }
+    assert (measured.caption, measured.columns) == ("What else was measured", ("figure", "value"))
+
+
+def test_verdict_as_json():
+    """As JSON a verdict has its reasons with their figures, what is not known and whether that goes before it, and all that was said."""
+    evidence = scenario_of("annotation_worth_it", headroom=0.02, speed_up=None, entity_agreement=None, states=("hot",))
+    told = judge(evidence).to_dict()
+    (reason,) = told["reasons"]
+
+    assert set(told) == {
+        *("schema", "recommendation", "sure", "simulated", "reasons", "not_known"),
+        *("states", "cautions", "gates", "evidence"),
+    }
+    assert (reason["recommendation"], reason["area"]) == ("fix the batch", "memory")
+    assert reason["figures"] == [
+        {
+            "name": "memory limit that stays free",
+            "value": 0.02,
+            "unit": "share",
+            "gate": "headroom",
+            "limit": 0.1,
+        }
+    ]
+    assert [len(reason[name]) for name in ("when", "do", "change")] == [1, 1, 1]
+    assert {one["name"]: one["goes_before"] for one in told["not_known"]} == {"parity": True, "speed-up": False}
+    assert all(one["command"].startswith("nb.") for one in told["not_known"])
+    assert (told["states"], told["cautions"], told["sure"], told["simulated"]) == (["hot"], [], False, False)
+    assert told["evidence"] == evidence.to_dict()

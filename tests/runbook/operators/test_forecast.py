@@ -390,3 +390,36 @@ def test_forecast_of_a_model_on_the_simulated_device():
     assert str(told).splitlines()[1].strip() == "SIMULATED MPS is on; the forecast does not depend on it."
     assert told.leaving == ("aten::_linalg_eigh",)
     assert told.rows == nb.forecast(Values(), torch.ones(3, 3)).rows
+
+
+class OftenRefused(nn.Module):
+    """Takes one mode after the other, in float64 too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3, dtype=torch.float64))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the mode of the mode of the mode."""
+        for _ in range(3):
+            rows = rows.mode(0, keepdim=True).values
+        return rows * self.scale.float()
+
+
+def test_counts_of_a_phase():
+    """Calls are counted, an operator as often as it is called and once among the operators; what is refused is no call."""
+    told = nb.forecast(OftenRefused(), torch.ones(2, 3), training=False)
+    (counted,) = told.report().tables[1].rows
+    calls = {row.operator: row.count for row in told.rows if not row.refusal}
+
+    assert told.refused == ("float64",)
+    assert calls["aten::mode"] == 3
+    assert counted == ("inference", str(sum(calls.values())), str(len(calls)), "1")
+
+
+def test_remedy_of_one_operator(odd: Forecast):
+    """Where it is known what to do about one operator, that is said instead of what to do about its verdict."""
+    remedies = {row.operator: row.remedy for row in odd.rows if row.phase == "inference"}
+
+    assert remedies["aten::embedding_renorm_"].startswith("Leave max_norm out of the Embedding")
+    assert remedies["aten::mode"].startswith("Compute it another way")

@@ -6,16 +6,21 @@ import json
 from dataclasses import replace
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.content import content_of
+from openmed_nb.models.loading import LoadSpec
 from openmed_nb.runbook.precision.certificate_store import CertificateStore, certificate_store
 from openmed_nb.runbook.precision.certificates import (
     FORMAT,
     Certificate,
     Evidence,
     Identity,
+    identity_of,
 )
 from openmed_nb.runbook.precision.expiry import changes, expired_because
 
@@ -192,6 +197,9 @@ DAMAGED = {
     "no number": json.dumps(
         {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "recall": float("nan")}}
     ),
+    "more than all": json.dumps(
+        {**CERTIFICATE.to_dict(), "evidence": {**CERTIFICATE.to_dict()["evidence"], "recall": float("inf")}}
+    ),
     "no date": json.dumps({**CERTIFICATE.to_dict(), "date": 5}),
     "deep": "[" * 100_000,
 }
@@ -299,3 +307,84 @@ def test_certificate_of_a_simulated_device_says_so():
     assert str(simulated).splitlines()[0] == "Certificate: mine in bfloat16 on mps (SIMULATED)"
     assert ("device", "mps (SIMULATED)") in simulated.report().figures[0].rows
     assert "SIMULATED MPS: no figure here is one of MPS." in str(simulated)
+
+
+@pytest.mark.parametrize(
+    ("computer", "device", "identified"),
+    [
+        ("box", "cuda", ("cuda", "NVIDIA A100")),
+        ("box", "cuda:0", ("cuda", "NVIDIA A100")),
+        ("box", "cuda:1", ("cuda", "NVIDIA T4")),
+        ("mac", "mps:0", ("mps", "Apple M2")),
+    ],
+)
+def test_number_of_a_device_does_not_count(computers, keyword_model, computer, device, identified):
+    """A certificate is of a kind of device and its name: which number a GPU has does not count."""
+    here = getattr(computers, computer)().session.computer
+    here.load_torch()
+    identity = identity_of(LoadSpec.of(str(keyword_model), OpenMedConfig()), "bfloat16", device, here)
+
+    assert (identity.device, identity.device_name, identity.simulated) == (*identified, False)
+
+
+def test_identity_of_a_model_on_this_device(computers, keyword_model):
+    """An identity has the fingerprints of the model's files, the versions, and whether the device is simulated."""
+    spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    mac = computers.mac().session.computer
+    simulated = computers.Computer(replace(computers.MAC, simulated=True), computers.MAC_TORCH, {}).session.computer
+    content = content_of(keyword_model)
+
+    assert identity_of(spec, "float16", "mps", mac) == Identity(
+        model=str(keyword_model),
+        weights=content.weights,
+        settings=content.settings,
+        tokenizer=content.tokenizer,
+        dtype="float16",
+        device="mps",
+        device_name="Apple M2",
+        torch="2.13.0",
+        transformers=transformers.__version__,
+        simulated=False,
+    )
+    assert [identity_of(spec, "float16", device, simulated).simulated for device in ("mps", "cpu")] == [True, False]
+
+
+def test_all_that_was_measured_is_shown():
+    """Among the figures stand what a certificate is of, what was measured, the day and the gate, and nothing that is not known."""
+    told = CERTIFICATE.report()
+    expected = {**vars(HERE), **vars(EVIDENCE), "date": "2026-03-01", **CERTIFICATE.gate}
+    (figures,) = told.figures
+
+    assert (figures.caption, figures.columns) == ("Measured", ("what", "value"))
+    assert dict(figures.rows) == {name: str(value) for name, value in expected.items() if value is not None}
+    assert told.sentences == ("On 20 texts it kept 60 of 60 entities.",)
+    single = replace(EVIDENCE, texts=1, exact=0, missing=1)
+    assert replace(CERTIFICATE, evidence=single).summary == "On 1 text it kept 0 of 1 entity."
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no mapping", f"it does not say {FORMAT!r}"),
+        ("another format", f"it does not say {FORMAT!r}"),
+        ("no date", "it has no date or no gate"),
+        ("no identity", "its identity has other fields"),
+        ("a field less", "its evidence has other fields"),
+        ("a text for a number", "its speed_up cannot be str"),
+        ("yes for a number", "its texts cannot be bool"),
+        ("fewer than none", "its extra cannot be -5"),
+        ("more than all", "its recall cannot be inf"),
+    ],
+)
+def test_damage_is_told(store, name, words):
+    """It is said what is wrong in a damaged file."""
+    store.store(CERTIFICATE).write_text(DAMAGED[name], "utf-8")
+
+    assert words in store.explain(HERE)
+
+
+def test_name_of_a_file(store):
+    """The file of an identity has the name that earlier releases gave it, so that a person's certificates are found again."""
+    assert store.file(HERE).name == "ba1a376e6a051f7998af8665.json"
+    assert len({replace(HERE, **{name: "x"}).key for name in vars(HERE) if name != "model"}) == len(vars(HERE)) - 1
+    assert replace(HERE, model="other name").key == HERE.key

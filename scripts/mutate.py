@@ -1,0 +1,278 @@
+"""Change the pure rooms in small ways, one change at a time, and tell which changes their tests do not notice.
+
+    python -m pip install mutmut                            # for its operators; the tests do not need it
+    python scripts/mutate.py                                # 100 mutants of each room, half an hour or more
+    python scripts/mutate.py gates --sample 60 --seed 2     # others of one room
+
+A mutant is a file with one change by an operator of mutmut 3: another number, comparison, argument, string, and so on.
+The room's tests of the first lane, those of the changed module first, run until one fails: then the mutant is killed.
+All happens in a copy of this tree. A process that has imported torch, transformers and pytest forks for each mutant.
+
+Not changed are annotations, names of types, decorators, documentation, and sentences (strings with a space). What stands
+in EQUIVALENT is left out.
+The same seed draws the same mutants as long as the files are the same. The status is 1 where a room has less than 90 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import libcst as cst
+from mutmut.mutation.mutators import mutation_operators
+
+ROOT = Path(__file__).parents[1]
+BAR = 0.9
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+
+WARM = {"torch", "transformers", "tokenizers", "numpy", "_pytest", "hypothesis"}
+"""The packages that are imported once, with the submodules that a room's tests use."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Files whose behaviour hangs on nothing but their arguments.
+
+    Attributes:
+        sources: The files, as a pattern.
+        tests: Their tests, as patterns.
+    """
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def files(self, tree: Path) -> list[Path]:
+        """Return the files that are changed."""
+        return [file for pattern in self.sources for file in sorted(tree.glob(pattern)) if file.name != "__init__.py"]
+
+    def tests_of(self, tree: Path, file: Path) -> list[Path]:
+        """Return the test files, those that have the name of a changed file first."""
+        tests = [test for pattern in self.tests for test in sorted(tree.glob(pattern))]
+        return sorted(tests, key=lambda test: test.stem != f"test_{file.stem}")
+
+
+ROOMS = {
+    "devices": Room(("openmed_nb/devices/*.py",), ("tests/devices/test_[!s]*.py",)),
+    "annotation": Room(
+        tuple(f"openmed_nb/annotation/{name}.py" for name in ("decoding", "labels", "tokens", "windows")),
+        tuple(f"tests/annotation/test_{name}.py" for name in ("decoding", "labels", "tokens", "words_and_windows")),
+    ),
+    "training": Room(
+        tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps", "verdict")),
+        tuple(f"tests/training/test_{name}.py" for name in ("curve", "steps", "verdict")),
+    ),
+    "gates": Room(("openmed_nb/runbook/gates/*.py",), ("tests/runbook/gates/test_*.py",)),
+    "certificates": Room(
+        ("openmed_nb/runbook/precision/certificate*.py",), ("tests/runbook/precision/test_certificates.py",)
+    ),
+}
+
+EQUIVALENT = {
+    r"field\(default=(False|None), init=(False|None), repr=(False|None)\)$": "set before it is read, so None does as False",
+}
+"""What makes a changed line the same as the original, as patterns, and why."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A file with one change."""
+
+    file: Path
+    before: str
+    after: str
+
+    def diff(self, tree: Path) -> str:
+        """Return the change as a diff without context."""
+        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), n=0, lineterm="")
+        return "\n".join([str(self.file.relative_to(tree)), *list(lines)[2:]])
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the change is one of those that nobody can tell."""
+        old = set(self.before.splitlines())
+        new = [line for line in self.after.splitlines() if line not in old]
+        return any(re.search(pattern, line) for pattern in EQUIVALENT for line in new)
+
+
+class Places(cst.CSTVisitor):
+    """Collects what can be changed in a module, and into what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Collect the changes of a node; its children follow, unless they are only for people or type checkers."""
+        if isinstance(node, (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)):
+            return False
+        if is_documentation(node) or names_a_type(node):
+            return False
+        for kind, operator in mutation_operators:
+            if isinstance(node, kind) and not is_sentence(node):
+                self.found += [(node, other) for other in operator(node)]
+        return True
+
+
+def is_documentation(node: cst.CSTNode) -> bool:
+    """Tell whether a node is a string that stands alone."""
+    return isinstance(node, cst.Expr) and isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def names_a_type(node: cst.CSTNode) -> bool:
+    """Tell whether a node gives a type a name, which is written like that of a class."""
+    name = node.targets[0].target if isinstance(node, cst.Assign) else None
+    return isinstance(name, cst.Name) and name.value[0].isupper() and not name.value.isupper()
+
+
+def is_sentence(node: cst.CSTNode) -> bool:
+    """Tell whether a node is a string with a space inside."""
+    return isinstance(node, cst.SimpleString) and " " in node.raw_value.strip()
+
+
+def mutants(files: Sequence[Path], chance: random.Random) -> Iterator[Mutant]:
+    """Yield the mutants of some files in random order, each once."""
+    modules = {file: cst.parse_module(file.read_text("utf-8")) for file in files}
+    changes = []
+    for file, module in modules.items():
+        places = Places()
+        module.visit(places)
+        changes += [(file, *change) for change in places.found]
+    chance.shuffle(changes)
+    seen = set()
+    for file, old, new in changes:
+        mutant = Mutant(file, modules[file].code, modules[file].deep_replace(old, new).code)
+        if (file, mutant.after) not in seen and compiles(mutant.after) and not mutant.is_equivalent:
+            seen.add((file, mutant.after))
+            yield mutant
+
+
+def compiles(code: str) -> bool:
+    """Tell whether a text is Python."""
+    try:
+        compile(code, "mutant", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
+def forked_tests(tree: Path, tests: Sequence[Path], seconds: float, found: Path, keep: bool = False) -> int:
+    """Run tests in a fork of this process; return 0 where they passed, and -1 where they took too long.
+
+    Args:
+        tree: The copy with its change.
+        tests: The test files.
+        seconds: How long they may take.
+        found: Where their output goes.
+        keep: Whether the fork writes bytecode for those that follow, and the names of what it imported into ``found``.
+    """
+    child = os.fork()
+    if not child:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1,) * 2)
+        with (found / "output").open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os._exit(run_tests(tree, tests, found if keep else None))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -1
+
+
+def run_tests(tree: Path, tests: Sequence[Path], found: Path | None) -> int:
+    """Run tests in this process until one fails."""
+    import pytest
+
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = found is None
+    os.environ.update(PYTHONPATH=str(tree), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTHONDONTWRITEBYTECODE="1")
+    options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    try:
+        status = int(pytest.main([*options, *map(str, tests)]))
+    except BaseException:  # noqa: BLE001 - whatever a mutant raises, it was noticed
+        status = 1
+    if found is not None:
+        (found / "modules").write_text("\n".join(sys.modules))
+    sys.stdout.flush()
+    return status
+
+
+def warm_up(room: Room, tree: Path, found: Path) -> float:
+    """Run the tests of a room without any change, import what they needed, and return how long a mutant's may take."""
+    started = time.monotonic()
+    status = forked_tests(tree, room.tests_of(tree, tree), 3600, found, keep=True)
+    if status:
+        sys.exit(f"The tests fail without a change:\n{(found / 'output').read_text()}")
+    taken = time.monotonic() - started
+    for name in (found / "modules").read_text().splitlines():
+        if name.split(".")[0] in WARM and name not in sys.modules:
+            importlib.import_module(name)
+    return 30 + 5 * taken
+
+
+def survivors_of(name: str, tree: Path, sample: int, seed: int) -> tuple[int, list[str]]:
+    """Return how many mutants of a room were tried, and the diffs of those that its tests did not notice."""
+    room, found = ROOMS[name], tree.parent
+    seconds = warm_up(room, tree, found)
+    drawn = mutants(room.files(tree), random.Random(f"{seed} {name}"))
+    tried, survivors = 0, []
+    for mutant, _ in zip(drawn, range(sample), strict=False):
+        changed = mutant.file.stat().st_mtime_ns
+        mutant.file.write_text(mutant.after, "utf-8")
+        status = forked_tests(tree, room.tests_of(tree, mutant.file), seconds, found)
+        mutant.file.write_text(mutant.before, "utf-8")
+        os.utime(mutant.file, ns=(changed, changed))  # So that its bytecode counts again.
+        tried += 1
+        if not status:
+            survivors.append(mutant.diff(tree))
+            print(f"survived: {survivors[-1]}\n", flush=True)
+    return tried, survivors
+
+
+def main() -> int:
+    """Print the survivors, and for each room how many were killed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rooms", nargs="*", metavar="room", help=f"of {', '.join(ROOMS)}; all where none is named")
+    parser.add_argument("--sample", type=int, default=100, help="how many mutants of each room (100)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones (0)")
+    given = parser.parse_args()
+    if unknown := set(given.rooms) - set(ROOMS):
+        parser.error(f"there is no room {', '.join(sorted(unknown))}")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for package in sorted(WARM):
+        importlib.import_module(package)
+    good, lines = True, []
+    with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
+        tree = Path(os.path.realpath(folder)) / "tree"
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        for name in given.rooms or ROOMS:
+            tried, survivors = survivors_of(name, tree, given.sample, given.seed)
+            killed = tried - len(survivors)
+            good = good and killed >= BAR * tried
+            lines.append(f"{name}: {killed} of {tried} killed ({killed / tried:.0%}), seed {given.seed}")
+            print(lines[-1], flush=True)
+    print("\n".join(["", *lines]))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
