@@ -125,7 +125,7 @@ def test_nothing_heavy_at_import_time():
 
 def allowed_in(module: str) -> set[str]:
     """Return the heavy packages that a module may import: its own, or else those of its folder."""
-    return ALLOWED.get(module, ALLOWED.get(module.split(".")[0], set()))
+    return ALLOWED.get(module, ALLOWED.get(module.partition(".")[0], set()))
 
 
 def test_ground_floor_imports_nothing():
