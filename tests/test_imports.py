@@ -28,6 +28,7 @@ LIGHT = {
     "explain": "choice = %openmed_device --explain",
     "json": "choice = %openmed_device cpu --json",
     "a bad device": "try:\n    %openmed_device mpss\nexcept ValueError:\n    pass",
+    "completion": "found = [get_ipython().complete('', line, len(line)) for line in OPEN_LINES]",
     "settings": "%config OpenMedMagics",
     "unload_ext": "%unload_ext openmed_nb",
     "use": "import openmed_nb as nb\nnb.use('cpu')\nnb.device()\nnb.reset()",
@@ -41,6 +42,8 @@ LIGHT = {
     "every public name": "names = [getattr(nb, name) for name in nb.__all__]",
 }
 """What needs no model and no GPU, cell by cell of one notebook."""
+
+OPEN_LINES = ["%openmed_device ", "%%openmed_ner --model ", "%%openmed_ner --strategy ", "%openmed_panel --model "]
 
 LOOK = """
 import json, sys
@@ -56,7 +59,15 @@ def imported(tmp_path_factory):
     """What a terminal IPython has imported after each of these cells: heavy packages, and the files of training."""
     folder = tmp_path_factory.mktemp("imports")
     cells = [f"{code}\nseen[{name!r}] = imported()" for name, code in LIGHT.items()]
-    code = "\n".join([f"HEAVY, seen = {HEAVY!r}, {{}}", LOOK, *cells, "print(json.dumps(seen))"])
+    code = "\n".join(
+        [
+            f"HEAVY, OPEN_LINES, seen = {HEAVY!r}, {OPEN_LINES!r}, {{}}",
+            LOOK,
+            *cells,
+            "assert all(names for _, names in found)",
+            "print(json.dumps(seen))",
+        ]
+    )
     process = subprocess.run(
         [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code],
         env={**os.environ, "IPYTHONDIR": str(folder), "OPENMED_TORCH_DEVICE": "cpu"},
