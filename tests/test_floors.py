@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "openmed_nb"
-FILES = sorted(PACKAGE.rglob("*.py"))
 
-HEAVY = (
+HEAVY = {
     *("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "huggingface_hub", "safetensors"),
     *("tokenizers", "openmed", "ipywidgets", "matplotlib", "numpy", "psutil"),
     *("dask", "distributed", "asyncssh", "pandas"),
-)
+}
 FLOORS = (
     "errors",
     "quantities",
@@ -39,17 +37,26 @@ def module_of(file: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
+MODULES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
 def floor_of(module: str) -> int:
     """Return the number of the floor on which a module stands, the most specific name counting."""
     homes = [floor for floor in FLOORS if module == floor or module.startswith(f"{floor}.")]
     return FLOORS.index(max(homes, key=len, default="openmed_nb"))
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(file.read_text("utf-8"))
+
+
 def package_imports(file: Path) -> Iterator[str]:
     """Yield the modules of this package that a file imports anywhere, also inside functions."""
     module = module_of(file)
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = [part for part in package if part][: len(package) - node.level + 1]
             origin = [*base, *(node.module.split(".") if node.module else [])]
@@ -75,12 +82,16 @@ def import_time_names(node: ast.AST) -> Iterator[str]:
             yield from import_time_names(child)
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_imports_go_down(file: Path):
+def test_imports_go_down():
     """A file imports from its own floor and those below it, never from one above, not even inside a function."""
-    floor = floor_of(module_of(file))
+    upwards = [
+        (module, imported)
+        for module, file in MODULES.items()
+        for imported in package_imports(file)
+        if floor_of(imported) > floor_of(module)
+    ]
 
-    assert [module for module in package_imports(file) if floor_of(module) > floor] == []
+    assert upwards == []
 
 
 ALLOWED = {
@@ -103,14 +114,18 @@ ALLOWED = {
 """What may be imported by files that are themselves imported only in functions: arrays, and a subclass's base class."""
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_nothing_heavy_at_import_time(file: Path):
+def test_nothing_heavy_at_import_time():
     """Importing a file imports no heavy package, but for the floor that computes on arrays."""
-    module = module_of(file)
-    allowed = ALLOWED.get(module, ALLOWED.get(module.split(".")[0], set()))
-    names = set(import_time_names(ast.parse(file.read_text("utf-8"))))
+    heavy = {
+        module: set(import_time_names(tree_of(file))) & HEAVY - allowed_in(module) for module, file in MODULES.items()
+    }
 
-    assert names.isdisjoint(set(HEAVY) - allowed)
+    assert {module: names for module, names in heavy.items() if names} == {}
+
+
+def allowed_in(module: str) -> set[str]:
+    """Return the heavy packages that a module may import: its own, or else those of its folder."""
+    return ALLOWED.get(module, ALLOWED.get(module.partition(".")[0], set()))
 
 
 def test_ground_floor_imports_nothing():
@@ -121,37 +136,32 @@ def test_ground_floor_imports_nothing():
 
 def test_package_is_imported_relatively():
     """No file imports the package by its full name, so that every import shows its floor."""
-    absolute = [file.name for file in FILES if "openmed_nb" in import_time_names(ast.parse(file.read_text("utf-8")))]
+    absolute = [module for module, file in MODULES.items() if "openmed_nb" in import_time_names(tree_of(file))]
 
     assert absolute == []
 
 
-@pytest.mark.parametrize(
-    ("module", "floor"),
-    [
-        ("errors", "errors"),
-        ("interface.display", "interface.display"),
-        ("devices.choice", "devices"),
-        ("models", "models"),
-        ("session", "session"),
-        ("interface.magics", "interface"),
-        ("__main__", "openmed_nb"),
-        ("", "openmed_nb"),
-    ],
-)
-def test_floor_of_a_module(module: str, floor: str):
+def test_floor_of_a_module():
     """Every module stands on the floor that its folder names."""
-    assert FLOORS[floor_of(module)] == floor
+    floors = {
+        "errors": "errors",
+        "interface.display": "interface.display",
+        "devices.choice": "devices",
+        "models": "models",
+        "session": "session",
+        "interface.magics": "interface",
+        "__main__": "openmed_nb",
+        "": "openmed_nb",
+    }
+
+    assert {module: FLOORS[floor_of(module)] for module in floors} == floors
 
 
 def test_imports_are_seen():
     """The check sees an import from above that hides in a function."""
-    inside = [
-        module
-        for file in FILES
-        if floor_of(module_of(file)) == FLOORS.index("session")
-        for module in package_imports(file)
-    ]
+    session = [file for module, file in MODULES.items() if FLOORS[floor_of(module)] == "session"]
 
-    assert {"devices.backend", "errors", "models.store"} <= set(inside)
+    assert {"devices.backend", "errors", "models.store"} <= {
+        module for file in session for module in package_imports(file)
+    }
     assert list(import_time_names(ast.parse("try:\n import torch.nn\nexcept ImportError:\n pass"))) == ["torch"]

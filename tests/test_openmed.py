@@ -17,6 +17,8 @@ theirs = pytest.importorskip("openmed.torch.device")
 
 OUR_VARIABLES = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU", *theirs.MPS_ENV_DEFAULTS)
 
+OF_THE_SHELL = {"OPENMED_TORCH_DEVICE": "Cuda:1", "OPENMED_DEVICE": "mps"}
+
 KERNEL = """
 import json, os, sys
 import openmed_nb as nb
@@ -28,10 +30,11 @@ for line in sys.stdin:
     names = {**globals()}
     exec(code, names)
     SESSION.stop()
-    for name in {*theirs.MPS_ENV_DEFAULTS, *shell}:
+    for name in ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", *theirs.MPS_ENV_DEFAULTS, *shell):
         os.environ.pop(name, None)
     print(json.dumps(names["answer"]), flush=True)
 """
+"""A kernel that runs code in turn, each time with other variables of the shell."""
 
 Run = Callable[..., Any]
 
@@ -42,19 +45,26 @@ def clean_shell(**variables: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Runs code in one kernel in which both packages are imported, each time with other variables of the shell."""
+def kernel() -> Iterator[tuple[Run, Any]]:
+    """Runs code in one kernel in which both packages are imported; with the answer to its first code."""
+    environ = clean_shell(**OF_THE_SHELL)
     with subprocess.Popen(
-        [sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean_shell()
+        [sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
     ) as kernel:
 
-        def ask(code: str, **shell: str) -> Any:
+        def run(code: str, **shell: str) -> Any:
             kernel.stdin.write(json.dumps([shell, code]) + "\n")
             kernel.stdin.flush()
             return json.loads(kernel.stdout.readline())
 
-        yield ask
+        yield run, run(FOLLOW.format(back="SESSION.stop()"))
         kernel.stdin.close()
+
+
+@pytest.fixture
+def run(kernel: tuple[Run, Any]) -> Run:
+    """Runs code in that kernel, each time with other variables of the shell."""
+    return kernel[0]
 
 
 FOLLOW = """
@@ -88,31 +98,17 @@ def test_openmed_follows(run: Run, shell: dict[str, str], back: str, before: lis
     assert run(FOLLOW.format(back=back), **shell) == [before, ["cpu", "cpu"], True, True, before]
 
 
-def test_openmed_follows_in_a_fresh_process():
+def test_openmed_follows_in_a_fresh_process(kernel: tuple[Run, Any]):
     """The same holds where the variable comes from the shell that started Python."""
-    code = """
-import os
-import openmed_nb as nb
-from openmed.torch.device import resolve_torch_device
-print(resolve_torch_device())
-nb.use("cpu")
-print(resolve_torch_device())
-from openmed_nb.session import SESSION
-SESSION.stop()
-print(resolve_torch_device(), os.environ["OPENMED_TORCH_DEVICE"])"""
-    shell = clean_shell(OPENMED_TORCH_DEVICE="Cuda:1", OPENMED_DEVICE="mps")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=shell, check=True)
+    before = ["cuda:1", "Cuda:1"]
 
-    assert done.stdout.splitlines() == ["cuda:1", "cpu", "cuda:1 Cuda:1"]
+    assert kernel[1] == [before, ["cpu", "cpu"], True, True, before]
 
 
-EXPLICIT = ["cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\n", "mps", "MPS", "\tMps"]
-
-
-@pytest.mark.parametrize("preference", EXPLICIT)
-def test_explicit_preference(preference: str):
+def test_explicit_preference():
     """An explicit preference comes back normalised, as from openmed, whether or not the device is there."""
-    assert nb.resolve_torch_device(preference) == theirs.resolve_torch_device(preference)
+    for preference in ("cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\n", "mps", "MPS", "\tMps"):
+        assert nb.resolve_torch_device(preference) == theirs.resolve_torch_device(preference)
 
 
 def test_preference_of_the_shell(run: Run):

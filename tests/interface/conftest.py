@@ -23,6 +23,9 @@ from traitlets.config import Config
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
+PATIENCE = 240
+"""Seconds to wait for a kernel or a process, however busy the computer is."""
+
 OURS = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
 
 SESSION_STATE = (
@@ -71,7 +74,7 @@ class Kernel:
     def run(self, code: str) -> Reply:
         """Run a cell and collect what a front end would get."""
         messages: list[dict[str, Any]] = []
-        reply = self.client.execute_interactive(code, output_hook=messages.append, allow_stdin=False, timeout=120)
+        reply = self.client.execute_interactive(code, output_hook=messages.append, allow_stdin=False, timeout=PATIENCE)
         return collect(reply["content"], messages)
 
     def run_cell(self, cell: str, code: str) -> str:
@@ -79,7 +82,7 @@ class Kernel:
         request = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         message = self.client.session.msg("execute_request", request, metadata={"cellId": cell})
         self.client.shell_channel.send(message)
-        answers = iter(partial(self.client.get_shell_msg, timeout=120), None)
+        answers = iter(partial(self.client.get_shell_msg, timeout=PATIENCE), None)
         mine = (one for one in answers if one["parent_header"].get("msg_id") == message["header"]["msg_id"])
         return str(next(mine)["content"]["status"])
 
@@ -95,7 +98,7 @@ class Kernel:
 
     def complete(self, code: str) -> list[str]:
         """Return what Tab offers at the end of the code, in the order of the menu."""
-        reply = self.client.complete(code, len(code), reply=True, timeout=60)
+        reply = self.client.complete(code, len(code), reply=True, timeout=PATIENCE)
         return list(reply["content"]["matches"])
 
 
@@ -139,7 +142,7 @@ def run_ipython(tmp_path_factory):
             cwd=home,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
 
@@ -155,8 +158,10 @@ def _running_kernel(tmp_path_factory) -> Iterator[Kernel]:
     client = manager.blocking_client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=120)
-        yield Kernel(client, manager.interrupt_kernel)
+        client.wait_for_ready(timeout=PATIENCE)
+        running = Kernel(client, manager.interrupt_kernel)
+        running.run("import matplotlib.font_manager")  # What it says of its own folders is said here.
+        yield running
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -199,7 +204,7 @@ def elsewhere() -> Callable[[Callable[[], object]], int]:
 
 
 @pytest.fixture
-def shell(tmp_path) -> Iterator[InteractiveShell]:
+def shell(tmp_path, quick_collection) -> Iterator[InteractiveShell]:  # noqa: ARG001 - each shell ends with one
     """Give a shell of this process with the extension loaded, and leave the process as it was."""
     from openmed_nb.session import SESSION
 

@@ -75,9 +75,7 @@ CELLS = st.one_of(
         st.sampled_from(["asthma", "no fever", "\n", "\r", "\x00", "\ufeff", "\u200b", "é" * 50, "😷", "   "])
     ).map(" ".join),
 )
-MANY = partial(
-    settings, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+IN_ONE_SHELL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def at_rest():
@@ -130,7 +128,7 @@ def check_result(result):
         assert json.dumps(result.to_dict())
 
 
-@MANY(max_examples=800)
+@IN_ONE_SHELL
 @given(line=LINES)
 @example(line="--list --json")
 @example(line="''")
@@ -145,7 +143,7 @@ def test_any_line_behind_the_device_magic(shell, line):
     outcome(shell.find_line_magic("openmed_device"), line)
 
 
-@MANY(max_examples=300)
+@IN_ONE_SHELL
 @given(line=LINES)
 @example(line="--model=")
 @example(line="--out=")
@@ -158,7 +156,7 @@ def test_any_line_behind_the_cell_magic(shell, line):
     assert not (isinstance(result, OpenMedError) and "leprosy" in str(result))
 
 
-@MANY(max_examples=200)
+@IN_ONE_SHELL
 @given(line=LINES)
 def test_any_line_without_a_cell(shell, line):
     """%openmed_ner without a cell answers any line with its help or one of our errors."""
@@ -167,7 +165,7 @@ def test_any_line_without_a_cell(shell, line):
     assert result is None or isinstance(result, OpenMedError)
 
 
-@MANY(max_examples=150)
+@IN_ONE_SHELL
 @given(line=LINES)
 @example(line="--model=--")
 @example(line="--close --model bundled")
@@ -177,7 +175,7 @@ def test_any_line_behind_the_panel_magic(shell, line):
     outcome(shell.find_line_magic("openmed_panel"), line)
 
 
-@MANY(max_examples=80)
+@IN_ONE_SHELL
 @given(cell=CELLS, strategy=st.sampled_from(["none", "simple", "first", "average", "max"]))
 @example(cell="\x00", strategy="first")
 @example(cell="\u200b", strategy="none")
@@ -193,7 +191,7 @@ def test_any_cell_is_annotated(shell, cell, strategy):
     assert all(0 <= entity["start"] <= entity["end"] <= len(cell) for entity in found)
 
 
-@MANY(max_examples=100)
+@IN_ONE_SHELL
 @given(line=LINES)
 def test_any_line_through_the_shell(shell, line):
     """Through run_line_magic, which fills in variables first, it is a result or one of our errors as well."""

@@ -223,13 +223,3 @@ def test_a_model_folder_with_spaces_goes_in_quotes(kernel, tmp_path):
 
     assert name == "ModelUnusable"
     assert f"'{folder}'" in value
-
-
-def test_a_terminal_shows_the_marked_text(run_ipython):
-    """In a terminal the entities stand in brackets in the text."""
-    code = (
-        "%load_ext openmed_nb\nget_ipython().run_cell_magic('openmed_ner', '--model bundled_small', 'He has asthma.')"
-    )
-    process = run_ipython(code, OPENMED_DEVICE="cpu")
-
-    assert "1 entity found by bundled_small on cpu\nHe has [asthma](DISEASE).\n" in process.stdout, process.stderr

@@ -15,7 +15,7 @@ from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, VARIAB
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, MagicError, OpenMedError
 from openmed_nb.session import SESSION, Session
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]  # Each begins its own simulation.
 
 NOTE = "He has asthma."
 
@@ -107,24 +107,24 @@ class TestFunction:
         assert nb.device().requested_by == "use()"
         assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
 
-    @pytest.mark.parametrize("memory", ["lots", -1, 0, "0 GiB", None, 8])
-    def test_bad_memory_changes_nothing(self, memory):
+    def test_bad_memory_changes_nothing(self):
         """What is no amount of memory is one clear error, and nothing was begun."""
         before = state()
-        with pytest.raises(ConfigurationError, match="is no amount of memory"), nb.simulated_mps(memory):
-            pass
-        assert state() == before
-        assert not torch.backends.mps.is_available()
+        for memory in ("lots", -1, 0, "0 GiB", None, 8):
+            with pytest.raises(ConfigurationError, match="is no amount of memory"), nb.simulated_mps(memory):
+                pass
+            assert state() == before
+            assert not torch.backends.mps.is_available()
 
-    @pytest.mark.parametrize("memory", ["1 MiB", 1 << 20])
-    def test_model_that_does_not_fit(self, pipe, memory):
+    def test_model_that_does_not_fit(self, pipe):
         """A Mac that is too small for the models that follow is refused, and everything is as before."""
         before = state()
-        with pytest.raises(DeviceUnavailable), nb.simulated_mps(memory):
-            pass
-        assert state() == before
-        assert pipe.device.type == "cpu"
-        assert not simulation.active()
+        for memory in ("1 MiB", 1 << 20):
+            with pytest.raises(DeviceUnavailable), nb.simulated_mps(memory):
+                pass
+            assert state() == before
+            assert pipe.device.type == "cpu"
+            assert not simulation.active()
 
     def test_no_second_one(self):
         """A simulation inside of another is refused, and the outer one goes on."""
@@ -235,25 +235,23 @@ class TestMagic:
         assert not shell.find_line_magic("openmed_device")("--simulate off").simulated
         assert state() == before
 
-    @pytest.mark.parametrize(
-        ("line", "match"),
-        [
-            ("--simulate", "cannot read its line"),
-            ("--simulate cuda", "'cuda' cannot be simulated"),
-            ("--simulate=", "cannot be simulated"),
-            ("--memory 8GiB", "is for a simulated Mac"),
-            ("--simulate off --memory 8GiB", "is for a simulated Mac"),
-            ("--simulate mps cpu", "cannot do --simulate and cpu at once"),
-            ("--simulate mps --reset", "cannot do --reset and --simulate at once"),
-            ("--simulate mps --memory lots", "is no amount of memory"),
-        ],
-    )
-    def test_mistakes(self, shell, line, match):
+    def test_mistakes(self, shell):
         """A line that makes no sense is one of our errors, and nothing is begun."""
+        mistakes = {
+            "--simulate": "cannot read its line",
+            "--simulate cuda": "'cuda' cannot be simulated",
+            "--simulate=": "cannot be simulated",
+            "--memory 8GiB": "is for a simulated Mac",
+            "--simulate off --memory 8GiB": "is for a simulated Mac",
+            "--simulate mps cpu": "cannot do --simulate and cpu at once",
+            "--simulate mps --reset": "cannot do --reset and --simulate at once",
+            "--simulate mps --memory lots": "is no amount of memory",
+        }
         before = state()
-        with pytest.raises((MagicError, ConfigurationError), match=match):
-            shell.find_line_magic("openmed_device")(line)
-        assert state() == before
+        for line, said in mistakes.items():
+            with pytest.raises((MagicError, ConfigurationError), match=said):
+                shell.find_line_magic("openmed_device")(line)
+            assert state() == before
 
     def test_in_a_kernel(self, kernel):
         """In a real kernel a simulation holds over cells, errors are torch's, and unloading the extension ends it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import psutil
@@ -63,25 +61,6 @@ def test_a_planned_gpu_is_not_asked(device: str):
     (bar,) = memory_bars(replace(PLANNED, device=device))
 
     assert bar.name == "process"
-
-
-UNTOUCHED = """
-import sys
-from openmed_nb.devices.choice import DeviceChoice
-from openmed_nb.interface.panel.memory import memory_bars
-for device in ("mps", "cuda:1", "cpu"):
-    memory_bars(DeviceChoice(device, "auto", "nobody", "", certain=False))
-memory_bars(None)
-print("torch" in sys.modules)
-"""
-
-
-@pytest.mark.real_computer  # It starts a process of its own.
-def test_asking_loads_no_torch():
-    """The bars of a planned device are had without torch."""
-    process = subprocess.run([sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, check=True, timeout=60)
-
-    assert process.stdout == "False\n"
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
