@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call a test that is ``by_itself`` in a thread of its own; a simulated Mac belongs to one thread, so not there."""
+    if "by_itself" not in pyfuncitem.fixturenames or pyfuncitem.config.getoption("simulated_mps"):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(pyfuncitem.obj, **arguments).result()
+    return True
+
+
+@pytest.fixture
+def by_itself(quick_collection: None) -> None:  # noqa: ARG001 - it ends the freeze
+    """A test whose memory is looked at: neither pytest's functions above it nor older objects are part of it."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,17 +1,20 @@
-"""A training in several processes, as a launcher starts it; each prints a line of JSON for each way to train.
+"""A training in several processes; each prints a line of JSON for each way to train. The argument is a folder.
 
-The argument is a folder.
+Started by a launcher, this is one of the processes. Started alone, it forks two, which have nothing to import any more.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import IPython.display
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, debug_launcher
 from transformers import BertConfig, BertForTokenClassification, Trainer, TrainingArguments
 
 import openmed_nb as nb
@@ -76,9 +79,23 @@ def show(value: Any) -> None:
     SHOWN.append(type(value).__name__)
 
 
-if __name__ == "__main__":
-    import IPython.display
-
+def train(folder: str) -> None:
+    """Train in both ways."""
     IPython.display.display = show
     loop()
-    trainer(Path(sys.argv[1]))
+    trainer(Path(folder))
+
+
+def forked(folder: str) -> None:
+    """Train in a process that knows its rank from Accelerate, as one that a launcher has told."""
+    rank = str(torch.distributed.get_rank())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank)
+    train(folder)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        train(sys.argv[1])
+    else:
+        gc.freeze()  # What was imported need not be collected again and again.
+        debug_launcher(forked, (sys.argv[1],))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BatchEncoding
 
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import BatchRefused
-from openmed_nb.training.batch_checks import (
-    BatchChecks,
-    check_size,
-    gradients_can_be_wrong,
-    named_fields,
-    outside,
-    too_many,
-)
-from openmed_nb.training.model_limits import ModelLimits
 
-LIMITS = ModelLimits(labels=3, tokens=24, token_types=2, positions=16)
-ROBERTA = ModelLimits(positions=16, first_position=2, padding=1)
+LIMITS = {"labels": 3, "tokens": 24, "token_types": 2, "positions": 16}
+ROBERTA = {"positions": 16, "first_position": 2, "padding": 1}
+
+
+M1 = Machine("Darwin", "arm64", chip="Apple M1")
+
+
+def tokens(*shape):
+    """Return a batch of tokens of a shape, which takes the memory of one."""
+    return {"input_ids": torch.zeros((), dtype=torch.long).expand(shape)}
 
 
 def ids(*numbers, dtype=torch.long):
@@ -54,7 +54,7 @@ WRONG = {
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, LIMITS, "255"),
     "other ignored label": (
         {"labels": ids(0, -100)},
-        ModelLimits(labels=3, ignore_index=-1),
+        {"labels": 3, "ignore_index": -1},
         "-100; -1 is left",
     ),
     "token": ({"input_ids": ids(1, 24)}, LIMITS, "1 of 2 token ids is not between 0 and 23 (24)."),
@@ -70,7 +70,7 @@ RIGHT = {
         {"input_ids": ids(0, 23), "token_type_ids": ids(0, 1), "position_ids": ids(0, 15), "labels": ids(2, -100)},
         LIMITS,
     ),
-    "nothing known": ({"input_ids": ids(-5, 10**9), "labels": ids(-5, 10**9)}, ModelLimits()),
+    "nothing known": ({"input_ids": ids(-5, 10**9), "labels": ids(-5, 10**9)}, {}),
     "all left out": ({"labels": ids(-100, -100)}, LIMITS),
     "fractions": ({"labels": torch.tensor([[9.5, -3.0]])}, LIMITS),
     "yes and no": ({"labels": torch.tensor([[True, False]])}, LIMITS),
@@ -81,67 +81,61 @@ RIGHT = {
     "three values": ((ids(99), ids(99), ids(99)), LIMITS),
     "a tensor": (ids(99), LIMITS),
     "nothing": (None, LIMITS),
+    "other fields": ({"pixel_values": torch.full((2,), 99), "note_id": ids(7), "labels": ids(1)}, LIMITS),
 }
 
 
-@pytest.mark.parametrize(("batch", "limits", "said"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_batch(batch, limits, said):
-    """Numbers that the model does not have are refused, with their count, the range and the extremes."""
-    with pytest.raises(BatchRefused) as refused:
-        BatchChecks(limits)(batch, "Step 7: ")
-    assert said in refused.value.what
-    assert refused.value.what.startswith("Step 7: ")
+def test_wrong_batch(refusal):
+    """Numbers that the model does not have are refused, with their count, the range and the extremes.
+
+    A check that is switched off refuses nothing, and the other one still does.
+    """
+    for case, (batch, limits, said) in WRONG.items():
+        refused = refusal(partial(nb.Guards(**limits).check, batch, 7))
+        assert isinstance(refused, BatchRefused), case
+        assert refused.what.startswith("Step 7: "), case
+        assert said in refused.what, case
+        on, off = ("labels", "token_ids") if " labels " in refused.what else ("token_ids", "labels")
+        assert refusal(partial(nb.Guards(off=on, **limits).check, batch)) is None, case
+        assert isinstance(refusal(partial(nb.Guards(off=off, **limits).check, batch)), BatchRefused), case
 
 
-@pytest.mark.parametrize(("batch", "limits"), RIGHT.values(), ids=RIGHT.keys())
-def test_right_batch(batch, limits):
+def test_right_batch(refusal):
     """Numbers that the model has, and what cannot be judged, pass."""
-    assert BatchChecks(limits)(batch) is None
-
-
-@pytest.mark.parametrize(("batch", "limits"), [wrong[:2] for wrong in WRONG.values()], ids=WRONG.keys())
-def test_check_that_is_off(batch, limits):
-    """A check that is switched off refuses nothing, and the other one still does."""
-    with pytest.raises(BatchRefused) as refused:
-        BatchChecks(limits)(batch)
-    on, off = ("labels", "token_ids") if " labels " in refused.value.what else ("token_ids", "labels")
-    assert BatchChecks(limits, (off,))(batch) is None
-    with pytest.raises(BatchRefused):
-        BatchChecks(limits, (on,))(batch)
+    for case, (batch, limits) in RIGHT.items():
+        assert refusal(partial(nb.Guards(**limits).check, batch)) is None, case
 
 
 @given(
-    st.lists(st.integers(-200, 200), min_size=1, max_size=30), st.integers(1, 100), st.sampled_from([None, -100, -1])
+    numbers=st.lists(st.integers(-200, 200), min_size=1, max_size=30),
+    count=st.integers(1, 100),
+    ignored=st.sampled_from([-100, -1]),
 )
-def test_count_and_extremes(numbers, count, ignored):
+def test_count_and_extremes(refusal, numbers, count, ignored):
     """Values are refused exactly where one is out of range and not left out; the count and the extremes are right."""
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]
-    said = outside(torch.tensor(numbers), count, "labels", ignored)
-    assert bool(said) == bool(bad)
+    refused = refusal(partial(nb.Guards(labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)}))
+    assert bool(refused) == bool(bad)
     if bad:
-        assert said.startswith(f"{len(bad)} of {len(numbers)} labels ")
+        assert refused.what.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")
         extremes = f"from {min(bad)} to {max(bad)}" if min(bad) < max(bad) else f"{bad[0]}"
-        assert f"({extremes}{f'; {ignored} is left out' if ignored else ''})." in said
+        assert f"({extremes}; {ignored} is left out)." in refused.what
 
 
 @pytest.mark.parametrize("labels", [np.array(["B-DISEASE", "O"]), np.array([None, 1])], ids=["names", "objects"])
 def test_labels_that_are_no_numbers(labels):
     """An array of something else than numbers is refused by its type, and its content is not shown."""
     with pytest.raises(BatchRefused) as refused:
-        BatchChecks(LIMITS)({"labels": labels}, "Step 7: ")
+        nb.Guards(**LIMITS).check({"labels": labels}, 7)
     assert refused.value.what == f"Step 7: labels is an array of {labels.dtype}, not of numbers."
     assert "DISEASE" not in str(refused.value)
 
 
-def test_only_what_is_checked_is_read():
-    """Of a batch only the fields that are checked are looked at."""
-    assert list(named_fields({"pixel_values": torch.zeros(2), "note_id": ids(7), "labels": ids(1)})) == ["labels"]
-
-
-def test_checks_can_be_pickled():
-    """The checks go to another process as they are."""
-    checks = BatchChecks(LIMITS, ("labels",))
-    assert pickle.loads(pickle.dumps(checks)) == checks  # noqa: S301
+@pytest.fixture(scope="module")
+def check():
+    """The check of a batch in a training on an M1."""
+    with nb.Guards().watch(torch.nn.Linear(2, 2), "mps", M1, (2, 13, 0)) as guards:
+        return guards.check
 
 
 class TestLargeBatch:
@@ -156,37 +150,36 @@ class TestLargeBatch:
             (1, 32_767, "1 x 32,767 = 32,767 tokens", "Cut the rows to less than 32,767 tokens."),
         ],
     )
-    def test_too_many(self, rows, length, arithmetic, remedy):
+    def test_too_many(self, check, rows, length, arithmetic, remedy):
         """The error shows the arithmetic, and the largest batch that fits at this length."""
-        checks = BatchChecks(ModelLimits(), ("large_batch_gradients",))
         with pytest.raises(BatchRefused) as refused:
-            checks({"input_ids": torch.zeros(rows, length, dtype=torch.long)}, "Step 3: ")
+            check(tokens(rows, length), 3)
         assert refused.value.what.startswith(f"Step 3: {arithmetic}")
         assert "pytorch#177116, #193487" in refused.value.what
         assert remedy in refused.value.remedy
 
     @pytest.mark.parametrize("shape", [(63, 512), (1, 32_766), (2, 128), (40,), ()])
-    def test_few_enough(self, shape):
+    def test_few_enough(self, check, shape):
         """With fewer tokens a step passes."""
-        assert check_size({"input_ids": torch.zeros(shape, dtype=torch.long)}, ModelLimits()) is None
+        assert check(tokens(*shape)) is None
 
-    def test_embeddings(self):
+    def test_embeddings(self, check):
         """Embeddings that stand for tokens count as rows times length; pictures and labels do not count."""
-        checks = BatchChecks(ModelLimits(), ("large_batch_gradients",))
         with pytest.raises(BatchRefused, match="64 x 512 = 32,768 tokens"):
-            checks({"inputs_embeds": torch.zeros(64, 512, 2)})
-        assert checks({"inputs_embeds": torch.zeros(63, 512, 2)}) is None
-        assert checks({"inputs_embeds": torch.zeros(40_000)}) is None
-        assert checks({"pixel_values": torch.zeros(8, 3, 64, 64), "labels": torch.zeros(40_000)}) is None
+            check({"inputs_embeds": torch.zeros(64, 512, 2)})
+        assert check({"inputs_embeds": torch.zeros(63, 512, 2)}) is None
+        assert check({"inputs_embeds": torch.zeros(40_000)}) is None
+        assert check({"pixel_values": torch.zeros(8, 3, 64, 64), "labels": torch.zeros(40_000)}) is None
 
-    @given(st.integers(1, 400), st.integers(1, 40_000))
-    def test_remedy_is_the_largest_that_fits(self, rows, length):
+    @given(rows=st.integers(1, 400), length=st.integers(1, 40_000))
+    def test_remedy_is_the_largest_that_fits(self, check, refusal, rows, length):
         """The number of rows in the remedy passes, and one row more does not."""
-        remedy = too_many(rows, length)[1]
+        refused = refusal(partial(check, tokens(rows, length)))
+        assert bool(refused) == (rows * length >= 32_767)
         if length >= 32_767:
-            assert "Cut the rows" in remedy
-        else:
-            fitting = int(remedy.split("at most ")[1].split()[0].replace(",", ""))
+            assert "Cut the rows" in refused.remedy
+        elif refused:
+            fitting = int(refused.remedy.split("at most ")[1].split()[0].replace(",", ""))
             assert fitting * length < 32_767 <= (fitting + 1) * length
 
     @pytest.mark.parametrize(
@@ -204,6 +197,9 @@ class TestLargeBatch:
             ("cuda", None, (2, 13, 0), False),
         ],
     )
-    def test_where_it_is_suspected(self, device, chip, release, suspected):
-        """MPS of an M1 or M2 under torch before 2.14 is suspected, and nothing else."""
-        assert gradients_can_be_wrong(device, Machine("Darwin", "arm64", chip=chip), release) is suspected
+    def test_where_it_is_suspected(self, device, chip, release, suspected, refusal):
+        """MPS of an M1 or M2 under torch before 2.14 is suspected, and nothing else; the check can be switched off."""
+        model, machine = torch.nn.Linear(2, 2), Machine("Darwin", "arm64", chip=chip)
+        for off, refused in ((), suspected), (("large_batch_gradients",), False):
+            with nb.Guards(off).watch(model, device, machine, release) as guards:
+                assert bool(refusal(partial(guards.check, tokens(64, 512)))) is refused

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+import openmed_nb as nb
 from openmed_nb.errors import BatchRefused
-from openmed_nb.training.batch_checks import BatchChecks
-from openmed_nb.training.checked_loaders import BatchRefusedInWorker, CheckedCollation, check_collation, innermost
-from openmed_nb.training.model_limits import ModelLimits
-
-CHECKS = BatchChecks(ModelLimits(labels=3))
+from openmed_nb.training.checked_loaders import BatchRefusedInWorker
 
 
 class Samples(Dataset):
@@ -37,84 +32,72 @@ class Stream(IterableDataset):
         return iter([{"labels": 0}, {"labels": 5}])
 
 
+@pytest.fixture
+def guards():
+    """The guards of a model with three labels."""
+    return nb.Guards(labels=3)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_wrong_batch(workers, refusal):
-    """A wrong batch stops the loop with our own error, whichever process put it together, after the right ones."""
-    loader = DataLoader(Samples(0, 1, 2, 9), batch_size=2, num_workers=workers)
-    check_collation(loader, CHECKS)
+def test_batches(guards, workers, refusal):
+    """Right batches come as they are; a wrong one stops the loop with our own error, whichever process made it."""
+    loader = DataLoader(Samples(0, -100, 2, 9), batch_size=2, num_workers=workers)
+    assert guards.watch_loader(loader)
     seen = []
     refused = refusal(lambda: seen.extend(batch["labels"].tolist() for batch in loader))
-    assert seen == [[0, 1]]
+    assert seen == [[0, -100]]
     assert type(refused) is BatchRefused
     assert refused.what == "1 of 2 labels is not between 0 and 2 (9; -100 is left out)."
     assert refused.remedy.startswith("Give the model as many labels")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_right_batches(workers):
-    """Right batches come as they would without checks."""
-    plain = DataLoader(Samples(0, 1, 2, -100), batch_size=2, num_workers=workers)
-    expected = [batch["labels"].tolist() for batch in plain]
-    undo = check_collation(plain, CHECKS)
-    assert [batch["labels"].tolist() for batch in plain] == expected
-    undo()
-
-
 @pytest.mark.real_computer  # Workers are processes of their own.
-def test_spawned_workers(refusal):
+def test_spawned_workers(guards, refusal):
     """The check goes to worker processes that are started afresh, as on macOS and Windows."""
     loader = DataLoader([{"labels": 9}], batch_size=1, num_workers=1, multiprocessing_context="spawn")
-    check_collation(loader, CHECKS)
+    guards.watch_loader(loader)
     assert "1 of 1 labels is not between 0 and 2" in str(refusal(lambda: list(loader)))
 
 
-def test_loader_is_given_back():
+def test_loader_is_given_back(guards):
     """Afterwards the loader puts batches together with its own function, unless someone set another one since."""
     loader = DataLoader(Samples(9), collate_fn=default_collate)
-    check_collation(loader, CHECKS)()
+    guards.watch_loader(loader)
+    assert loader.collate_fn is not default_collate
+    guards.unwatch()
     assert loader.collate_fn is default_collate
     assert len(list(loader)) == 1
-    undo = check_collation(loader, CHECKS)
+    guards.watch_loader(loader)
     loader.collate_fn = list
-    undo()
+    guards.unwatch()
     assert loader.collate_fn is list
 
 
 @pytest.mark.parametrize("samples", [Samples(0, 5), Stream()], ids=["samples", "stream"])
-def test_loader_of_accelerate(samples):
+def test_loader_of_accelerate(guards, samples):
     """What Accelerate puts around a loader is looked through."""
-    plain = DataLoader(samples, batch_size=1)
-    loader = Accelerator(cpu=True).prepare(plain)
-    inner = innermost(loader)
-    assert type(inner) is DataLoader
-    assert inner is not loader
-    own = inner.collate_fn
-    undo = check_collation(loader, CHECKS)
+    loader = Accelerator(cpu=True).prepare(DataLoader(samples, batch_size=1))
+    own = loader.base_dataloader.collate_fn
+    guards.watch_loader(loader)
     with pytest.raises(BatchRefused):
         list(loader)
-    undo()
-    assert inner.collate_fn is own
+    guards.unwatch()
+    assert loader.base_dataloader.collate_fn is own
     assert [batch["labels"].item() for batch in loader] == [0, 5]
 
 
-def test_loader_without_batches():
+def test_loader_without_batches(guards):
     """A loader that makes no batches checks what it gives one by one."""
     loader = DataLoader([{"labels": torch.tensor(0)}, {"labels": torch.tensor(7)}], batch_size=None)
-    check_collation(loader, CHECKS)
+    guards.watch_loader(loader)
     with pytest.raises(BatchRefused):
         list(loader)
 
 
 @pytest.mark.parametrize("loader", [[1, 2], iter(()), "text", None, Samples(1)])
-def test_no_loader(loader):
-    """What is no loader of torch is left as it is."""
-    assert check_collation(loader, CHECKS) is None
-
-
-def test_it_can_be_pickled():
-    """The function can be pickled with what it wraps."""
-    collation = CheckedCollation(default_collate, CHECKS)
-    assert pickle.loads(pickle.dumps(collation)) == collation  # noqa: S301
+def test_no_loader(guards, loader):
+    """What is no loader of torch is left as it is, and that is told."""
+    assert guards.watch_loader(loader) is False
 
 
 def test_error_of_a_worker():

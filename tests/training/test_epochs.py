@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-from openmed_nb.training.epochs import EpochBoundary, HookFailure
-from openmed_nb.training.samples import living_bytes
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
+pytestmark = pytest.mark.usefixtures("by_itself")
 
 CLINICAL = "Jane Doe has asthma"
 
@@ -34,17 +33,24 @@ def failing(_curve):
 @pytest.fixture
 def hooks():
     """A boundary on the CPU."""
-    return EpochBoundary("cpu")
+    return nb.EpochHooks("cpu")
 
 
 def test_the_order_of_a_boundary():
     """Hooks before, forget, collect, look, hooks after: the sample does not count what the collection freed."""
     seen = []
     gone = weakref.ref(Cycle())
-    hooks = EpochBoundary(
+
+    class Told(nb.Guards):
+        """Guards that tell when they are to forget."""
+
+        def forget(self):
+            seen.append(("forget", gone() is None))
+
+    hooks = nb.EpochHooks(
         "cpu",
         before=[lambda curve: seen.append(("before", gone() is None, len(curve.samples)))],
-        forget=[lambda: seen.append(("forget", gone() is None))],
+        guards=Told(),
         after=[lambda curve: seen.append(("after", gone() is None, len(curve.samples)))],
     )
     gc.disable()
@@ -70,13 +76,13 @@ def test_the_cache_is_emptied_between_the_collection_and_the_look():
         )
         first = hooks.boundary()
         cycle = Cycle()
-        cycle.tensor = torch.zeros(1 << 24, device="mps")
+        cycle.tensor = torch.zeros(1 << 20, device="mps")
         del cycle
         second = hooks.boundary()
 
     assert emptied[1] == emptied[0] + 1
     assert (second.allocated, second.reserved) == (first.allocated, first.reserved)
-    assert second.peak >= 4 << 24
+    assert second.peak >= 4 << 20
 
 
 def test_what_a_guard_keeps_is_dropped_first():
@@ -87,9 +93,8 @@ def test_what_a_guard_keeps_is_dropped_first():
     with guards.watch(model, "cpu"):
         before = hooks.boundary().allocated
         model(torch.zeros(1, 1 << 16))
-        kept = living_bytes() - before
 
-        assert kept >= 4 << 16
+        assert nb.EpochHooks("cpu").boundary().allocated >= before + (4 << 16)
         assert hooks.boundary().allocated == before
 
 
@@ -97,13 +102,13 @@ def test_what_a_guard_keeps_is_dropped_first():
 def test_a_hook_that_raises_loses_nothing(where):
     """A failing hook costs neither the sample nor the hooks after it, and is named without its message."""
     seen = []
-    hooks = EpochBoundary("cpu", **{where: [failing, lambda curve: seen.append(len(curve.samples))]})
+    hooks = nb.EpochHooks("cpu", **{where: [failing, lambda curve: seen.append(len(curve.samples))]})
     with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.boundary()
 
     assert seen == [0 if where == "before" else 1]
     assert hooks.curve.samples == (sample,)
-    assert hooks.failures == (HookFailure("failing", 1, "ValueError"),)
+    assert [vars(failure) for failure in hooks.failures] == [{"hook": "failing", "epoch": 1, "error": "ValueError"}]
     assert [str(one.message) for one in warned] == [
         "The hook failing raised ValueError after epoch 1. The training went on; correct the hook."
     ]
@@ -113,7 +118,7 @@ def test_a_hook_that_raises_loses_nothing(where):
 def test_a_warning_that_is_an_error_comes_last():
     """Where warnings are errors, the sample is taken and every hook has run before the error."""
     seen = []
-    hooks = EpochBoundary("cpu", before=[failing], after=[failing, seen.append])
+    hooks = nb.EpochHooks("cpu", before=[failing], after=[failing, seen.append])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(OpenMedWarning) as raised:
@@ -131,7 +136,7 @@ def test_an_interrupt_in_a_hook_is_not_swallowed():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        EpochBoundary("cpu", after=[interrupted]).boundary()
+        nb.EpochHooks("cpu", after=[interrupted]).boundary()
 
 
 def test_a_failing_hook_keeps_nothing_alive():
@@ -144,7 +149,7 @@ def test_a_failing_hook_keeps_nothing_alive():
         gone.append(weakref.ref(batch))
         raise ValueError(CLINICAL)
 
-    hooks = EpochBoundary("cpu", after=[failing_with_a_batch])
+    hooks = nb.EpochHooks("cpu", after=[failing_with_a_batch])
     with pytest.warns(OpenMedWarning):
         hooks.boundary()
 
@@ -160,7 +165,7 @@ def test_a_hook_without_a_name_is_named_by_its_type():
         def __call__(self, _curve):
             raise ValueError(CLINICAL)
 
-    hooks = EpochBoundary("cpu", after=[Reporter()])
+    hooks = nb.EpochHooks("cpu", after=[Reporter()])
     with pytest.warns(OpenMedWarning, match="Reporter raised ValueError"):
         hooks.boundary()
 
@@ -232,9 +237,16 @@ def test_a_decorated_function_ends_an_epoch(hooks):
 
 
 def test_a_with_block_hands_memory_back():
-    """Leaving the block collects and lets go of what the toolkit holds, without a sample; errors pass through."""
+    """Leaving the block collects and lets go of what the guards hold, without a sample; errors pass through."""
     let_go = []
-    hooks = EpochBoundary("cpu", forget=[lambda: let_go.append(1)])
+
+    class Told(nb.Guards):
+        """Guards that tell when they are to forget."""
+
+        def forget(self):
+            let_go.append(1)
+
+    hooks = nb.EpochHooks("cpu", guards=Told())
 
     def train():
         with hooks as same:
@@ -251,7 +263,7 @@ def test_a_with_block_hands_memory_back():
 
 def test_every_so_many_steps():
     """Samples inside an epoch come every so many steps, and are told from those at boundaries."""
-    hooks = EpochBoundary("cpu", every=2)
+    hooks = nb.EpochHooks("cpu", every=2)
     for _ in hooks.epochs(2):
         for _ in range(5):
             hooks.step()
@@ -264,7 +276,7 @@ def test_every_so_many_steps():
 
 def test_steps_are_counted_without_samples():
     """Without every=, steps are only counted; the loop counts them too."""
-    hooks = EpochBoundary("cpu")
+    hooks = nb.EpochHooks("cpu")
     loop = hooks.epochs(1)
     for _ in loop:
         loop.step()
@@ -275,7 +287,7 @@ def test_steps_are_counted_without_samples():
 
 def test_a_training_that_goes_on_counts_on():
     """A training that goes on from a checkpoint counts its epochs and steps from there, in a curve of its own."""
-    hooks = EpochBoundary("cpu")
+    hooks = nb.EpochHooks("cpu")
     hooks.boundary()
     hooks.begin("cpu", epoch=7, step=70)
     hooks.step()
@@ -295,7 +307,7 @@ def test_two_loops_of_the_same_hooks_are_one_curve(hooks):
 
 def test_a_new_training_has_new_failures():
     """What failed in one training is not reported for the next."""
-    hooks = EpochBoundary("cpu", after=[failing])
+    hooks = nb.EpochHooks("cpu", after=[failing])
     with pytest.warns(OpenMedWarning):
         hooks.boundary()
     hooks.begin("cpu")
@@ -316,29 +328,19 @@ def test_holders_of_a_growth_that_is_over_are_forgotten(hooks):
     assert hooks.verdict == "growing" or hooks.curve.holders == ()
 
 
-BAD = {
-    "every 0": {"every": 0},
-    "every -1": {"every": -1},
-    "every half": {"every": 0.5},
-    "every True": {"every": True},
-    "every word": {"every": "10"},
-    "a hook": {"before": print},
-    "a number as hook": {"after": [1]},
-    "a name as hook": {"after": "print"},
-    "a gate below 0": {"gate": -0.1},
-    "a gate that is no number": {"gate": float("nan")},
-    "a gate without end": {"gate": float("inf")},
-    "a gate of words": {"gate": "26 %"},
-}
+BAD = [
+    *(("every", 0), ("every", -1), ("every", 0.5), ("every", True), ("every", "10")),
+    *(("before", print), ("after", [1]), ("after", "print")),
+    *(("gate", -0.1), ("gate", float("nan")), ("gate", float("inf")), ("gate", "26 %")),
+]
 
 
-@pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
-def test_bad_arguments_are_refused(arguments):
+def test_bad_arguments_are_refused(refusal):
     """An argument that cannot be used is refused when the hooks are made, with what to pass."""
-    with pytest.raises(ConfigurationError) as error:
-        nb.EpochHooks("cpu", **arguments)
-
-    assert error.value.remedy.startswith("Pass ")
+    for name, argument in BAD:
+        refused = refusal(partial(nb.EpochHooks, "cpu", **{name: argument}))
+        assert isinstance(refused, ConfigurationError), f"{name}={argument!r}"
+        assert refused.remedy.startswith("Pass "), f"{name}={argument!r}"
 
 
 @pytest.mark.parametrize("epochs", [-1, 1.5, True, None, "3", b"3"])
@@ -383,7 +385,7 @@ def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
 def test_inner_samples_run_no_hooks():
     """Hooks belong to the ends of epochs; a sample inside an epoch runs none."""
     seen = []
-    hooks = EpochBoundary("cpu", every=1, after=[seen.append])
+    hooks = nb.EpochHooks("cpu", every=1, after=[seen.append])
     hooks.step()
 
     assert (len(hooks.curve.samples), seen) == (1, [])
@@ -395,7 +397,7 @@ def test_a_list_of_losses_is_named_though_nothing_grows():
     The last loss is counted for the variable of the loop.
     """
     losses, weight = [], torch.ones(1 << 12, requires_grad=True)
-    hooks = EpochBoundary("cpu")
+    hooks = nb.EpochHooks("cpu")
     for _ in hooks.epochs(5):
         loss = weight.square().sum()
         loss.backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -17,8 +16,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.model_limits import ModelLimits, checked_limits, inner_model, limits_of, unwrapped
+from openmed_nb.training.model_limits import ModelLimits, inner_model, limits_of, unwrapped
 
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
@@ -123,29 +121,3 @@ def test_wrapped_model(tagger, wrap):
     """What is put around a model for several devices or for compiling hides nothing."""
     assert unwrapped(wrap(tagger)) is tagger
     assert limits_of(wrap(tagger)) == limits_of(tagger)
-
-
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ({"labels": "3"}, "The limit labels='3' is no whole number from 1 up."),
-        ({"labels": -1}, "The limit labels=-1 is no whole number from 1 up."),
-        ({"tokens": 0}, "The limit tokens=0 is no whole number from 1 up."),
-        ({"positions": 2.5}, "The limit positions=2.5 is no whole number from 1 up."),
-        ({"labels": True}, "The limit labels=True is no whole number from 1 up."),
-        ({"padding": -1}, "The limit padding=-1 is no whole number from 0 up."),
-        ({"ignore_index": "x"}, "The limit ignore_index='x' is no whole number."),
-        ({"num_labels": 3}, "Guards take no limit 'num_labels'. Did you mean 'labels'? There are labels, tokens,"),
-    ],
-)
-def test_what_is_no_limit(told, said):
-    """What is told and cannot be a limit is an error that shows the value."""
-    with pytest.raises(ConfigurationError) as refused:
-        limits_of(torch.nn.Linear(2, 3), **told)
-    assert said in str(refused.value)
-
-
-def test_smallest_limits():
-    """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
-    told = {"labels": np.int64(1), "tokens": 1, "first_position": 0, "padding": 0, "ignore_index": -1}
-    assert checked_limits({**told, "positions": None}) == told

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import warnings
 
 import pytest
 import torch
@@ -13,11 +11,13 @@ import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 pytestmark = [
-    pytest.mark.usefixtures("quick_collection", "one_thread"),
+    pytest.mark.usefixtures("by_itself", "one_thread"),
     pytest.mark.real_computer,  # Each test says its device, and begins its own simulation for mps.
 ]
 
 EPOCHS = 10
+FLAT_AND_LEAKING = pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
+FIRST_ON_THE_CPU = pytest.mark.parametrize("device", ["cpu", pytest.param("mps", marks=pytest.mark.slow)])
 
 
 @contextlib.contextmanager
@@ -39,12 +39,6 @@ def check(curve, leaking, simulated=False, name="losses"):
         assert curve.holders[0].graphs == curve.holders[0].tensors > EPOCHS
         assert f"{curve.holders[0].name} (" in curve.advice
         assert curve.holders[0].name in curve._repr_html_()
-
-
-@pytest.fixture
-def bundled():
-    """A copy of the small bundled model, in train mode."""
-    return copy.deepcopy(nb.load_model("bundled_small", device="cpu")["model"]).train()
 
 
 class Network(torch.nn.Module):
@@ -70,13 +64,13 @@ def pictures():
     return torch.utils.data.TensorDataset(*data)
 
 
-@pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
+@FLAT_AND_LEAKING
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_plain_loop(device, leaking, bundled, batch_of):
-    """A plain loop over the bundled model is flat, and with a list of losses it is growing and the list is named."""
+def test_a_plain_loop(device, leaking, tagger, batch_of):
+    """A plain loop over a model of transformers is flat, and with a list of losses it is growing and the list is named."""
     losses = []
     with on(device):
-        model = bundled.to(device)
+        model = tagger.to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loop = nb.epochs(EPOCHS, device)
         for epoch in loop:
@@ -94,8 +88,10 @@ def test_a_plain_loop(device, leaking, bundled, batch_of):
     assert len(losses) == 2 * EPOCHS
 
 
-@pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
-@pytest.mark.parametrize("through_accelerate", [False, True], ids=["plain", "accelerate"])
+@FLAT_AND_LEAKING
+@pytest.mark.parametrize(
+    "through_accelerate", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "accelerate"]
+)
 def test_the_network_of_the_tutorials(through_accelerate, leaking, pictures):
     """The small network of the tutorials is flat, as a plain loop and through Accelerate, and a leak in it is named."""
     from accelerate import Accelerator
@@ -119,7 +115,7 @@ def test_the_network_of_the_tutorials(through_accelerate, leaking, pictures):
     check(loop.curve, leaking)
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
+@FIRST_ON_THE_CPU
 def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
     """Answers that are kept on the device are a leak too, without graphs, and are named."""
     answers = []
@@ -136,8 +132,8 @@ def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
 
 
 @pytest.fixture
-def train(bundled, batch_of, tmp_path):
-    """A function that trains the bundled model with Trainer and returns the curve."""
+def train(tagger, batch_of, tmp_path):
+    """A function that trains the tagger with Trainer and returns the curve."""
     from transformers import Trainer, TrainingArguments
 
     def train(  # noqa: PLR0913 - each is what one test is about
@@ -156,7 +152,7 @@ def train(bundled, batch_of, tmp_path):
         )
         batch = batch_of(rows=16, length=16)
         rows = [{name: field[row] for name, field in batch.items()} for row in range(16)]
-        started = trainer(model=bundled, args=arguments, train_dataset=rows, callbacks=[callback, *callbacks])
+        started = trainer(model=tagger, args=arguments, train_dataset=rows, callbacks=[callback, *callbacks])
         started.train(resume_from_checkpoint=resume)
         return callback.curve
 
@@ -182,9 +178,9 @@ def leaking_trainer():
     return LeakingTrainer
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
+@FIRST_ON_THE_CPU
 def test_trainer_is_flat(device, train):
-    """Ten epochs of Trainer with the callback are flat."""
+    """Ten epochs of Trainer with the callback are flat, and nothing is warned of."""
     with on(device):
         curve = train(device)
 
@@ -193,7 +189,7 @@ def test_trainer_is_flat(device, train):
     assert curve.boundaries[-1].step == 2 * EPOCHS
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
+@FIRST_ON_THE_CPU
 def test_a_trainer_that_keeps_losses(device, train):
     """A Trainer whose class keeps losses grows, and its list is named by the class that it is in."""
     with on(device):
@@ -239,11 +235,11 @@ def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
     assert [(sample.epoch, sample.step) for sample in curve.boundaries] == [(3, 6), (4, 8)]
 
 
-@pytest.mark.parametrize("guards", [False, True, "labels", ()])
-def test_what_are_no_guards_is_refused(guards):
+def test_what_are_no_guards_is_refused():
     """A callback takes guards and nothing else; the error says how to switch some off."""
-    with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
-        nb.trainer_callback("cpu", guards=guards)
+    for guards in (False, True, "labels", ()):
+        with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
+            nb.trainer_callback("cpu", guards=guards)
 
 
 def test_a_trainer_on_another_device_is_warned_of(train):
@@ -256,16 +252,7 @@ def test_a_trainer_on_another_device_is_warned_of(train):
     assert curve.device == "cpu"
 
 
-def test_a_trainer_on_the_chosen_device_is_not_warned_of(train):
-    """Where Trainer computes where it should there is no warning of ours."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(epochs=1)
-
-    assert not [one for one in caught if issubclass(one.category, OpenMedWarning)]
-
-
-@pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
+@FLAT_AND_LEAKING
 def test_lightning(leaking, pictures, tmp_path):
     """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
     lightning = pytest.importorskip("pytorch_lightning")

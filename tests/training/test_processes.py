@@ -8,17 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.request import device_of
 from openmed_nb.errors import DeviceUnavailable
-from openmed_nb.training.curve import MemoryCurve
-from openmed_nb.training.epochs import EpochBoundary, unseen_growth
+from openmed_nb.training.epochs import unseen_growth
 from openmed_nb.training.processes import TrainingProcess, check_processes, own_device, this_process
-from openmed_nb.training.samples import MemorySample
 
 PROGRAM = Path(__file__).parent / "several_processes.py"
 
@@ -30,11 +29,16 @@ def second_of_two(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
+@pytest.fixture(scope="module", params=["forked", pytest.param("launched", marks=pytest.mark.slow)])
+def told(request, tmp_path_factory):
     """What two processes told of a loop with Accelerate and of a Trainer, by the way to train and the process."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launcher, PROGRAM, tmp_path_factory.mktemp("out")]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [
+        sys.executable,
+        *(launcher if request.param == "launched" else ()),
+        PROGRAM,
+        tmp_path_factory.mktemp("out"),
+    ]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, start_new_session=True, **output) as process:
@@ -75,18 +79,11 @@ def test_what_a_launcher_says(variables, process):
     assert this_process(variables) == process
 
 
-@pytest.mark.parametrize(
-    ("process", "leads"),
-    [
-        (TrainingProcess(0, 1), True),
-        (TrainingProcess(0, 2), True),
-        (TrainingProcess(1, 2), False),
-        (TrainingProcess(1, 1), True),
-    ],
-)
-def test_who_shows_what_there_is_to_show(process, leads):
+def test_who_shows_what_there_is_to_show():
     """The first of several processes shows the curve, and one that is alone, whatever number a variable has left it."""
-    assert process.leads is leads
+    assert [TrainingProcess(rank, count).leads for rank, count in ((0, 1), (0, 2), (1, 2), (1, 1))] == [
+        *(True, True, False, True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,28 +107,20 @@ def test_devices_of_several_processes(device):
     check_processes(device, TrainingProcess(1, 2, 1))
 
 
-@pytest.mark.usefixtures("second_of_two")
-def test_mps_is_refused():
-    """Several processes on MPS are refused with the reason before anything is trained."""
-    with pytest.raises(DeviceUnavailable, match=r"^MPS cannot train in 2 processes: .* \(pytorch#160732\)\. Start one"):
-        EpochBoundary("mps")
-
-
 @pytest.mark.real_computer
 @pytest.mark.usefixtures("second_of_two")
-def test_mps_of_the_session_is_refused():
-    """It is refused in a loop and in the callback, too, where the session computes on MPS."""
+def test_mps_is_refused():
+    """Several processes on MPS, also that of the session, are refused with the reason before anything is trained."""
     with nb.simulated_mps():
-        with pytest.raises(DeviceUnavailable, match="MPS cannot train in 2 processes"):
-            nb.epochs(2)
-        with pytest.raises(DeviceUnavailable, match="MPS cannot train in 2 processes"):
-            nb.trainer_callback()
+        for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), nb.trainer_callback):
+            with pytest.raises(DeviceUnavailable, match=r"^MPS cannot train in 2 processes: .*160732\)\. Start one"):
+                train()
 
 
 def curve_of(process, *sizes):
     """Return the curve of a process from what tensors use after each epoch, in MiB."""
-    samples = (MemorySample(epoch, epoch, 1.0, allocated=size << 20) for epoch, size in enumerate(sizes, 1))
-    return MemoryCurve("cuda:1", tuple(samples), process=process)
+    samples = (nb.MemorySample(epoch, epoch, 1.0, allocated=size << 20) for epoch, size in enumerate(sizes, 1))
+    return nb.MemoryCurve("cuda:1", tuple(samples), process=process)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +142,10 @@ def test_growth_that_no_curve_shows(process, before, after, said):
 
 
 @pytest.mark.real_computer
-@pytest.mark.usefixtures("second_of_two")
+@pytest.mark.usefixtures("by_itself", "second_of_two")
 def test_growing_process_warns():
     """It says so as a warning at the boundary, which the launcher shows."""
-    import torch
-
-    hooks, losses = EpochBoundary("cpu"), []
+    hooks, losses = nb.EpochHooks("cpu"), []
 
     def train_epoch():
         losses.append(torch.ones(1 << 18))
@@ -172,13 +159,11 @@ def test_growing_process_warns():
 
 def test_one_process_says_nothing():
     """A training in one process says nothing of processes."""
-    curve = EpochBoundary("cpu").curve
+    curve = nb.EpochHooks("cpu").curve
     assert not [line for line in curve.report().sentences if "process " in line]
     assert (curve.to_dict()["process"], curve.to_dict()["processes"]) == (0, 1)
 
 
 def test_cpu_of_accelerate():
     """The CPU has one name, also where Accelerate counts it."""
-    import torch
-
-    assert device_of(torch.device("cpu", 0)) == "cpu"
+    assert nb.EpochHooks(torch.device("cpu", 0)).device == "cpu"
