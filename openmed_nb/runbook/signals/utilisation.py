@@ -205,7 +205,13 @@ def sampling(read: Read, interval: float = INTERVAL) -> Iterator[list[float]]:
         thread.join()
 
 
-def measured(read: Read | None, seconds: float, work: Callable[[], Any], interval: float = INTERVAL) -> Utilisation:
+def measured(
+    read: Read | None,
+    seconds: float,
+    work: Callable[[], Any],
+    interval: float = INTERVAL,
+    clock: Callable[[], float] = time.monotonic,
+) -> Utilisation:
     """Return how busy a device is while work is done again and again, and how busy it was just before.
 
     Args:
@@ -214,6 +220,7 @@ def measured(read: Read | None, seconds: float, work: Callable[[], Any], interva
             too few answers by then.
         work: Does a piece of the work.
         interval: Seconds between two questions.
+        clock: Returns the time in seconds.
 
     Example:
         >>> measured(None, 5.0, lambda: None)
@@ -221,16 +228,18 @@ def measured(read: Read | None, seconds: float, work: Callable[[], Any], interva
     """
     if read is None or seconds <= 0:
         return Utilisation()
-    idle = answers_during(lambda: time.sleep(interval / 10), read, seconds, interval)
-    return utilisation_of(idle, answers_during(work, read, seconds, interval))
+    idle = answers_during(lambda: time.sleep(interval / 10), read, seconds, interval, clock)
+    return utilisation_of(idle, answers_during(work, read, seconds, interval, clock))
 
 
-def answers_during(work: Callable[[], Any], read: Read, seconds: float, interval: float) -> list[float]:
+def answers_during(
+    work: Callable[[], Any], read: Read, seconds: float, interval: float, clock: Callable[[], float]
+) -> list[float]:
     """Return the answers of a reader while work is done again and again, for some seconds."""
     read()  # The processor's share is counted from one question to the next.
     with sampling(read, interval) as answers:
-        begin = time.monotonic()
-        while goes_on(time.monotonic() - begin, seconds, len(answers)):
+        begin = clock()
+        while goes_on(clock() - begin, seconds, len(answers)):
             work()
     return answers
 

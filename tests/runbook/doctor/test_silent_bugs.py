@@ -11,11 +11,8 @@ import torch
 from openmed_nb.devices.simulation.defects import KNOWN
 from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.runbook.doctor.probing import ProbeOutcome, bug_findings, fault, result_of, run_probes
-from openmed_nb.runbook.doctor.silent_bugs import BUGS, MENDED, SilentBug, bugs_of
+from openmed_nb.runbook.doctor.silent_bugs import BUGS, MENDED, bugs_of
 from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING
-
-ALSO = {"pytorch#177116": {"pytorch#183535"}}
-"""Other probes that show the same error: a product is inside a gradient too."""
 
 
 @pytest.fixture
@@ -31,14 +28,6 @@ def wrong(outcomes):
 
 
 @pytest.mark.real_computer
-@pytest.mark.parametrize("issue", KNOWN)
-def test_each_planted_error_is_found(issue):
-    """The probe of a silent error finds it on a device that has it, and the other probes find nothing."""
-    with simulated_device(environ={}, defects=issue):
-        assert wrong(run_probes("mps")) == {issue} | ALSO.get(issue, set())
-
-
-@pytest.mark.real_computer
 def test_healthy_device(simulated):
     """A device without silent errors passes every probe, twice, with less than 64 MiB."""
     outcomes = run_probes("mps")
@@ -46,16 +35,6 @@ def test_healthy_device(simulated):
     assert len(outcomes) == len(BUGS) == len(bugs_of("mps"))
     assert wrong(outcomes) == set()
     assert simulated.allocator.peak < 64 * 2**20
-
-
-@pytest.mark.real_computer
-def test_dirty_memory_tells():
-    """A sum that takes freed memory in is right with an empty cache, and is found by the run with dirty memory."""
-    with simulated_device(environ={}, defects="pytorch#177116"):
-        outcome = run_probes("mps")[0]
-
-    assert (outcome.issue, outcome.clean) == ("pytorch#177116", "")
-    assert outcome.wrong == "gives other numbers than the CPU, only after other work on the device"
 
 
 def test_cpu_is_not_probed():
@@ -116,10 +95,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("right", "found", "expected"), FAULTS)
-def test_fault(right, found, expected):
+def test_fault():
     """A result is compared with that of the CPU: its numbers, its shape, or the error that is right."""
-    assert fault(right, found, 1e-3) == expected
+    for right, found, expected in FAULTS:
+        assert fault(right, found, 1e-3) == expected, (right, found)
 
 
 def test_error_that_is_not_understood():
@@ -132,19 +111,17 @@ def test_error_that_is_not_understood():
         result_of(broken, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("clean", "dirty", "expected"),
-    [
-        ("", "", ""),
-        ("x", "x", "x"),
-        ("x", "y", "x"),
-        ("", "x", "x, only after other work on the device"),
-        ("x", "", "x, only with an empty cache"),
-    ],
-)
-def test_words_for_two_runs(clean, dirty, expected):
+def test_words_for_two_runs():
     """Two runs that differ say which of them was wrong."""
-    assert ProbeOutcome("pytorch#92311", clean, dirty).wrong == expected
+    words = {
+        ("", ""): "",
+        ("x", "x"): "x",
+        ("x", "y"): "x",
+        ("", "x"): "x, only after other work on the device",
+        ("x", ""): "x, only with an empty cache",
+    }
+
+    assert {runs: ProbeOutcome("pytorch#92311", *runs).wrong for runs in words} == words
 
 
 def test_findings():
@@ -159,26 +136,24 @@ def test_findings():
     assert len(bug_findings(outcomes[:2], "mps")) == 2
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.issue)
-def test_every_row_is_complete(bug: SilentBug):
+def test_every_row_is_complete():
     """Every known error says what goes wrong, where it was seen, and one thing to do."""
-    assert bug.issue.startswith("pytorch#")
-    assert bug.name
-    assert bug.what
-    assert bug.known
-    assert bug.remedy.endswith(".")
-    assert sum(bug.issue == other.issue for other in BUGS) == 1
+    for bug in BUGS:
+        assert bug.issue.startswith("pytorch#"), bug
+        assert bug.name, bug
+        assert bug.what, bug
+        assert bug.known, bug
+        assert bug.remedy.endswith("."), bug
+    assert len({bug.issue for bug in BUGS}) == len(BUGS)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.issue)
-def test_error_of_old_releases_only(bug: SilentBug):
+def test_error_of_old_releases_only():
     """An error that only releases had which this package does not take is said to be one of those."""
-    releases = [(int(major), int(minor)) for major, minor in re.findall(r"\b([12])\.(\d+)", bug.known)]
+    for bug in BUGS:
+        releases = [(int(major), int(minor)) for major, minor in re.findall(r"\b([12])\.(\d+)", bug.known)]
+        assert bug.known.endswith(MENDED) == (max(releases) < (2, 6)), bug
 
-    assert bug.known.endswith(MENDED) == (max(releases) < (2, 6))
 
-
-@pytest.mark.parametrize("issue", KNOWN)
-def test_every_defect_has_a_probe(issue):
+def test_every_defect_has_a_probe():
     """Every silent error that a simulated device can have is looked for, under the same name."""
-    assert issue in {bug.issue for bug in BUGS}
+    assert set(KNOWN) <= {bug.issue for bug in BUGS}

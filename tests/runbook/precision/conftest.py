@@ -1,4 +1,4 @@
-"""What the tests of the runbook share: models whose answers rounding moves or leaves, and sessions with a folder of their own."""
+"""What the tests of precision share: models whose answers rounding moves or leaves, and sessions with a folder of their own."""
 
 from __future__ import annotations
 

@@ -11,15 +11,11 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.annotation.building import build_pipeline
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, load
-from openmed_nb.runbook.precision.measurement import parity_of
-from openmed_nb.runbook.precision.pairs import evaluating, float32_copy, pair_of_files, pair_of_pipeline
-from openmed_nb.session import SESSION
+from openmed_nb.runbook.precision.pairs import float32_copy
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
+pytestmark = [pytest.mark.usefixtures("one_thread", "quick_collection"), pytest.mark.real_computer]
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 LONG = "the patient was seen . " * 40 + NOTE
@@ -27,31 +23,40 @@ D = "DISEASE"
 
 
 @pytest.fixture
-def spec(keyword_model):
-    """The keyword model with default settings."""
-    return LoadSpec.of(str(keyword_model), OpenMedConfig())
+def load(session):
+    """A function that returns a pipeline over a model on the CPU, loaded anew."""
+
+    def load(folder, **arguments):
+        return session.create_pipeline(str(folder), OpenMedConfig(), **arguments)
+
+    return load
 
 
 @pytest.fixture
-def pipe(spec):
+def pipe(load, keyword_model):
     """A pipeline over the keyword model on the CPU."""
-    return build_pipeline(load(spec, "cpu"), "first", {})
+    return load(keyword_model)
 
 
-def with_weight(tiny, tmp_path, change):
-    """Return a copy of the keyword model after a change of its weights."""
+def compared(model, texts, **arguments):
+    """Return how far a model on the CPU, in whatever type, is from the same in float32."""
+    return nb.parity(str(model), texts, device="cpu", **arguments)
+
+
+def changed(tiny, folder, change):
+    """Save a copy of the keyword model after a change of its weights, and return where."""
     model = tiny.keyword_bert()
     with torch.no_grad():
         change(model)
-    return LoadSpec.of(str(tiny.save(tmp_path / "changed", model)), OpenMedConfig())
+    return tiny.save(folder / "changed", model)
 
 
 class TestSameModel:
     """A model compared with itself."""
 
-    def test_identical_models_differ_in_nothing(self, spec):
+    def test_identical_models_differ_in_nothing(self, keyword_model):
         """Two loads of one model on the same device in the same type give the same numbers."""
-        report = parity_of(pair_of_files(spec, "cpu"), [NOTE, "", LONG], gradients=True)
+        report = compared(keyword_model, [NOTE, "", LONG], gradients=True)
 
         assert report.logits.maximum == 0.0
         assert (report.other_labels, report.not_numbers) == (0, 0)
@@ -59,35 +64,33 @@ class TestSameModel:
         assert report.gradients.largest == 0.0
         assert report.status == "ok"
 
-    def test_every_token_is_compared_once(self, spec, pipe):
+    def test_every_token_is_compared_once(self, keyword_model, pipe):
         """Long texts are read whole in overlapping windows, and each token counts once."""
         texts = [NOTE, LONG]
-        report = parity_of(pair_of_files(spec, "cpu"), texts)
+        report = compared(keyword_model, texts)
 
         assert report.tokens == sum(len(pipe.tokenizer.tokenize(text)) for text in texts)
         assert report.windows > len(texts)
         assert report.texts == 2
 
-    @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-    def test_every_strategy(self, spec, strategy):
+    def test_every_strategy(self, load, keyword_model):
         """A pipeline of any strategy is compared in the entities that it gives itself."""
-        pipe = build_pipeline(load(spec, "cpu"), strategy, {})
-        report = parity_of(pair_of_pipeline(pipe), [NOTE])
+        for strategy in ("none", "simple", "first", "average", "max"):
+            pipe = load(keyword_model, aggregation_strategy=strategy)
+            spans = nb.parity(pipe, [NOTE]).spans
+            assert spans.exact == spans.all == len(pipe(NOTE)) > 0, strategy
 
-        assert report.spans.exact == len(pipe(NOTE))
-        assert report.spans.exact == report.spans.all > 0
-
-    def test_texts_are_told_apart_without_their_words(self, spec):
+    def test_texts_are_told_apart_without_their_words(self, pipe):
         """The report keeps a fingerprint of the texts, which other texts or another order change, and no word."""
-        reports = [parity_of(pair_of_files(spec, "cpu"), texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
+        reports = [nb.parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
 
         assert reports[0].texts_fingerprint == reports[2].texts_fingerprint != reports[1].texts_fingerprint
         told = json.dumps(reports[0].to_dict()) + str(reports[0]) + reports[0]._repr_html_()
         assert not [word for word in ("asthma", "mellitus", "patient") if word in told]
 
-    def test_stream_of_texts_is_read_once(self, spec):
+    def test_stream_of_texts_is_read_once(self, pipe):
         """A generator of texts is enough."""
-        assert parity_of(pair_of_files(spec, "cpu"), (text for text in [NOTE] * 3)).spans.exact == 9
+        assert nb.parity(pipe, (text for text in [NOTE] * 3)).spans.exact == 9
 
     def test_mode_of_the_model_comes_back(self, pipe):
         """A model that is being trained is compared without dropout, and is in training as before."""
@@ -95,25 +98,27 @@ class TestSameModel:
         pipe.model.bert.embeddings.eval()
         before = [part.training for part in pipe.model.modules()]
 
-        assert parity_of(pair_of_pipeline(pipe), [NOTE] * 3, gradients=True).logits.maximum < 1e-6
+        assert nb.parity(pipe, [NOTE] * 3, gradients=True).logits.maximum < 1e-6
         assert [part.training for part in pipe.model.modules()] == before
         assert all(parameter.grad is None for parameter in pipe.model.parameters())
 
     def test_mode_comes_back_after_an_error(self, pipe):
         """The mode comes back also where a comparison fails."""
         pipe.model.train()
-        with pytest.raises(RuntimeError), evaluating(pipe.model):
-            raise RuntimeError
+        with pytest.raises(UnreadableText):
+            nb.parity(pipe, [NOTE, None])
         assert all(part.training for part in pipe.model.modules())
 
 
 class TestWhatDiffers:
-    """A candidate that is not what the reference is."""
+    """A candidate that is not what the reference is.
+
+    Where a fault is planted into a pipeline, a hook acts on the pipeline's own model and not on the copy that it is compared with.
+    """
 
     def test_moved_answers_are_found(self, close_model, close_models):
         """A model whose answers hang on a thousandth of a logit loses them in bfloat16, though its logits hardly move."""
-        spec = LoadSpec.of(str(close_model), OpenMedConfig(dtype="bfloat16"))
-        report = parity_of(pair_of_files(spec, "cpu"), ["the patient was seen .", close_models.NOTE])
+        report = compared(close_model, ["the patient was seen .", close_models.NOTE], dtype="bfloat16")
 
         assert report.logits.maximum <= report.tolerance.logits
         assert (report.spans.missing, report.spans.changes[0].reference) == (1, (16, 22, D))
@@ -125,23 +130,26 @@ class TestWhatDiffers:
         """A model in a type for which there is no tolerance, such as float64, is refused before anything is computed."""
         pipe.model.double()
         with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on its model"):
-            pair_of_pipeline(pipe)
+            nb.parity(pipe, [NOTE])
 
     def test_quantiles_are_of_the_largest_of_each_token(self, pipe):
         """Of each token the largest difference of a logit counts; the quantiles are over all tokens."""
-        pair = pair_of_pipeline(pipe)
-        with torch.no_grad():
-            pipe.model.classifier.bias += torch.tensor([0.0, 0.25, -0.5])
-        logits = parity_of(pair, [NOTE]).logits
+        head, moved = pipe.model.classifier, torch.tensor([0.0, 0.25, -0.5])
+        head.register_forward_hook(lambda module, _given, logits: logits + moved if module is head else None)
+        logits = nb.parity(pipe, [NOTE]).logits
 
         assert [logits.maximum, logits.median, logits.ninety_nine] == pytest.approx([0.5] * 3, abs=1e-5)
 
     def test_nan_is_told_and_not_compared_away(self, pipe):
         """A candidate that computes NaN has failed: its tokens are counted, their labels differ, its entities are missing."""
-        pair = pair_of_pipeline(pipe)
-        with torch.no_grad():
-            pipe.model.bert.embeddings.word_embeddings.weight[pipe.tokenizer.vocab["asthma"]] = float("nan")
-        report = parity_of(pair, [NOTE, "history of diabetes ."])
+        words, asthma = pipe.model.bert.embeddings.word_embeddings, pipe.tokenizer.vocab["asthma"]
+
+        def lose(module, given, vectors):
+            lost = given[0] == asthma
+            return vectors.masked_fill(lost.unsqueeze(-1), float("nan")) if module is words else None
+
+        words.register_forward_hook(lose)
+        report = nb.parity(pipe, [NOTE, "history of diabetes ."])
 
         assert report.not_numbers == report.other_labels == 12
         assert (report.spans.exact, report.spans.missing) == (1, 3)
@@ -154,23 +162,21 @@ class TestWhatDiffers:
         def enlarge(model):
             model.classifier.weight[0, 0] = 7e4
 
-        spec = with_weight(tiny, tmp_path, enlarge).in_dtype("float16")
-        report = parity_of(pair_of_files(spec, "cpu"), [NOTE])
+        report = compared(changed(tiny, tmp_path, enlarge), [NOTE], dtype="float16")
         assert (report.not_numbers, report.status) == (12, "failed")
 
     def test_autocast_around_does_not_count(self, close_model, close_models):
         """In a block of autocast the reference is not rounded too, and what moves is found."""
-        spec = LoadSpec.of(str(close_model), OpenMedConfig(dtype="bfloat16"))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            report = parity_of(pair_of_files(spec, "cpu"), [close_models.NOTE])
+            report = compared(close_model, [close_models.NOTE], dtype="bfloat16")
             assert torch.is_autocast_enabled("cpu")
         assert (report.spans.reference, report.spans.missing) == (1, 1)
 
     def test_reference_that_computes_nan(self, tiny, tmp_path):
         """Where the reference itself computes no numbers, there is nothing to compare with."""
-        spec = with_weight(tiny, tmp_path, lambda model: model.classifier.bias.fill_(float("nan")))
+        folder = changed(tiny, tmp_path, lambda model: model.classifier.bias.fill_(float("nan")))
         with pytest.raises(ModelUnusable, match="computes no numbers"):
-            parity_of(pair_of_files(spec, "cpu"), [NOTE])
+            compared(folder, [NOTE])
 
     def test_pipeline_is_compared_with_its_own_weights(self, pipe):
         """The reference of a pipeline is a float32 copy of its model as it is; the model itself stays as it is."""
@@ -178,24 +184,23 @@ class TestWhatDiffers:
             pipe.model.classifier.bias[0] += 100
         before = {name: one.clone() for name, one in pipe.model.state_dict().items()}
 
-        assert parity_of(pair_of_pipeline(pipe), [NOTE]).spans.all == 0
+        assert nb.parity(pipe, [NOTE]).spans.all == 0
         assert all(torch.equal(one, before[name]) for name, one in pipe.model.state_dict().items())
 
-    def test_rounded_pipeline_says_what_the_reference_is(self, keyword_model):
+    def test_rounded_pipeline_says_what_the_reference_is(self, pipe):
         """The float32 copy of a pipeline in 16 bits has rounded weights, which the report tells."""
-        pipe = build_pipeline(
-            load(LoadSpec.of(str(keyword_model), OpenMedConfig(dtype="bfloat16")), "cpu"), "first", {}
-        )
-        report = parity_of(pair_of_pipeline(pipe), [NOTE])
+        pipe.model.bfloat16()
+        report = nb.parity(pipe, [NOTE])
 
         assert "rounded to bfloat16 already" in str(report)
         assert (report.dtype, pipe.model.dtype) == ("bfloat16", torch.bfloat16)
 
-    def test_pipeline_in_int8_has_no_float32_weights(self, keyword_model):
+    @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
+    def test_pipeline_in_int8_has_no_float32_weights(self, load, keyword_model):
         """A pipeline in int8 cannot be compared, and the error says what can."""
-        pipe = build_pipeline(load(LoadSpec.of(str(keyword_model), OpenMedConfig(dtype="int8")), "cpu"), "first", {})
+        pipe = load(keyword_model, dtype="int8")
         with pytest.raises(ConfigurationError, match=r"in int8 are gone\. Pass the model's name and dtype='int8'"):
-            pair_of_pipeline(pipe)
+            nb.parity(pipe, [NOTE])
 
 
 def test_copy_shares_nothing(pipe):
@@ -216,27 +221,27 @@ def test_model_that_cannot_be_copied(pipe):
     with pytest.raises(
         ConfigurationError, match=r"BertForTokenClassification cannot be copied: cannot pickle '_thread\.lock'"
     ):
-        pair_of_pipeline(pipe)
+        nb.parity(pipe, [NOTE])
 
 
 class TestGradients:
     """One step of training in two ways."""
 
-    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    @pytest.mark.parametrize(
+        "dtype", ["bfloat16", *(pytest.param(one, marks=pytest.mark.slow) for one in ("float32", "float16"))]
+    )
     def test_gradients_within_their_tolerance(self, dtype):
         """The gradients of a step of a bundled model are within the tolerance of the type."""
-        spec = LoadSpec.of("bundled_small", OpenMedConfig(dtype=dtype))
-        report = parity_of(pair_of_files(spec, "cpu"), [NOTE, LONG], gradients=True)
+        report = compared("bundled_small", [NOTE, LONG], dtype=dtype, gradients=True)
 
         assert report.gradients.largest <= report.tolerance.gradients
         assert report.gradients.parameters > 20
 
-    def test_wrong_gradient_is_found_and_named(self, random_model):
+    def test_wrong_gradient_is_found_and_named(self, load, random_model):
         """A parameter whose gradient is wrong is named."""
-        pipe = build_pipeline(load(LoadSpec.of(str(random_model), OpenMedConfig()), "cpu"), "first", {})
-        pair = pair_of_pipeline(pipe)
+        pipe = load(random_model)
         pipe.model.classifier.weight.register_hook(lambda gradient: gradient * 1000)
-        report = parity_of(pair, [NOTE], gradients=True)
+        report = nb.parity(pipe, [NOTE], gradients=True)
 
         assert report.gradients.parameter == "classifier.weight"
         assert report.gradients.largest == pytest.approx(999, rel=1e-3)
@@ -245,13 +250,12 @@ class TestGradients:
     def test_frozen_model_has_none(self, pipe):
         """Where no parameter has a gradient, none is compared."""
         pipe.model.requires_grad_(False)
-        assert parity_of(pair_of_pipeline(pipe), [NOTE], gradients=True).gradients is None
+        assert nb.parity(pipe, [NOTE], gradients=True).gradients is None
 
     def test_int8_has_none(self, keyword_model):
         """Asking for gradients in int8 is an error."""
-        spec = LoadSpec.of(str(keyword_model), OpenMedConfig(dtype="int8"))
         with pytest.raises(ConfigurationError, match="no gradients"):
-            parity_of(pair_of_files(spec, "cpu"), [NOTE], gradients=True)
+            compared(keyword_model, [NOTE], dtype="int8", gradients=True)
 
 
 class TestGold:
@@ -260,60 +264,64 @@ class TestGold:
     GOLD = ([(16, 33, D), (38, 50, D), (56, 62, D)], [{"start": 4, "end": 11, "label": D}])
     TEXTS = (NOTE, "the patient has asthma .")
 
-    def test_both_are_scored(self, spec):
+    def test_both_are_scored(self, pipe):
         """Reference and candidate are scored against gold, text by text."""
-        reference, candidate = parity_of(pair_of_files(spec, "cpu"), self.TEXTS, gold=self.GOLD).gold
+        reference, candidate = nb.parity(pipe, self.TEXTS, gold=self.GOLD).gold
 
         assert reference == candidate
         assert (reference.gold, reference.found, reference.right) == (4, 4, 3)
 
-    @pytest.mark.parametrize(
-        ("texts", "gold", "said"),
-        [
-            (TEXTS, GOLD[:1], "The gold is of 1 text, and there are 2"),
-            (TEXTS[:1], GOLD, "The gold is of 2 texts, and there are 1"),
-            (iter(TEXTS), GOLD[:1], "There is no gold for text 1"),
-            (iter(TEXTS[:1]), GOLD, "The gold is of 2 texts, and there are 1"),
-            (TEXTS, ([], [(0, 25, D)]), "gold of text 1 ends after character 24"),
-            (TEXTS, ([], [(16, 22, "O")]), "Use those of the model: DISEASE\\."),
-            (TEXTS, ([], [(16, 22, "asthma")]), "The labels of the gold are none of the model's. Use those .* DISEASE"),
-        ],
-    )
-    def test_gold_of_something_else(self, spec, texts, gold, said):
+    def test_gold_of_something_else(self, pipe):
         """Gold of other texts, or with labels that the model cannot give, is an error with the number of the text."""
-        with pytest.raises(ConfigurationError, match=said) as caught:
-            parity_of(pair_of_files(spec, "cpu"), texts, gold=gold)
-        assert "asthma" not in str(caught.value)
+        cases = [
+            (self.TEXTS, self.GOLD[:1], "The gold is of 1 text, and there are 2"),
+            (self.TEXTS[:1], self.GOLD, "The gold is of 2 texts, and there are 1"),
+            (iter(self.TEXTS), self.GOLD[:1], "There is no gold for text 1"),
+            (iter(self.TEXTS[:1]), self.GOLD, "The gold is of 2 texts, and there are 1"),
+            (self.TEXTS, ([], [(0, 25, D)]), "gold of text 1 ends after character 24"),
+            (self.TEXTS, ([], [(16, 22, "O")]), "Use those of the model: DISEASE\\."),
+            (
+                self.TEXTS,
+                ([], [(16, 22, "asthma")]),
+                "The labels of the gold are none of the model's. Use those .* DISEASE",
+            ),
+        ]
+        for texts, gold, said in cases:
+            with pytest.raises(ConfigurationError, match=said) as caught:
+                nb.parity(pipe, texts, gold=gold)
+            assert "asthma" not in str(caught.value), said
 
 
 class TestTexts:
     """What can be compared on."""
 
-    @pytest.mark.parametrize("texts", [None, [], iter(()), ()])
-    def test_no_text(self, session, keyword_model, texts):
+    def test_no_text(self, pipe):
         """Without a text there is nothing to compare on."""
-        with pytest.raises(ConfigurationError, match="There is no text to compare on"):
-            session.parity(str(keyword_model), texts, {})
+        for texts in (None, [], iter(()), ()):
+            with pytest.raises(ConfigurationError, match="There is no text to compare on"):
+                nb.parity(pipe, texts)
 
-    @pytest.mark.parametrize("texts", ["asthma", 5, {"text": NOTE}])
-    def test_what_is_no_series(self, session, keyword_model, texts):
+    def test_what_is_no_series(self, pipe):
         """One text alone, and what is none, is an error."""
-        with pytest.raises(ConfigurationError, match="is no series of texts"):
-            session.parity(str(keyword_model), texts, {})
+        for texts in ("asthma", 5, {"text": NOTE}):
+            with pytest.raises(ConfigurationError, match="is no series of texts"):
+                nb.parity(pipe, texts)
 
     def test_model_and_texts_in_the_other_order(self):
-        """A name in the place of the texts is an error that says the order."""
+        """Texts in the place of the model are an error that says the order."""
         with pytest.raises(ConfigurationError, match="Pass the model first and then a list of texts"):
             nb.parity([NOTE], "bundled")
+        with pytest.raises(ConfigurationError, match="Pass the model first and then the texts"):
+            nb.parity([NOTE])
 
-    @pytest.mark.parametrize("text", [None, 5, "\ud800 asthma"])
-    def test_unreadable_text_is_named_by_its_number(self, session, keyword_model, text):
+    def test_unreadable_text_is_named_by_its_number(self, pipe):
         """A text that cannot be read is an error with its number."""
-        with pytest.raises(UnreadableText, match=r"Text 1 (must|has)") as caught:
-            session.parity(str(keyword_model), [NOTE, text], {})
-        assert "asthma" not in str(caught.value)
+        for text in (None, 5, "\ud800 asthma"):
+            with pytest.raises(UnreadableText, match=r"Text 1 (must|has)") as caught:
+                nb.parity(pipe, [NOTE, text])
+            assert "asthma" not in str(caught.value)
 
-    def test_failing_stream(self, session, keyword_model):
+    def test_failing_stream(self, pipe):
         """What the stream of texts fails with is what is raised."""
 
         def texts():
@@ -321,28 +329,27 @@ class TestTexts:
             raise KeyError(5)
 
         with pytest.raises(KeyError):
-            session.parity(str(keyword_model), texts(), {})
+            nb.parity(pipe, texts())
 
 
 def test_batch_that_does_not_fit_is_halved(pipe):
     """Where memory is short, a batch is compared in halves, with the same result; a single window is an error."""
-    pair, texts = pair_of_pipeline(pipe), [NOTE] * 8
-    seen = []
+    texts, seen, most = [NOTE] * 8, [], 3
 
-    def refuse(_model, _args, kwargs, most=3):
-        seen.append(len(kwargs["input_ids"]))
-        if seen[-1] > most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    def refuse(model, _args, kwargs):
+        if model is pipe.model:  # The copy that is the reference has the hook too.
+            seen.append(len(kwargs["input_ids"]))
+            if seen[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    hook = pipe.model.register_forward_pre_hook(refuse, with_kwargs=True)
-    report = parity_of(pair, texts)
-    hook.remove()
+    pipe.model.register_forward_pre_hook(refuse, with_kwargs=True)
+    report = nb.parity(pipe, texts)
 
     assert seen == [8, 4, 2, 2, 4, 2, 2]
     assert (report.tokens, report.spans.exact) == (12 * 8, 3 * 8)
-    pipe.model.register_forward_pre_hook(lambda *given, **named: refuse(*given, **named, most=0), with_kwargs=True)
+    most = 0
     with pytest.raises(DeviceUnavailable, match="could not be compared on cpu: CUDA out of memory"):
-        parity_of(pair, texts)
+        nb.parity(pipe, texts)
 
 
 class TestVerb:
@@ -356,47 +363,32 @@ class TestVerb:
         gc.collect()
 
         assert (report.model, report.device, report.dtype) == (str(keyword_model), "cpu", "bfloat16")
-        assert session.models.inventory().names == (str(keyword_model),)
+        assert session.inventory().names == (str(keyword_model),)
         assert session.load_model(str(keyword_model), OpenMedConfig()).model is kept.model
         assert sum(type(one) is type(kept.model) for one in gc.get_objects()) <= before
-        assert session._state.in_force == "cpu"
+        assert session.device().device == "cpu"
 
-    def test_auto_is_compared_in_what_it_takes(self, session, keyword_model):
+    def test_auto_is_compared_in_what_it_takes(self, keyword_model):
         """With dtype="auto" the type is compared that a load would take."""
-        assert session.parity(str(keyword_model), [NOTE], {"dtype": "auto"}).dtype == "float32"
+        assert compared(keyword_model, [NOTE], dtype="auto").dtype == "float32"
 
-    def test_public_function(self, keyword_model):
-        """A name with a device and a type, or a pipeline as it is, is compared."""
-        report = nb.parity(str(keyword_model), [NOTE], device="cpu", dtype=torch.float16, gradients=True)
+    def test_dtype_of_torch_is_a_type(self, keyword_model):
+        """A type is named by its name or as torch's own."""
+        report = compared(keyword_model, [NOTE], dtype=torch.float16)
+
         assert (report.dtype, report.spans.exact) == ("float16", 3)
-        pipe = nb.load_pipeline(str(keyword_model), device="cpu")
-        try:
-            assert nb.parity(pipe, [NOTE]).model == "BertForTokenClassification"
-        finally:
-            SESSION.unload()
 
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            ({"dtype": "float64"}, "cannot be loaded as 'float64'"),
-            ({"dtype": "int8", "device": "mps"}, "mps"),
-            ({"stride": 8}, "There is no option stride"),
-        ],
-    )
-    def test_arguments_that_cannot_be_used(self, keyword_model, arguments, said):
-        """An argument that a load does not take, or a device that is not here, is an error."""
-        with pytest.raises((ConfigurationError, DeviceUnavailable), match=said):
-            nb.parity(str(keyword_model), [NOTE], **{"device": "cpu", **arguments})
-
-    def test_pipeline_takes_no_device(self, pipe):
-        """A pipeline is compared where it is, in its own type."""
-        with pytest.raises(ConfigurationError, match="takes no dtype"):
-            nb.parity(pipe, [NOTE], dtype="bfloat16")
-
-    def test_texts_in_the_place_of_the_model(self):
-        """Texts without a model are an error that says the order."""
-        with pytest.raises(ConfigurationError, match="Pass the model first and then the texts"):
-            nb.parity([NOTE])
+    def test_arguments_that_cannot_be_used(self, keyword_model, pipe):
+        """An argument that a load does not take, a device that is not here, and a type for a loaded pipeline are errors."""
+        cases = [
+            (str(keyword_model), {"dtype": "float64"}, "cannot be loaded as 'float64'"),
+            (str(keyword_model), {"dtype": "int8", "device": "mps"}, "mps"),
+            (str(keyword_model), {"stride": 8}, "There is no option stride"),
+            (pipe, {"dtype": "bfloat16"}, "takes no dtype"),
+        ]
+        for model, arguments, said in cases:
+            with pytest.raises((ConfigurationError, DeviceUnavailable), match=said):
+                nb.parity(model, [NOTE], **arguments)
 
 
 def test_simulated_device_says_so(keyword_model):

@@ -23,9 +23,9 @@ from openmed_nb.runbook.precision.gate import judge, settle
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
 from openmed_nb.runbook.precision.requirements import Gate
 from openmed_nb.runbook.precision.spans import Score, Spans
-from openmed_nb.session import SESSION, Session
+from openmed_nb.session import Session
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
+pytestmark = [pytest.mark.usefixtures("one_thread", "quick_collection"), pytest.mark.real_computer]
 
 SURE = [
     text + " " * number
@@ -57,9 +57,9 @@ class OtherTorch:
         return replace(backend.loaded_torch(), version=self.version)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reasons"),
-    [
+def test_judgement():
+    """A type is refused for entities that differ, lost recall, numbers that are none, and too few entities to tell."""
+    cases = [
         ({}, []),
         ({"spans": Spans(exact=50)}, []),
         ({"spans": Spans(exact=49)}, ["49 entities are too few to tell; 50 are needed."]),
@@ -80,15 +80,12 @@ class OtherTorch:
             {"gold": (Score(100, 100, 90), Score(100, 100, 88))},
             ["It finds 88.0% of the gold entities, float32 90.0%."],
         ),
-    ],
-)
-def test_judgement(changes, reasons):
-    """A type is refused for entities that differ, lost recall, numbers that are none, and too few entities to tell."""
-    verdict = judge(replace(REPORT, **changes), Gate(), IDENTITY, 1.4, "2026-03-01")
-
-    assert [one.reason for one in verdict.refusals] == reasons
-    assert all(one.remedy for one in verdict.refusals)
-    assert verdict.accepted == (not reasons) == (verdict.certificate is not None)
+    ]
+    for changes, reasons in cases:
+        verdict = judge(replace(REPORT, **changes), Gate(), IDENTITY, 1.4, "2026-03-01")
+        assert [one.reason for one in verdict.refusals] == reasons, changes
+        assert all(one.remedy for one in verdict.refusals), changes
+        assert verdict.accepted == (not reasons) == (verdict.certificate is not None), changes
 
 
 def test_certificate_names_what_it_was_measured_on():
@@ -147,13 +144,14 @@ def test_model_whose_borders_move_is_refused(session, border_model, close_models
     assert [one.reason for one in verdict.refusals] == ["Only 0 of 60 entities are the same."]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
 def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
     verdict = session.validate_precision(str(keyword_model), SURE, dtype, {})
 
     assert verdict.accepted, verdict
     assert verdict.certificate.evidence.spans.reference == 60
+    assert verdict.certificate.evidence.speed_up >= 1.0
     pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[0])] == ["diabetes mellitus", "hypertension"]
 
@@ -167,21 +165,12 @@ def test_repeated_texts_count_once(session, keyword_model):
 
 
 def test_gold_is_part_of_the_certificate(session, keyword_model):
-    """Where gold entities are given, the recall of both is in the certificate."""
-    gold = [
-        [entity for entity in found if entity["word"] != "asthma"] for found in nb.annotate(SURE, str(keyword_model))
-    ]
-    SESSION.unload()
-    evidence = session.validate_precision(str(keyword_model), SURE, "bfloat16", {}, gold).certificate.evidence
-
-    assert (evidence.recall_reference, evidence.recall) == (1.0, 1.0)
-
-
-def test_gold_without_entities_gives_no_recall(session, keyword_model):
-    """Where the gold has no entity, there is no recall to keep."""
-    verdict = session.validate_precision(str(keyword_model), SURE, "bfloat16", {}, [[] for _ in SURE])
-
-    assert (verdict.certificate.evidence.recall_reference, verdict.certificate.evidence.recall) == (None, None)
+    """Where gold entities are given, the recall of both is in the certificate; where the gold has none, there is no recall."""
+    model, pipe = str(keyword_model), session.create_pipeline(str(keyword_model), OpenMedConfig())
+    right = [[entity for entity in found if entity["word"] != "asthma"] for found in pipe(SURE)]
+    for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
+        evidence = session.validate_precision(model, SURE, "bfloat16", {}, gold).certificate.evidence
+        assert (evidence.recall_reference, evidence.recall) == (recall, recall)
 
 
 def test_files_that_change_meanwhile(session, keyword_model, close_model, tmp_path, data):
@@ -198,15 +187,28 @@ def test_files_that_change_meanwhile(session, keyword_model, close_model, tmp_pa
     assert not data.exists()
 
 
+@pytest.fixture(scope="module")
+def certified(keyword_model, tmp_path_factory):
+    """The place of a model that was accepted in bfloat16, which is gone from it, and a folder with its certificate."""
+    folder, data = tmp_path_factory.mktemp("certified") / "model", tmp_path_factory.mktemp("certificates")
+    shutil.copytree(keyword_model, folder)
+    session = Session({"OPENMED_NB_DATA": str(data), "OPENMED_DEVICE": "cpu"})
+    assert session.validate_precision(str(folder), SURE, "bfloat16", {}).accepted
+    shutil.rmtree(folder)
+    return folder, data
+
+
 class TestExpiry:
     """A certificate counts for these files, this torch, these transformers and this device."""
 
     @pytest.fixture
-    def accepted(self, session, keyword_model, tmp_path):
-        """A folder with a model that was accepted in bfloat16."""
-        folder = shutil.copytree(keyword_model, tmp_path / "model")
-        assert session.validate_precision(str(folder), SURE, "bfloat16", {}).accepted
-        return folder
+    def accepted(self, certified, keyword_model, data):
+        """A folder with a model that was accepted in bfloat16, as it was then."""
+        folder, certificates = certified
+        shutil.copytree(keyword_model, folder)
+        shutil.copytree(certificates, data)
+        yield folder
+        shutil.rmtree(folder)
 
     def loads(self, session, folder):
         """Load the model in bfloat16."""
@@ -275,11 +277,11 @@ class TestExpiry:
 class TestArguments:
     """What can be validated."""
 
-    @pytest.mark.parametrize("dtype", ["float32", "auto", "float64", "", None])
-    def test_types(self, keyword_model, dtype):
+    def test_types(self, keyword_model):
         """Only a reduced type can be validated."""
-        with pytest.raises(ConfigurationError, match=r"is no reduced type.*bfloat16, float16, int8"):
-            nb.validate_precision(str(keyword_model), SURE, dtype=dtype)
+        for dtype in ("float32", "auto", "float64", "", None):
+            with pytest.raises(ConfigurationError, match=r"is no reduced type.*bfloat16, float16, int8"):
+                nb.validate_precision(str(keyword_model), SURE, dtype=dtype)
 
     def test_pipeline_is_no_name(self, session, keyword_model):
         """A pipeline has no files that a certificate could be of."""
@@ -287,11 +289,11 @@ class TestArguments:
         with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline names none"):
             nb.validate_precision(pipe, SURE)
 
-    @pytest.mark.parametrize(("texts", "said"), [(None, "no text"), ([], "no text"), ("asthma", "no series of texts")])
-    def test_texts(self, keyword_model, texts, said):
+    def test_texts(self, keyword_model):
         """Without texts there is nothing to validate on."""
-        with pytest.raises(ConfigurationError, match=said):
-            nb.validate_precision(str(keyword_model), texts)
+        for texts, said in ((None, "no text"), ([], "no text"), ("asthma", "no series of texts")):
+            with pytest.raises(ConfigurationError, match=said):
+                nb.validate_precision(str(keyword_model), texts)
 
     def test_int8_elsewhere(self, keyword_model):
         """int8 is validated on the CPU alone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,40 +101,29 @@ def test_every_recorded_file_has_its_source():
     assert sorted(named) == sorted(file.name for file in RECORDED.glob("*.txt"))
 
 
-def called(value: object) -> str | None:
-    """Return the name under which a parser or a text is listed."""
-    return getattr(value, "__name__", None)
-
-
-@pytest.mark.parametrize(("parse", "output", "expected"), READ, ids=called)
-def test_recorded_output(parse, output, expected):
+def test_recorded_output():
     """A real output is read as what it says."""
-    assert parse(output) == expected
+    for parse, output, expected in READ:
+        assert parse(output) == expected, (parse, output)
 
 
-@pytest.mark.parametrize(("parse", "output", "expected"), DAMAGED)
-def test_damaged_figure_is_none(parse, output, expected):
+def test_damaged_figure_is_none():
     """A figure that cannot be is not known, and is never taken from another accelerator."""
-    assert parse(output).utilisation == expected
+    for parse, output, expected in DAMAGED:
+        assert parse(output).utilisation == expected, output
 
 
-@pytest.mark.parametrize("parse", PARSERS, ids=called)
-@pytest.mark.parametrize("output", [*UNREADABLE, None])
-def test_unreadable_output_is_none(parse, output):
-    """What cannot be read is None, never 0."""
-    assert parse(output) is None
+def test_unreadable_output_is_none():
+    """What cannot be read is None, never 0, and a GPU that cannot be read has no figures."""
+    for output in (*UNREADABLE, None):
+        assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS), output
+        assert macos.parse_ioreg(output) == Gpu(), output
+        assert nvidia.parse_nvidia_smi(output) == (), output
 
 
-@pytest.mark.parametrize("output", [*UNREADABLE, None])
-def test_unreadable_gpu(output):
-    """A GPU that cannot be read has no figures, and none is listed."""
-    assert macos.parse_ioreg(output) == Gpu()
-    assert nvidia.parse_nvidia_smi(output) == ()
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
+def test_figure_that_cannot_be():
+    """A percentage above 100, a size beyond every disk and an unknown word are not known."""
+    outputs = [
         "System-wide memory free percentage: 170%",
         "used = 1.2.3M",
         "used = 99999999T",
@@ -143,11 +131,9 @@ def test_unreadable_gpu(output):
         " -InternalBattery-0 (id=1)\t178%; discharging",
         " powermode            7",
         "CPU_Speed_Limit \t= 162",
-    ],
-)
-def test_figure_that_cannot_be(output):
-    """A percentage above 100, a size beyond every disk and an unknown word are not known."""
-    assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS)
+    ]
+    for output in outputs:
+        assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS), output
 
 
 @given(
@@ -168,12 +154,11 @@ def test_any_row_of_nvidia_smi(cells):
         assert gpu.memory_total is None or gpu.memory_total > 0
 
 
-@pytest.mark.parametrize("word", ["[N/A]", "[Not Supported]", "[Unknown Error]", ""])
-def test_what_a_gpu_does_not_support(word):
+def test_what_a_gpu_does_not_support():
     """A field that a GPU does not support is not known, and the others are."""
-    gpu = nvidia.parse_nvidia_smi(f"GPU-1, NVIDIA T4, {word}, {word}, {word}, {word}, {word}, {word}, {word}")[0]
-
-    assert gpu == Gpu("NVIDIA T4", uuid="GPU-1")
+    for word in ("[N/A]", "[Not Supported]", "[Unknown Error]", ""):
+        row = ", ".join(("GPU-1", "NVIDIA T4", *[word] * 7))
+        assert nvidia.parse_nvidia_smi(row) == (Gpu("NVIDIA T4", uuid="GPU-1"),), word
 
 
 def test_heat_of_a_gpu():
@@ -185,12 +170,11 @@ def test_heat_of_a_gpu():
     assert [nvidia.parse_nvidia_smi(row)[0].slowed_by_heat for row in rows] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "cores"), [(macos.PERFORMANCE_CORES, 12), (macos.EFFICIENCY_CORES, 4), ("hw.perflevel2.physicalcpu", None)]
-)
-def test_cores(name, cores):
+def test_cores():
     """Cores are counted by their kind, and a kind that a chip has not is not known."""
-    assert macos.parse_cores(SYSCTL, name) == cores
+    cores = {macos.PERFORMANCE_CORES: 12, macos.EFFICIENCY_CORES: 4, "hw.perflevel2.physicalcpu": None}
+
+    assert {name: macos.parse_cores(SYSCTL, name) for name in cores} == cores
 
 
 T4S = tuple(Gpu("Tesla T4", uuid=f"GPU-{letter * 4}") for letter in "abc")
@@ -217,17 +201,16 @@ CHOICES = [
 """The GPUs, the device, the environment, what torch says, and which GPU is meant."""
 
 
-@pytest.mark.parametrize(("gpus", "device", "environ", "uuid", "place"), CHOICES)
-def test_which_gpu_is_meant(gpus, device, environ, uuid, place):
+def test_which_gpu_is_meant():
     """The GPU that torch calls by a name is found by its UUID, or by its place where the two orders are the same."""
-    assert nvidia.chosen_gpu(gpus, device, environ, uuid) is (None if place is None else gpus[place])
+    for gpus, device, environ, uuid, place in CHOICES:
+        chosen = nvidia.chosen_gpu(gpus, device, environ, uuid)
+        assert chosen is (None if place is None else gpus[place]), (device, environ, uuid)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1", 1), ("1,5", 1.5), (" 2.50 ", 2.5), ("-1", None), ("1e3", None), ("9" * 5000, None), (None, None)],
-)
-def test_number(text, number):
+def test_number():
     """A number is read with a point or a comma, and nothing else is a number."""
-    assert number_in(text) == number
-    assert whole_number_in(text) == (number if number in (1, 2) else None)
+    numbers = {"1": 1, "1,5": 1.5, " 2.50 ": 2.5, "-1": None, "1e3": None, "9" * 5000: None, None: None}
+    for text, number in numbers.items():
+        assert number_in(text) == number, text
+        assert whole_number_in(text) == (number if number == 1 else None), text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -36,32 +38,32 @@ def printing(file: str):
 
 
 @pytest.mark.real_computer
-@pytest.mark.parametrize(
-    ("device", "machine", "file", "share"),
-    [("mps", MAC, "ioreg_m4.txt", 0.3), ("mps", MAC, "ioreg_m1.txt", 0.02), ("cuda", BOX, "nvidia_h200.txt", 0.0)],
-)
-def test_reader_asks_the_command_of_its_device(device: str, machine: Machine, file: str, share: float):
+def test_reader_asks_the_command_of_its_device():
     """The share of a GPU is what the command of its kind says."""
-    read = reader_of(device, machine, printing(file), {})
-
-    assert read is not None
-    assert read() == pytest.approx(share)
+    cases = [
+        ("mps", MAC, "ioreg_m4.txt", 0.3),
+        ("mps", MAC, "ioreg_m1.txt", 0.02),
+        ("cuda", BOX, "nvidia_h200.txt", 0.0),
+    ]
+    for device, machine, file, share in cases:
+        read = reader_of(device, machine, printing(file), {})
+        assert read is not None, file
+        assert read() == pytest.approx(share), file
 
 
 @pytest.mark.real_computer
-@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "lazy:0"])
-def test_what_cannot_be_read_has_no_reader(device: str):
+def test_what_cannot_be_read_has_no_reader():
     """A device whose command is not there, or answers something else, is never guessed."""
-    assert reader_of(device, MAC, lambda _command: None, {}) is None
-    assert reader_of(device, BOX, lambda _command: "no such thing", {}) is None
+    for device in ("mps", "cuda", "cuda:1", "lazy:0"):
+        assert reader_of(device, MAC, lambda _command: None, {}) is None, device
+        assert reader_of(device, BOX, lambda _command: "no such thing", {}) is None, device
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
-def test_nothing_is_read_under_a_simulation(device: str):
+def test_nothing_is_read_under_a_simulation():
     """Of a simulated computer no command is asked, not even about the CPU."""
-    asked = []
-
-    assert reader_of(device, Machine("Darwin", "arm64", simulated=True), asked.append, {}) is None
+    asked: list[object] = []
+    for device in ("cpu", "mps", "cuda"):
+        assert reader_of(device, Machine("Darwin", "arm64", simulated=True), asked.append, {}) is None
     assert asked == []
 
 
@@ -76,9 +78,9 @@ def test_the_processor_is_read_from_its_counters():
     assert 0 <= answers[0] <= 1
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "share"),
-    [
+def test_share_of_the_processor():
+    """Idle time and waiting for the disk are no work, what a guest ran counts once, and no time is no share."""
+    cases = [
         ({"user": 1, "idle": 1}, {"user": 4, "idle": 2}, 0.75),
         ({"user": 1, "idle": 1, "iowait": 0}, {"user": 2, "idle": 2, "iowait": 2}, 0.25),
         ({"user": 1, "idle": 1, "guest": 0}, {"user": 2, "idle": 2, "guest": 1}, 0.5),
@@ -86,32 +88,29 @@ def test_the_processor_is_read_from_its_counters():
         ({"user": 1, "idle": 1}, {"user": 1, "idle": 1}, None),
         ({}, {"user": 1, "idle": 1}, None),
         ({}, {}, None),
-    ],
-)
-def test_share_of_the_processor(before: dict[str, float], after: dict[str, float], share: float | None):
-    """Idle time and waiting for the disk are no work, what a guest ran counts once, and no time is no share."""
-    assert busy_share(before, after) == share
+    ]
+    for before, after, share in cases:
+        assert busy_share(before, after) == share, (before, after)
 
 
-@pytest.mark.parametrize(
-    ("idle", "busy", "net"),
-    [
+def test_net_utilisation():
+    """What the work took is the mean while it ran less the mean before; too few answers make no mean."""
+    cases = [
         ([0.1] * 5, [0.6] * 5, 0.5),
         ([0.5] * 5, [0.25] * 5, 0.0),
         ([0.1] * 4, [0.6] * 5, None),
         ([0.1] * 5, [0.6] * 4, None),
         ([], [], None),
-    ],
-)
-def test_net_utilisation(idle: list[float], busy: list[float], net: float | None):
-    """What the work took is the mean while it ran less the mean before; too few answers make no mean."""
-    assert utilisation_of(idle, busy).net == (None if net is None else pytest.approx(net))
-    assert json.loads(json.dumps(utilisation_of(idle, busy).to_dict()))["samples"] == len(busy)
+    ]
+    for idle, busy, net in cases:
+        found = utilisation_of(idle, busy)
+        assert found.net == (None if net is None else pytest.approx(net)), (idle, busy)
+        assert json.loads(json.dumps(found.to_dict()))["samples"] == len(busy)
 
 
-@pytest.mark.parametrize(
-    ("elapsed", "answers", "on"),
-    [
+def test_slow_answers_are_waited_for():
+    """A device is watched until there are enough answers for a mean, and at most twice as long as was said."""
+    cases = [
         (0, 0, True),
         (5.9, 9, True),
         (6.1, 5, False),
@@ -119,27 +118,29 @@ def test_net_utilisation(idle: list[float], busy: list[float], net: float | None
         (11.9, 4, True),
         (12.1, 4, False),
         (12.1, 0, False),
-    ],
-)
-def test_slow_answers_are_waited_for(elapsed: float, answers: int, on: bool):
-    """A device is watched until there are enough answers for a mean, and at most twice as long as was said."""
-    assert goes_on(elapsed, 6.0, answers) == on
+    ]
+    for elapsed, answers, on in cases:
+        assert goes_on(elapsed, 6.0, answers) == on, (elapsed, answers)
 
 
 def test_idle_and_busy_are_told_apart():
-    """The idle mean is taken before the first piece of work, and the busy mean from then on."""
-    working = threading.Event()
-    done = []
+    """Nothing is done while the idle mean is taken; then the work is done again and again for the busy mean."""
+    test, done, answers = threading.current_thread(), [], 0
+    begun: list[int] = []
 
-    def work():
-        working.set()
-        done.append(time.sleep(0.001))
+    def read() -> float:
+        nonlocal answers
+        if threading.current_thread() is test:  # Each phase begins with a question that is not counted.
+            begun.append(len(done))
+        answers += 1
+        return (0.25, 0.75)[len(begun) - 1]
 
-    load = measured(lambda: 0.75 if working.is_set() else 0.25, 0.4, work, interval=0.002)
+    load = measured(read, 6, lambda: done.append(1), interval=0.001, clock=lambda: answers)
 
-    assert (load.idle, load.net) == (0.25, pytest.approx(0.5))
-    assert load.samples >= 5
+    assert begun == [0, 0]
     assert done
+    assert (load.idle, load.net) == (0.25, 0.5)
+    assert load.samples >= 5
     assert sampling_threads() == []
 
 
@@ -160,7 +161,7 @@ def test_answers_that_are_none_are_left_out():
         asked.set()
 
     with sampling(read, interval=0.001) as answers:
-        assert asked.wait(10)
+        assert asked.wait(60)
 
     assert answers == []
 
@@ -176,14 +177,19 @@ def test_thread_ends_with_a_block_that_fails():
 
 def test_answer_that_comes_after_the_block_is_left_out():
     """What was asked in the block and answered after it may be about the time after it."""
-    asked = threading.Event()
+    test, asked = threading.current_thread(), threading.Event()
 
-    def read():
+    def waits_for_the_thread() -> bool:
+        stack = traceback.walk_stack(sys._current_frames()[test.ident])
+        return any(frame.f_code.co_name == "join" for frame, _line in stack)
+
+    def read() -> float:
         asked.set()
-        time.sleep(0.5)
+        while not waits_for_the_thread():
+            time.sleep(0.001)
         return 1.0
 
     with sampling(read, interval=0.001) as answers:
-        assert asked.wait(10)
+        assert asked.wait(60)
 
     assert answers == []
