@@ -71,7 +71,10 @@ def judged(expected: Sequence[Any], computed: Sequence[Any], gain: float, device
 
 
 def compare(
-    plain: Callable[[Sequence[str]], Any], compiled: Callable[[Sequence[str]], Any], device: str
+    plain: Callable[[Sequence[str]], Any],
+    compiled: Callable[[Sequence[str]], Any],
+    device: str,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Compilation:
     """Run texts both ways, in turn, and return what came of it.
 
@@ -80,18 +83,18 @@ def compare(
     try:
         computed = places(compiled(TEXTS))  # This is where it is compiled.
         expected = places(plain(TEXTS))
-        seconds = [(timed(plain), timed(compiled)) for _ in range(PASSES)]
+        seconds = [(timed(plain, clock), timed(compiled, clock)) for _ in range(PASSES)]
     except Exception as error:  # noqa: BLE001 - whatever a compiler fails with; the reason is told
         return Compilation(False, None, f"It does not compile: {cause(error)}.", shown_device(device))
     gain = min(first for first, _ in seconds) / min(second for _, second in seconds)
     return judged(expected, computed, gain, shown_device(device))
 
 
-def timed(way: Callable[[Sequence[str]], Any]) -> float:
+def timed(way: Callable[[Sequence[str]], Any], clock: Callable[[], float]) -> float:
     """Return how long one way takes for the texts, in seconds."""
-    begin = time.perf_counter()
+    begin = clock()
     way(TEXTS)
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def places(answers: Sequence[Sequence[Entity]]) -> list[tuple[int, int, int, str]]:

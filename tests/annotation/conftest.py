@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import signal
+import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 FOLDER = Path(__file__).parent
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one core: for tiny models, waiting for a second one takes longer than the work."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+IMPORTED_BY_WORKERS = [
+    "distributed",
+    "torch",
+    "transformers.models.bert.modeling_bert",
+    "openmed_nb.annotation.pipeline",
+]
 
 
 @pytest.fixture(scope="session")
@@ -113,8 +114,31 @@ def architectures(helper: Callable[[Path], ModuleType]) -> ModuleType:
     return helper(FOLDER / "architectures.py")
 
 
+@pytest.fixture(scope="session")
+def forking() -> dict[str, str]:
+    """The setting of Dask that lets it fork workers from a process that has imported what they need, as its own tests do.
+
+    A worker that imports torch itself takes ten times as long to start. On a Mac such a process cannot be forked.
+    """
+    if sys.platform != "linux":
+        return {}
+    multiprocessing.set_forkserver_preload(IMPORTED_BY_WORKERS)
+    forkserver.ensure_running()
+    return {"distributed.worker.multiprocessing-method": "forkserver"}
+
+
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Any]:
+def quick_workers(forking: dict[str, str]) -> Iterator[None]:
+    """Workers that are quick to start, for the clusters of a module."""
+    import dask
+    import distributed  # noqa: F401 - its settings have to be there before one of them is changed
+
+    with dask.config.set(forking):
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - it only has to be there
     """A cluster of two workers on this computer, with one thread each; tests leave it as it was.
 
     Each module has its own, so that no process of it is there in tests that look for processes.
@@ -123,6 +147,22 @@ def pool() -> Iterator[Any]:
 
     with openmed_nb.cluster(n=2, device="cpu", threads=1) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal, here and in programs that start here: a job in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def bar_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of progress bars, which stands still until a test changes its ``now``."""
+    clock = SimpleNamespace(now=time.time())
+    monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
+    return clock
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 
-def slowly(texts: list[str], done: int) -> Iterator[str]:
-    """Yield texts, with a pause before each after those that were done before."""
+def slowly(texts: list[str], done: int, ends: bool) -> Iterator[str]:
+    """Yield texts, with a pause before each after those that were done before; where it does not end, wait for a signal."""
     yield from texts[:done]
     for text in texts[done:]:
         time.sleep(0.01)
         yield text
+    while not ends:
+        time.sleep(1)
 
 
 def annotate_all(pipe: Any, texts: Iterator[str], file: Path, said: Path) -> None:
@@ -49,7 +51,7 @@ def end(child: int, file: Path, name: str, target: str) -> None:
     """Send a child a signal soon after it has added to the file and the file has so many bytes."""
     least = max(int(target), size(file) + 1)
     while size(file) < least:
-        time.sleep(0.001)
+        time.sleep(0.005)
     time.sleep(random.Random(target).random() / 50)  # noqa: S311 - a moment of a test
     os.kill(child, getattr(signal, name))
 
@@ -74,7 +76,7 @@ def main(model: str, texts_file: str, results: str, *signals: str) -> None:
         before = file.read_bytes().count(b"\n") if file.exists() else 0
         child = os.fork()
         if child == 0:
-            annotate_all(pipe, slowly(texts, max(0, before - 1)), file, said)
+            annotate_all(pipe, slowly(texts, max(0, before - 1), ends=not name), file, said)
             os._exit(0)
         if name:
             end(child, file, *name.split("="))

@@ -37,10 +37,10 @@ import asyncio, asyncssh, os, signal, subprocess, sys
 folder, port = sys.argv[1], int(sys.argv[2])
 
 async def run(process):
-    here, there = (process.get_extra_info(name)[:2] for name in ("sockname", "peername"))
+    ends = process.get_extra_info("peername")[:2] + process.get_extra_info("sockname")[:2]
     child = await asyncio.create_subprocess_shell(
         process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "SSH_CONNECTION": " ".join(map(str, (*there, *here)))})
+        env={**os.environ, "SSH_CONNECTION": " ".join(map(str, ends))})  # As sshd says it: ssh(1).
     await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
     ended = asyncio.create_task(child.wait())
     try:

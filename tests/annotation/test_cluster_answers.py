@@ -16,13 +16,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
+import dask
 import numpy as np
 import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.chunks import Chunk
 from openmed_nb.annotation.cluster.calls import asked, computed
-from openmed_nb.annotation.cluster.clients import ask_all, checked_client
+from openmed_nb.annotation.cluster.clients import ask_all
 from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator, while_workers_last
 from openmed_nb.annotation.cluster.work import Work
 from openmed_nb.annotation.corpus import Source, annotate_from
@@ -40,9 +41,12 @@ from openmed_nb.errors import (
     WorkersDiffer,
 )
 from openmed_nb.session import worker
-from openmed_nb.session.cluster import everywhere
 
-pytestmark = pytest.mark.real_computer  # Workers are processes.
+pytestmark = [
+    pytest.mark.real_computer,  # Workers are processes.
+    pytest.mark.usefixtures("quick_workers"),
+]
+posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
 
 
 @pytest.fixture
@@ -78,19 +82,23 @@ def same(on_pool, here, rounded):
 class TestAnswers:
     """What comes back."""
 
-    def test_five_thousand_texts(self, on_pool, here, random_model, sentences):
+    @pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
+    def test_many_texts(self, on_pool, here, random_model, sentences, count):
         """Two workers give the answers of one process, text by text, also where nearly every token is an entity."""
-        texts = sentences(5000, longest=60)
+        texts = sentences(count, longest=60)
         found, expected = on_pool(texts, random_model), here(texts, random_model)
         columns, wanted = found.answers.columns(), expected.answers.columns()
         np.testing.assert_allclose(columns.pop("score"), wanted.pop("score"), atol=1e-5)
         assert {name: column.tolist() for name, column in columns.items()} == {
             name: column.tolist() for name, column in wanted.items()
         }
-        assert len(columns["text"]) > 5000
-        assert (len(found), found.errors, found.device) == (5000, {}, "2 workers (cpu)")
+        assert len(columns["text"]) > count
+        assert (len(found), found.errors, found.device) == (count, {}, "2 workers (cpu)")
 
-    @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+    @pytest.mark.parametrize(
+        "strategy",
+        ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simple", "first", "average", "max"))],
+    )
     def test_every_strategy(self, same, random_model, sentences, strategy):
         """The arguments of a pipeline are those of the workers' pipelines."""
         assert same(sentences(50), random_model, aggregation_strategy=strategy, batch_tokens=64)
@@ -121,9 +129,15 @@ class TestAnswers:
         names = pool.client.run(lambda: [one.name for one in worker.SESSION.inventory().models])
         assert [one.count("bundled_small") for one in names.values()] == [1, 1]
 
-    def test_bar(self, on_pool, numbered, capsys):
+    def test_bar(self, on_pool, numbered, capsys, bar_clock):
         """The progress bar is that of one computer, and names the workers."""
-        on_pool(slowly(numbered(30), 0.05), progress=True)
+
+        def texts():
+            for text in numbered(30):
+                bar_clock.now += 1
+                yield text
+
+        on_pool(texts(), progress=True)
         assert "annotating on 2 workers (cpu): 30 texts" in capsys.readouterr().err
 
 
@@ -143,6 +157,21 @@ class Stubborn:
     def __reduce__(self):
         """Fail."""
         raise RuntimeError("it stays here")
+
+
+def wait_until(condition):
+    """Wait until something is so."""
+    while not condition():
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def another_client(pool):
+    """Have another client of a cluster."""
+    from distributed import Client
+
+    with Client(pool.client.scheduler.address, security=pool.client.security, set_as_default=False) as client:
+        yield client
 
 
 def slowly(texts, seconds):
@@ -174,18 +203,16 @@ class TestStreaming:
         assert max(ahead) <= in_a_chunk * (2 * AHEAD + 1)
         assert len(caught.value.annotations) == len(ahead) - 1 > 200
 
-    def test_answers_come_while_texts_are_read(self, on_pool, numbered, tmp_path):
-        """A slow stream does not keep back the answers to what was read of it."""
-        file, lines = tmp_path / "run.jsonl", []
+    def test_answers_come_while_texts_are_read(self, on_pool, tmp_path):
+        """A stream that lasts until an answer to its texts is there comes to its end."""
+        file = tmp_path / "run.jsonl"
 
-        def slow():
-            for text in numbered(60):
-                lines.append(file.read_bytes().count(b"\n"))
+        def texts():
+            while file.read_bytes().count(b"\n") < 2:
                 time.sleep(0.03)
-                yield text
+                yield f"asthma{' ' * 3000}"
 
-        on_pool(slow(), resume=file)
-        assert lines[30] > 1
+        assert len(on_pool(texts(), resume=file)) > 1
 
     @pytest.mark.parametrize("order", [("here", "on_pool"), ("on_pool", "here")], ids=" then ".join)
     def test_resume(self, request, numbered, numbers_of, tmp_path, order):
@@ -205,14 +232,14 @@ class TestStreaming:
         with pytest.raises(ConfigurationError, match=r"is of a run with other settings \(.*model"):
             on_pool(["asthma"], random_model, resume=tmp_path / "run.jsonl")
 
-    @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+    @posix_signals
+    @pytest.mark.usefixtures("interruptible")
     def test_interrupt(self, on_pool, pool, numbered, numbers_of, tmp_path):
         """An interrupt keeps what is done and says how to go on; what was under way is called off, and the workers go on."""
-        file, texts = tmp_path / "run.jsonl", numbered(150)
+        file, texts = tmp_path / "run.jsonl", numbered(3000)
 
         def interrupt():
-            while not (file.exists() and file.read_bytes().count(b"\n") > 20):
-                time.sleep(0.005)
+            wait_until(lambda: file.exists() and file.read_bytes().count(b"\n") > 20)
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt, daemon=True)
@@ -221,11 +248,13 @@ class TestStreaming:
             on_pool(slowly(texts, 0.02), resume=file)
         thread.join()
         done = len(caught.value.annotations)
-        assert 0 < done < 150
+        assert 0 < done < len(texts)
         assert not pool.client.futures
-        assert numbers_of(on_pool(texts, resume=file)) == [[number] for number in range(150)]
+        count = done + 50
+        assert numbers_of(on_pool(texts[:count], resume=file)) == [[number] for number in range(count)]
 
-    @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+    @posix_signals
+    @pytest.mark.usefixtures("interruptible")
     def test_interrupted_call(self, pool):
         """A call of Dask that is under way runs to its end when this process is interrupted: nothing of it is cut off."""
         begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
@@ -244,7 +273,8 @@ class TestStreaming:
         go_on.set()
         assert ended.wait(timeout=60)
 
-    @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+    @posix_signals
+    @pytest.mark.usefixtures("interruptible")
     @pytest.mark.parametrize("begun", [False, True], ids=["file", "memory"])
     def test_interrupt_before_the_first_text(self, on_pool, pool, tmp_path, begun):
         """An interrupt while workers get ready loses nothing of an earlier run, and says how to go on."""
@@ -256,14 +286,20 @@ class TestStreaming:
             while not go_on.exists():
                 time.sleep(0.01)
 
+        def waiting(dask_worker):
+            return dask_worker.executors["default"]._work_queue.qsize()
+
+        def interrupt():
+            wait_until(lambda: sum(pool.client.run(waiting).values()))
+            os.kill(os.getpid(), signal.SIGINT)
+
         held = pool.client.map(hold, range(2), pure=False)
-        while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
-            time.sleep(0.01)
-        interrupt = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-        interrupt.start()
+        wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
         with pytest.raises(Interrupted, match=r"To go on, .*repeat the call") as caught:
             on_pool(["asthma", "diabetes"], "bundled_small", resume=resume)
-        interrupt.join()
+        thread.join()
         go_on.touch()
         pool.client.gather(held)
         assert len(caught.value.annotations) == begun
@@ -304,25 +340,7 @@ class TestWorker:
         assert first is second
         assert warnings.showwarning is shown
 
-    def test_memory_that_is_short(self, work, on_forward, sentences):
-        """A worker that was short of memory for one chunk runs the next in batches that fit, as one computer does."""
-        import torch
-
-        refused = []
-
-        def small_memory(ids):
-            if ids.numel() > 100:
-                refused.append(chunk)
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-        on_forward(worker.prepared(work).annotator.network.model, small_memory)
-        texts = sentences(160)
-        for chunk in range(8):
-            assert len(worker.answers_of(work, Chunk(20 * chunk, texts[20 * chunk : 20 * chunk + 20]))) == 20
-        assert set(refused) == {0}
-        assert worker.prepared(work).budget.tokens <= 100
-        assert worker.prepared(work).annotator.budget.tokens == 256
-
+    @pytest.mark.slow
     def test_variables_before_torch(self):
         """A worker's session sets the variables of MPS before torch is loaded there, and takes them back where it has none.
 
@@ -362,6 +380,7 @@ class TestWorker:
         elsewhere = {name: value for name, value in os.environ.items() if "OPENMED" not in name and "_MPS_" not in name}
         with (
             mock.patch.dict(os.environ, elsewhere, clear=True),
+            dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}),
             LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
             Client(cluster) as client,
         ):
@@ -439,12 +458,10 @@ class TestErrors:
 
     def test_closed_client(self, pool):
         """A client that was closed is refused."""
-        from distributed import Client
-
-        with Client(pool.client.scheduler.address, security=pool.client.security) as client:
-            assert checked_client(client) is client
+        with another_client(pool) as client:
+            pass
         with pytest.raises(ClusterUnusable, match="The client is closed"):
-            checked_client(client)
+            nb.annotate(["asthma"], client=client)
 
     @pytest.mark.parametrize("split", [{}, {"is_split_into_words": True, "delimiter": " "}], ids=["texts", "words"])
     def test_what_cannot_travel(self, on_pool, here, split):
@@ -473,21 +490,16 @@ class TestErrors:
     @pytest.mark.parametrize("place", ["on_pool", "here"])
     def test_what_is_computed_later(self, request, place):
         """What Dask computes later is no series of texts."""
-        import dask
-
         with pytest.raises(ConfigurationError, match=r"^Delayed.* is no series of texts\. "):
             request.getfixturevalue(place)(dask.delayed(["asthma"]))
 
-    @pytest.mark.parametrize(
-        ("name", "sent"),
-        [("notes", "{}/notes"), ("./notes", "{}/notes"), ("bundled", "bundled"), ("", ""), ("x" * 5000, "x" * 5000)],
-    )
-    def test_name_everywhere(self, tmp_path, monkeypatch, name, sent):
-        """A folder from the folder of this process is named from the root; a bundled model and any other name stay."""
-        (tmp_path / "notes").mkdir()
-        (tmp_path / "bundled").mkdir()
+    def test_folder_from_here(self, on_pool, keyword_model, tmp_path, monkeypatch):
+        """A folder is that of this process, whatever folder the workers are in; one that is called like a bundled model is not read."""
+        (tmp_path / "notes").symlink_to(keyword_model)
+        (tmp_path / "bundled_small").mkdir()
         monkeypatch.chdir(tmp_path)
-        assert everywhere(name) == sent.replace("{}", str(tmp_path))
+        for name in ("notes", "./notes", "bundled_small"):
+            assert len(on_pool(["asthma"], name)[0]) == 1
 
     def test_path_of_no_model(self, on_pool, tmp_path):
         """The path of a folder without a model is told as one."""
@@ -550,7 +562,7 @@ class TestNoWorkers:
         def texts():
             yield from slowly(numbered(50), 0.01)
             threads_cluster.cluster.scale(0)
-            wait_for_no_workers(client)
+            wait_until(lambda: not client.nthreads())
             yield from numbered(5)
 
         source = Source(annotator.answers, worker.prepared(work).ready.settings, "workers")
@@ -570,39 +582,28 @@ class TestNoWorkers:
             computed(pool.client, future, patience=1)
 
     @pytest.mark.parametrize("closed", ["by the stream", "by another thread", "with its cluster"])
-    def test_closed_in_mid_run(self, keyword_model, numbered, closed):
+    def test_closed_in_mid_run(self, request, keyword_model, numbered, closed):
         """A client or a cluster that is closed in the middle of a run ends it with what was done, in words of ours."""
-        from distributed import Client, LocalCluster
-
-        with (
-            LocalCluster(
-                n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
-            ) as cluster,
-            Client(cluster) as client,
-        ):
-            work = Work(closed, str(keyword_model), {"device": "cpu"})
-            annotator = ClusterAnnotator(client, work, worker.answers_of, 20000)
-            close = cluster.close if closed == "with its cluster" else client.close
-
-            read = []
+        own = closed == "with its cluster"
+        with nb.cluster(n=1, device="cpu", threads=1) if own else another_client(request.getfixturevalue("pool")) as it:
+            client, read = it.client if own else it, []
 
             def texts():
                 yield from slowly(numbered(50), 0.01)
                 if closed == "by the stream":
-                    close()
+                    it.close()
                 else:
-                    threading.Thread(target=close).start()
-                for text in slowly(numbered(1000), 0.01):
+                    threading.Thread(target=it.close).start()
+                for text in slowly(numbered(5000), 0.01):
                     read.append(text)
                     yield text
 
-            source = Source(annotator.answers, worker.prepared(work).ready.settings, "workers")
             with pytest.raises(ClusterUnusable, match="Start the cluster again") as caught:
-                annotate_from(source, texts(), "model", progress=False)
-        assert 0 < len(caught.value.annotations) < 1000
+                nb.annotate(texts(), keyword_model, client=client, progress=False)
+        assert 0 < len(caught.value.annotations) < 5000
         assert len(read) == 1 or closed != "by the stream"
         with pytest.raises(ClusterUnusable, match="The client is closed"):
-            asked(client, client.nthreads)
+            nb.annotate(["asthma"], keyword_model, client=client)
 
     def test_scheduler_that_is_gone(self, threads_cluster):
         """Where the scheduler cannot be reached, that is told."""
@@ -639,9 +640,3 @@ def test_workers_that_end_whatever_they_read(answers, hopeless):
         for some in while_workers_last(one for one in [*answers, [[]]]):
             given.append(some)  # noqa: PERF402 - what came before the error counts
     assert given == (answers if hopeless else [*answers, [[]]])
-
-
-def wait_for_no_workers(client):
-    """Wait until the scheduler knows no worker."""
-    while client.nthreads():
-        time.sleep(0.05)

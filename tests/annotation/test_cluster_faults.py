@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import cloudpickle
@@ -18,6 +16,7 @@ from openmed_nb.errors import DeviceUnavailable
 
 pytestmark = [
     pytest.mark.real_computer,  # Workers are processes.
+    pytest.mark.usefixtures("quick_workers"),
     pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX"),
 ]
 
@@ -114,29 +113,24 @@ def test_killed_worker(pool, numbered, annotated_by, ledger, tmp_path):
     """A worker that is killed with kill -9 in the middle of a run costs no text, and none is answered twice."""
     file = tmp_path / "run.jsonl"
     victim = next(iter(pids(pool.client).values()))
+    killed = []
 
-    def kill():
-        while not (file.exists() and file.read_bytes().count(b"\n") > 1):
-            time.sleep(0.01)
-        os.kill(victim, signal.SIGKILL)
+    def texts():
+        for text in numbered(COUNT):
+            if not killed and file.read_bytes().count(b"\n") > 1:
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victim)
+            yield text
 
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    found = annotated_by(pool.client, slowly(numbered(COUNT)), resume=file)
-    killer.join()
+    found = annotated_by(pool.client, texts(), resume=file)
 
+    assert killed
     assert victim not in pids(pool.client).values()
     assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
     assert [entities[0]["start"] for entities in found] == list(range(COUNT))
 
 
-def slowly(texts):
-    """Yield texts with a pause before each, so that a run lasts."""
-    for text in texts:
-        time.sleep(0.01)
-        yield text
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("same_environment")
 def test_worker_out_of_memory(fault, poisoned, annotated_by, ledger):
     """A worker that uses more memory than it may is ended by Dask and started again, and its texts are read again."""

@@ -6,7 +6,6 @@ import errno
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -168,21 +167,6 @@ def column(tmp_path):
 
 EXPECTED = [*WORDS, [], *WORDS[1:], [], *WORDS[2:], []]
 
-IN_ANOTHER_PROCESS = """
-import sys
-import dask.dataframe as dd
-import openmed_nb as nb
-files, model, device, results = sys.argv[1:]
-nb.annotate(
-    dd.read_parquet(files)["note"].partitions[0],
-    model,
-    device=device,
-    on_error="record",
-    resume=results,
-    progress=False,
-)
-"""
-
 
 class TestPartitions:
     """A partition of a column carries itself alone."""
@@ -234,6 +218,7 @@ class TestPartitions:
 
 
 @pytest.mark.real_computer
+@pytest.mark.usefixtures("quick_workers")
 class TestOnWorkers:
     """What workers read."""
 
@@ -276,11 +261,17 @@ class TestOnWorkers:
         assert list(begun.errors) == [4, 8, 11]
         assert words(on_pool(column, on_error="record", resume=tmp_path / "run.jsonl")) == EXPECTED
 
-    def test_column_of_another_process(self, on_pool, column, keyword_model, tmp_path):
+    def test_column_of_another_process(self, on_pool, pool, column, keyword_model, tmp_path):
         """A run over a column that another process began goes on here, and reads nothing again."""
-        file = tmp_path / "run.jsonl"
-        arguments = [str(tmp_path / "*.parquet"), str(keyword_model), "cpu", str(file)]
-        subprocess.run([sys.executable, "-c", IN_ANOTHER_PROCESS, *arguments], check=True)
+        file, files = tmp_path / "run.jsonl", str(tmp_path / "*.parquet")
+
+        def begin():
+            import dask.dataframe as dd
+
+            first = dd.read_parquet(files)["note"].partitions[0]
+            nb.annotate(first, keyword_model, device="cpu", on_error="record", resume=file, progress=False)
+
+        pool.client.submit(begin).result()
         begun = file.read_bytes()
         assert len(begun.splitlines()) == 1 + len(TEXTS) + 1
         assert words(on_pool(column, on_error="record", resume=file)) == EXPECTED

@@ -306,6 +306,7 @@ def interrupting(texts, at):
         yield text
 
 
+@pytest.mark.usefixtures("interruptible")
 class TestInterrupt:
     """A run that is stopped by the person."""
 

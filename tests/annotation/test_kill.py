@@ -42,23 +42,39 @@ def whole(annotated, pipe, tmp_path_factory):
     return file.read_bytes()
 
 
+@pytest.fixture(
+    scope="module",
+    params=[
+        {0.1: "SIGKILL", 0.5: "SIGINT"},
+        pytest.param(
+            {0.02: "SIGKILL", 0.1: "SIGKILL", 0.2: "SIGINT", 0.35: "SIGKILL", 0.45: "SIGINT", 0.6: "SIGKILL"},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["two signals", "six signals"],
+)
+def signals(request):
+    """Which signal ends a run when the file has which share of its bytes."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def runs(keyword_model, whole, tmp_path_factory):
+def runs(keyword_model, whole, signals, tmp_path_factory):
     """The folder of a file that several runs wrote one after the other, and what each run did; only the last was let."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "texts").write_text(json.dumps(TEXTS), "utf-8")
-    signals = {0.02: "SIGKILL", 0.1: "SIGKILL", 0.2: "SIGINT", 0.35: "SIGKILL", 0.45: "SIGINT", 0.6: "SIGKILL"}
     targets = [f"{name}={int(share * len(whole))}" for share, name in signals.items()]
     command = [sys.executable, PROGRAM, keyword_model, folder / "texts", folder / "run.jsonl", *targets]
     process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return folder, [json.loads(line) for line in process.stdout.splitlines()]
 
 
-def test_file_is_that_of_one_run(runs, whole):
+def test_file_is_that_of_one_run(runs, signals, whole):
     """After kills and interrupts the file is that of one uninterrupted run, to the byte, and no lock is left."""
     folder, children = runs
+    statuses = [-signal.SIGKILL if name == "SIGKILL" else 0 for name in signals.values()]
 
-    assert [child["status"] for child in children] == [-signal.SIGKILL] * 2 + [0, -signal.SIGKILL] * 2 + [0]
+    assert [child["status"] for child in children] == [*statuses, 0]
     assert (folder / "run.jsonl").read_bytes() == whole
     assert {one.name for one in folder.iterdir()} == {"texts", "run.jsonl"}
 
@@ -83,12 +99,12 @@ def test_answers_are_those_of_one_run(runs, annotated, pipe):
     assert list(annotated(pipe, TEXTS, resume=folder / "run.jsonl")) == list(annotated(pipe, TEXTS))
 
 
-def test_interrupt_says_how_to_go_on(runs):
+def test_interrupt_says_how_to_go_on(runs, signals):
     """An interrupted run says in one line what is done and how to go on, and code that catches all errors lets it pass."""
     folder, children = runs
     said = [json.loads(child["said"]) for child in children if child["said"]]
 
-    assert len(said) == 2
+    assert len(said) == list(signals.values()).count("SIGINT")
     for message, done, kept in said:
         assert message == (
             f"Interrupted after {done} texts. To go on, repeat the call with resume={str(folder / 'run.jsonl')!r}."

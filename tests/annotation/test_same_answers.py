@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import warnings
 
@@ -22,6 +23,24 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 NAMES = ("bert", "distilbert", "electra", "roberta", "modernbert", "xlm-roberta", "deberta-v2")
 KINDS = ("bert", "roberta", "modernbert", "xlm-roberta")
 """One architecture for each kind of tokenizer."""
+
+LIKE_ANOTHER = {"distilbert", "electra", "xlm-roberta"}
+"""Architectures that count positions, and take types of tokens or none, as BERT or RoBERTa does."""
+
+FIRST_OF_STRATEGIES = [
+    strategy if strategy == "first" else pytest.param(strategy, marks=pytest.mark.slow) for strategy in STRATEGIES
+]
+
+
+def in_lanes(names, strategies=(None,)):
+    """Return architectures with strategies as parameters: in the first lane BERT with all, and one of each kind with one."""
+    parameters = []
+    for name, strategy in itertools.product(names, strategies):
+        slow = name in LIKE_ANOTHER or (name != "bert" and strategy not in {None, "first"})
+        given = [name] if strategy is None else [name, strategy]
+        parameters.append(pytest.param(*given, id="-".join(given), marks=[pytest.mark.slow] * slow))
+    return parameters
+
 
 TEXTS = (
     "She has asthma; no history of type 2 diabetes mellitus, hypertension or hypothyroidism.",
@@ -70,7 +89,7 @@ class Notes(Dataset):
 class TestArchitectures:
     """Every architecture, with the tokenizer that it has."""
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_every_label_occurs(self, architectures, name):
         """Every model predicts every label of every set of labels somewhere, so that comparing it means something."""
         for labels in (architectures.PREFIXED, architectures.PLAIN, architectures.ODD):
@@ -78,30 +97,27 @@ class TestArchitectures:
             found = pipe(list(architectures.CORPUS), ignore_labels=[])
             assert {entity["entity"] for entities in found for entity in entities} == set(labels)
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(("name", "strategy"), in_lanes(NAMES, STRATEGIES))
     def test_texts(self, architectures, name, strategy):
         """Answers to texts of all kinds equal transformers', where the rest of a long text is dropped as it does."""
         theirs, ours = architectures.both(name, strategy)
         architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(("name", "strategy"), in_lanes(NAMES, STRATEGIES))
     def test_stride(self, architectures, name, strategy):
         """Answers from the overlapping windows of ``stride`` equal transformers'."""
         theirs, ours = architectures.both(name, strategy)
         for stride in (0, 4, 8):
             architectures.assert_same(ours(list(TEXTS), stride=stride), theirs(list(TEXTS), stride=stride))
 
-    @pytest.mark.parametrize("name", KINDS)
+    @pytest.mark.parametrize("name", in_lanes(KINDS))
     def test_longest_stride(self, architectures, name):
         """Windows may overlap by all but one of the text's own tokens."""
         theirs, ours = architectures.both(name, "first")
         texts, stride = list(TEXTS[:5]), architectures.LENGTH - 3
         architectures.assert_same(ours(texts, stride=stride), theirs(texts, stride=stride))
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(("name", "strategy"), in_lanes(NAMES, STRATEGIES))
     def test_words(self, architectures, name, strategy):
         """Answers to texts that are split into words equal transformers', whatever joins the words."""
         theirs, ours = architectures.both(name, strategy)
@@ -109,14 +125,14 @@ class TestArchitectures:
             options = {"is_split_into_words": True, "delimiter": delimiter}
             architectures.assert_same(ours(list(WORDS), **options, truncation=True), theirs(list(WORDS), **options))
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_words_with_stride(self, architectures, name):
         """Answers to long texts that are split into words equal transformers' with ``stride``."""
         theirs, ours = architectures.both(name, "first")
         options = {"is_split_into_words": True, "delimiter": "::", "stride": 4}
         architectures.assert_same(ours(list(WORDS), **options), theirs(list(WORDS), **options))
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_cut_off_on_the_left(self, architectures, name):
         """Answers equal transformers' where the tokenizer drops the beginning of a long text, and with ``stride``."""
         tokenizer = architectures.changed(name, truncation_side="left")
@@ -124,7 +140,7 @@ class TestArchitectures:
         architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
         architectures.assert_same(ours(list(TEXTS), stride=4), theirs(list(TEXTS), stride=4))
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_padding_on_the_left(self, architectures, name):
         """Answers equal transformers' for a tokenizer that pads on the left, and do not depend on the other texts."""
         tokenizer = architectures.changed(name, padding_side="left")
@@ -133,7 +149,7 @@ class TestArchitectures:
         architectures.assert_same(ours(list(TEXTS), truncation=True), expected)
         architectures.assert_same([ours(text, truncation=True) for text in TEXTS], expected)
 
-    @pytest.mark.parametrize("name", KINDS)
+    @pytest.mark.parametrize("name", in_lanes(KINDS))
     def test_bfloat16(self, architectures, name):
         """In bfloat16 every token that transformers is sure of has the same label."""
         model = copy.deepcopy(architectures.model_of(name)).to(torch.bfloat16)
@@ -147,9 +163,8 @@ class TestArchitectures:
 class TestLabels:
     """Labels with and without prefixes, with odd hyphens, and those that are no answer."""
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize(("name", "strategy"), in_lanes(KINDS, STRATEGIES))
     @pytest.mark.parametrize("labels", ["PREFIXED", "PLAIN", "ODD"])
-    @pytest.mark.parametrize("name", KINDS)
     def test_labels(self, architectures, name, labels, strategy):
         """Entities are joined and named as transformers does, and the same are left out."""
         theirs, ours = architectures.both(name, strategy, getattr(architectures, labels))
@@ -216,25 +231,25 @@ class TestInputs:
 class TestRareModels:
     """Models that take or give something else."""
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_no_attention_mask(self, architectures, strategy):
         """A model that would read the filling of a row (FNet) answers in a list what it answers alone."""
         theirs, ours = architectures.both("fnet", strategy)
         architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_special_tokens_at_the_end(self, architectures, strategy):
         """A model whose tokenizer pads on the left and puts typed special tokens at the end (XLNet) answers the same."""
         theirs, ours = architectures.both("xlnet", strategy)
         architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
 
-    @pytest.mark.parametrize("strategy", STRATEGIES[1:])
+    @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES[1:])
     def test_special_tokens_at_the_end_with_stride(self, architectures, strategy):
         """With ``stride`` XLNet answers the same, though transformers fills windows up on the left."""
         theirs, ours = architectures.both("xlnet", strategy)
         architectures.assert_same(ours(list(TEXTS), stride=4), theirs(list(TEXTS), stride=4))
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_nothing_around_a_text(self, architectures, strategy):
         """A model without special tokens (GPT-2) answers the same, and nothing to an empty text, where transformers crashes."""
         theirs, ours = architectures.both("gpt2", strategy)
@@ -252,7 +267,7 @@ class TestRareModels:
             theirs(TEXTS[-1])
         assert ours(TEXTS[-1])[-1]["end"] == len(TEXTS[-1].rstrip())
 
-    @pytest.mark.parametrize("strategy", STRATEGIES[:2])
+    @pytest.mark.parametrize("strategy", [pytest.param("none", marks=pytest.mark.slow), "simple"])
     def test_no_offsets(self, architectures, strategy):
         """A tokenizer without offsets (CANINE's) is left to transformers, with the same answers."""
         torch.manual_seed(0)
@@ -278,7 +293,7 @@ class TestAnyText:
         some.sampled_from(NAMES),
         some.sampled_from(STRATEGIES),
         some.lists(TEXT, min_size=2, max_size=2),
-        some.integers(0, 45),
+        some.integers(0, 40),
     )
     def test_stride(self, architectures, name, strategy, texts, stride):
         """Any long text has the answers of transformers with any overlap of windows."""
@@ -298,6 +313,7 @@ class TestAnyText:
         options = {"is_split_into_words": True, "delimiter": delimiter}
         architectures.assert_same(ours(texts, **options, truncation=True), theirs(texts, **options))
 
+    @pytest.mark.slow
     def test_100_000_characters(self, architectures):
         """A text of 100,000 characters has the answers of transformers with ``stride``, and is read whole without."""
         pieces = random.Random(0).choices([*architectures.CORPUS, *TEXTS], k=3000)  # noqa: S311 - texts for tests
