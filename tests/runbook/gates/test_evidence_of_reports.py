@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -475,3 +476,51 @@ def test_real_reports_of_the_cpu():
 
     assert verdict.evidence.fallback_operators == ()
     assert verdict.evidence.states is not None
+
+
+@pytest.mark.parametrize(
+    ("real", "simulated"),
+    [
+        (COMPARISON, replace(COMPARISON, simulated=True)),
+        (PROFILE, replace(PROFILE, simulated=True)),
+        (SWEEP, replace(SWEEP, simulated=True)),
+        (PARITY, replace(PARITY, device="mps (SIMULATED)")),
+        (PrecisionVerdict(HALF, Gate()), PrecisionVerdict(replace(HALF, device="mps (SIMULATED)"), Gate())),
+        (Evidence(device="mps"), Evidence(device="mps", simulated=True)),
+        (
+            MemoryCurve("mps", (MemorySample(1, 1, 1.0),)),
+            MemoryCurve("mps", (MemorySample(1, 1, 1.0, simulated=True),)),
+        ),
+    ],
+)
+def test_one_simulated_report_is_enough(real: object, simulated: object):
+    """A report of a simulated device, of whichever kind, makes the evidence simulated; its device is the same."""
+    told = [evidence_of(report, SIGNALS) for report in (real, simulated)]
+
+    assert [evidence.simulated for evidence in told] == [False, True]
+    assert [evidence.device for evidence in told] == ["mps", "mps"]
+
+
+def test_speed_of_the_first_report_that_tells_it():
+    """Of what several reports tell, that of the comparison counts before the profile's, and figures of one's own before both."""
+    slower = replace(COMPARISON, devices=(CPU, replace(MPS, seconds=0.02)))
+
+    assert evidence_of(PROFILE, slower).texts_per_second == 800.0
+    assert evidence_of(replace(PROFILE, seconds=0.04), COMPARISON).texts_per_second == 1600.0
+    assert evidence_of(replace(PROFILE, seconds=0.04)).texts_per_second == 400.0
+    assert evidence_of(replace(PROFILE, seconds=0.0)).texts_per_second is None
+    assert evidence_of(COMPARISON, Evidence(texts_per_second=7.0)).texts_per_second == 7.0
+
+
+def test_words_of_each_report():
+    """Other remedies stand in errors: which reports there are, that of one kind one is passed, and of one model, device, type and task."""
+    for reports, remedy in (
+        ((3,), "Pass what nb.compare, nb.sweep, nb.parity and the others return."),
+        ((SWEEP, SWEEP), "Pass one of each, of the same model on the same device."),
+        ((SWEEP, replace(PARITY, device="cuda:0")), "Pass reports of one device."),
+        ((COMPARISON, replace(PARITY, model="bundled_small")), "Pass reports of one model, by one name."),
+        ((replace(COMPARISON, dtype="float16"), replace(SWEEP, dtype="float32")), "Pass reports of one type."),
+        ((COMPARISON, replace(SWEEP, task="training step")), "Pass reports of one task, or say which with task=."),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(remedy) + "$"):
+            nb.verdict(*reports)
