@@ -12,8 +12,6 @@ from openmed_nb.runbook.doctor.model_checks import CHECKS, model_findings
 from openmed_nb.runbook.findings import FAILED, OK, WARNING
 from openmed_nb.session import SESSION, Session
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 
 @pytest.fixture
 def tagger(tiny, home):

@@ -15,7 +15,7 @@ from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusab
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.runbook.precision.pairs import float32_copy
 
-pytestmark = [pytest.mark.usefixtures("one_thread", "quick_collection"), pytest.mark.real_computer]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 LONG = "the patient was seen . " * 40 + NOTE

@@ -25,7 +25,7 @@ from openmed_nb.runbook.precision.requirements import Gate
 from openmed_nb.runbook.precision.spans import Score, Spans
 from openmed_nb.session import Session
 
-pytestmark = [pytest.mark.usefixtures("one_thread", "quick_collection"), pytest.mark.real_computer]
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
 SURE = [
     text + " " * number

@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.workloads.batches import Repeated, check_rows, fresh
+from openmed_nb.runbook.workloads.batches import Repeated, fresh
 from openmed_nb.runbook.workloads.choosing import Asked
 from openmed_nb.runbook.workloads.timing import begun, put_on_devices, seconds_of_step
 from openmed_nb.session import SESSION
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
 
 EXAMPLE = torch.ones(4, 8)
 
@@ -56,19 +58,18 @@ def rows(sizes: list[int]) -> DataLoader:
     return DataLoader(torch.ones(max(sizes), 8), batch_sampler=[list(range(size)) for size in sizes])
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_model_that_writes_into_its_input(training: bool):
+def test_model_that_writes_into_its_input():
     """The tensors that a loader hands out as they are keep their numbers, and every step has the same ones."""
-    items = [torch.ones(4, 8), torch.ones(4, 8)]
-    bench = subject_of(Writing(), DataLoader(items, batch_size=None), training=training).on("cpu")
-    steps(bench.stream(), 5)
-    bucket = bench.bucket(3)
-    batch = next(bucket.batches())
-    for _ in range(3):
-        bucket.run(batch)
-
-    assert all(bool((item == 1).all()) for item in items)
-    assert bool((batch.args[0] == 1).all())
+    for training in (False, True):
+        items = [torch.ones(4, 8), torch.ones(4, 8)]
+        bench = subject_of(Writing(), DataLoader(items, batch_size=None), training=training).on("cpu")
+        steps(bench.stream(), 5)
+        bucket = bench.bucket(3)
+        batch = next(bucket.batches())
+        for _ in range(3):
+            bucket.run(batch)
+        assert all(bool((item == 1).all()) for item in items), training
+        assert bool((batch.args[0] == 1).all()), training
 
 
 def test_model_that_only_reads_gets_the_batch_itself():
@@ -80,19 +81,16 @@ def test_model_that_only_reads_gets_the_batch_itself():
     assert [workload.run(batch) is batch.args[0] for _ in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["module", "own step"])
-def test_generator_of_a_loader_stays(own: bool):
+def test_generator_of_a_loader_stays():
     """The generators of a shuffling loader and of its sampler go on from where they were."""
     generator = torch.Generator().manual_seed(7)
     loader = DataLoader(EXAMPLE, batch_size=2, shuffle=True, generator=generator)
     before = generator.get_state()
-    subject = (
-        subject_of(lambda batch: batch if own else None, loader) if own else subject_of(torch.nn.Identity(), loader)
-    )
-    with put_on_devices(subject, ["cpu"]) as benches, begun(benches["cpu"].stream()) as batches:
-        list(itertools.islice(batches, 5))
-
-    assert torch.equal(generator.get_state(), before)
+    for model in (torch.nn.Identity(), lambda batch: batch):
+        subject = subject_of(model, loader)
+        with put_on_devices(subject, ["cpu"]) as benches, begun(benches["cpu"].stream()) as batches:
+            list(itertools.islice(batches, 5))
+        assert torch.equal(generator.get_state(), before), model
 
 
 def test_step_that_takes_things_out():
@@ -143,15 +141,14 @@ class Begins:
         return iter([EXAMPLE] * self.count)
 
 
-@pytest.mark.parametrize(("count", "persistent", "left_out"), [(3, False, 2), (3, True, 0), (1, False, 0)])
-def test_start_of_processes_is_left_out(count: int, persistent: bool, left_out: int):
+def test_start_of_processes_is_left_out():
     """The start of a loader's processes is told apart, but where they are kept, and where each pass has one batch."""
-    loader = Begins(count)
-    loader.persistent_workers = persistent
-    batches = iter(Repeated(loader))
-    apart = [batches.starting for _ in itertools.islice(batches, 7)]
-
-    assert sum(seconds > 0 for seconds in apart) == left_out
+    for count, persistent, left_out in ((3, False, 2), (3, True, 0), (1, False, 0)):
+        loader = Begins(count)
+        loader.persistent_workers = persistent
+        batches = iter(Repeated(loader))
+        apart = [batches.starting for _ in itertools.islice(batches, 7)]
+        assert sum(seconds > 0 for seconds in apart) == left_out, (count, persistent)
 
 
 def test_time_without_the_start():
@@ -164,12 +161,11 @@ def test_time_without_the_start():
     assert min(*taken, *phases) >= 0
 
 
-@pytest.mark.parametrize(
-    ("batch", "asked"), [(torch.ones(4, 2), 4), (torch.ones(9, 2), 4), (torch.ones(3, 4, 2), 4), ({"ids": [1]}, 4)]
-)
-def test_enough_rows(batch: Any, asked: int):
+def test_enough_rows():
     """A batch with the rows that were asked for passes, also where the sequence comes first, and one without tensors."""
-    assert check_rows(batch, asked, "make") is None
+    for batch in (torch.ones(4, 2), torch.ones(9, 2), torch.ones(3, 4, 2), {"ids": [1]}):
+        workload = subject_of(len, lambda _rows, batch=batch: batch).on("cpu").bucket(4)
+        assert steps(workload, 1) == [len(batch)]
 
 
 def test_strings_beside_tensors():
@@ -180,23 +176,22 @@ def test_strings_beside_tensors():
     assert [len(one) for one in steps(bench.stream(), 2)] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("loader", "says"),
-    [
+def test_data_that_the_model_does_not_take():
+    """Batches that a model cannot be called with are an error of ours before anything is measured."""
+    cases = [
         (DataLoader(TensorDataset(EXAMPLE, EXAMPLE)), "Linear does not take what the data give: too many positional"),
         (DataLoader([{"x": EXAMPLE}]), "Linear does not take what the data give: missing a required argument"),
         (torch.ones(0, 8), "has no rows"),
-    ],
-)
-def test_data_that_the_model_does_not_take(loader: Any, says: str):
-    """Batches that a model cannot be called with are an error of ours before anything is measured."""
-    with pytest.raises(ConfigurationError, match=says):
-        subject_of(torch.nn.Linear(8, 8), loader)
+    ]
+    for data, says in cases:
+        with pytest.raises(ConfigurationError, match=says):
+            subject_of(torch.nn.Linear(8, 8), data)
 
 
 @pytest.mark.real_computer
-@pytest.mark.parametrize("verb", [nb.sweep, nb.compare, nb.profile])
-def test_model_of_64_bits_on_mps(verb: Any):
+def test_model_of_64_bits_on_mps():
     """MPS has no numbers of 64 bits, which is an error of ours."""
-    with nb.simulated_mps(), pytest.raises(ConfigurationError, match="Linear has numbers in float64"):
-        verb(torch.nn.Linear(8, 8).double(), EXAMPLE.double())
+    with nb.simulated_mps():
+        for verb in (nb.sweep, nb.compare, nb.profile):
+            with pytest.raises(ConfigurationError, match="Linear has numbers in float64"):
+                verb(torch.nn.Linear(8, 8).double(), EXAMPLE.double())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
-
 from openmed_nb.runbook.comparison.measurement import seconds_in_turn, steps_of_turn
 from openmed_nb.runbook.workloads.timing import drop_ready, settle, whole_rounds
 from openmed_nb.runbook.workloads.workload import FORWARD, FORWARD_PASS, Phase, Workload
@@ -54,11 +52,9 @@ def test_every_turn_begins_like_a_long_run():
     assert log.count("read") - log.count("run") == 6 * 20
 
 
-@pytest.mark.parametrize(
-    ("seconds", "workers", "steps"),
-    [([0.004, 0.001], 0, 20), ([1.0, 0.5], 0, 1), ([1.0, 0.5], 2, 8), ([0.004, 0.001], 3, 21)],
-)
-def test_turns_have_whole_rounds_of_workers(seconds: list[float], workers: int, steps: int):
+def test_turns_have_whole_rounds_of_workers():
     """A turn has at least four batches of each worker, and of each as many as of the others."""
-    assert steps_of_turn(seconds, workers) == steps
-    assert whole_rounds(steps, workers) == steps
+    cases = [([0.004, 0.001], 0, 20), ([1.0, 0.5], 0, 1), ([1.0, 0.5], 2, 8), ([0.004, 0.001], 3, 21)]
+    for seconds, workers, steps in cases:
+        assert steps_of_turn(seconds, workers) == steps, (seconds, workers)
+        assert whole_rounds(steps, workers) == steps, (seconds, workers)

@@ -84,21 +84,20 @@ def assert_same_state(model: torch.nn.Module, before: dict[str, Any]) -> None:
     assert after == before
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 9])
-def test_annotation_finds_what_the_pipeline_finds(place: str, keyword_model: Path, rows: int):
+def test_annotation_finds_what_the_pipeline_finds(place: str, keyword_model: Path):
     """The phases of an annotation step give the very entities of the pipeline, long texts and empty ones included."""
     expected = nb.load_pipeline(str(keyword_model), device="cpu")(TEXTS)
     bench = subject_of(str(keyword_model), TEXTS).on(place)
-    found = list(itertools.chain.from_iterable(steps(bench.stream(rows), 4)))
-
-    for number, answer in enumerate(found):
-        wanted = expected[number % len(TEXTS)]
-        assert [(one["start"], one["end"], one["entity_group"]) for one in answer] == [
-            (one["start"], one["end"], one["entity_group"]) for one in wanted
-        ]
-        assert [one["score"] for one in answer] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
-    assert len(found) == 4 * rows
-    assert any(found)
+    for rows in (1, 3, 4, 9):
+        found = list(itertools.chain.from_iterable(steps(bench.stream(rows), 4)))
+        for number, answer in enumerate(found):
+            wanted = expected[number % len(TEXTS)]
+            assert [(one["start"], one["end"], one["entity_group"]) for one in answer] == [
+                (one["start"], one["end"], one["entity_group"]) for one in wanted
+            ], (rows, number)
+            assert [one["score"] for one in answer] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
+        assert len(found) == 4 * rows
+        assert any(found), rows
 
 
 def test_annotation_of_a_pipeline(place: str, random_model: Path):
@@ -225,17 +224,15 @@ def test_own_step_of_any_size():
     assert asked == [5, 1]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loader_is_read_again_and_again(workers: int):
+def test_loader_is_read_again_and_again():
     """A loader is read again when it ends, with its last batch as it is, and its workers are counted."""
-    loader = torch.utils.data.DataLoader(
-        [torch.full((4,), float(n)) for n in range(5)], batch_size=2, num_workers=workers
-    )
-    workload = subject_of(torch.nn.Identity(), loader).on("cpu").stream()
-    firsts = [[float(row[0]) for row in batch] for batch in steps(workload, 7)]
-
-    assert firsts == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]]
-    assert (workload.workers, workload.ahead, workload.rows) == (workers, 2 * workers, 2)
+    items = [torch.full((4,), float(number)) for number in range(5)]
+    for workers in (0, 1):
+        loader = torch.utils.data.DataLoader(items, batch_size=2, num_workers=workers)
+        workload = subject_of(torch.nn.Identity(), loader).on("cpu").stream()
+        firsts = [[float(row[0]) for row in batch] for batch in steps(workload, 7)]
+        assert firsts == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]], workers
+        assert (workload.workers, workload.ahead, workload.rows) == (workers, 2 * workers, 2)
 
 
 def test_loader_has_its_own_batch_size():
@@ -257,13 +254,12 @@ class Once(torch.utils.data.IterableDataset):
         return self.items
 
 
-@pytest.mark.parametrize("model", [torch.nn.Identity(), add_up], ids=["module", "step"])
-def test_loader_that_is_used_up(model: Any):
+def test_loader_that_is_used_up():
     """A loader whose items are gone gets an error and not a loop without end."""
-    workload = subject_of(model, torch.utils.data.DataLoader(Once(), batch_size=2)).on("cpu").stream()
-
-    with pytest.raises(ConfigurationError, match="The loader gives no batch"):
-        steps(workload, 5)
+    for model in (torch.nn.Identity(), add_up):
+        workload = subject_of(model, torch.utils.data.DataLoader(Once(), batch_size=2)).on("cpu").stream()
+        with pytest.raises(ConfigurationError, match="The loader gives no batch"):
+            steps(workload, 5)
 
 
 def test_batches_begin_anew():
@@ -328,9 +324,10 @@ def test_frozen_model_does_not_train():
 LOADER = torch.utils.data.DataLoader(EXAMPLE)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
+def test_what_cannot_be_measured():
+    """What is no model, and data that are none, get an error that says what would do, and the session loads nothing."""
+    session = Session({"OPENMED_DEVICE": "cpu"})
+    cases = [
         (Asked(3), "int is nothing that can be measured"),
         (Asked(torch.nn.Linear, EXAMPLE), "Linear is a class"),
         (Asked(torch.nn.Identity()), "There is nothing to call Identity with"),
@@ -351,24 +348,19 @@ LOADER = torch.utils.data.DataLoader(EXAMPLE)
         (Asked(add_up, {"x": EXAMPLE}), "dict is one batch"),
         (Asked(add_up, "abc"), "str is one batch"),
         (Asked(add_up, LOADER, length=8), "length=8 is of no use here"),
-    ],
-)
-def test_what_cannot_be_measured(asked: Asked, words: str):
-    """What is no model, and data that are none, get an error that says what would do, and the session loads nothing."""
-    session = Session({"OPENMED_DEVICE": "cpu"})
-
-    with pytest.raises(ConfigurationError, match=words):
-        session.subject(asked)
-    assert str(session.inventory()) == "No models in memory"
+    ]
+    for asked, words in cases:
+        with pytest.raises(ConfigurationError, match=words):
+            session.subject(asked)
+        assert session.inventory().names == (), words
 
 
-@pytest.mark.parametrize(("texts", "words"), [([None], "not NoneType"), ([["asthma"]], "not list")])
-def test_texts_that_cannot_be_read(keyword_model: Path, texts: list[Any], words: str):
+def test_texts_that_cannot_be_read(keyword_model: Path):
     """Texts that are none get an error when they are read."""
-    workload = subject_of(str(keyword_model), texts).on("cpu").stream(2)
-
-    with pytest.raises(UnreadableText, match=words):
-        next(workload.batches())
+    for text, words in ((None, "not NoneType"), (["asthma"], "not list")):
+        workload = subject_of(str(keyword_model), [text]).on("cpu").stream(2)
+        with pytest.raises(UnreadableText, match=words):
+            next(workload.batches())
 
 
 def test_own_step_without_a_size():
