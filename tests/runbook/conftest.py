@@ -4,12 +4,33 @@ from collections.abc import Iterator
 
 import pytest
 
-from openmed_nb.session import SESSION
+from openmed_nb.runbook.workloads.clock import timed_by
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_models_of_other_tests() -> Iterator[None]:
-    """Let the session's models go around a module: they would follow it to a device, and a logbook tells of the last one."""
-    SESSION.unload()
-    yield
-    SESSION.unload()
+class MadeClock:
+    """A clock that moves by a tick whenever it is read, and by what a step says it takes.
+
+    Attributes:
+        tick: Seconds from one reading to the next.
+    """
+
+    def __init__(self) -> None:
+        self.tick = 0.01
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds, a tick later than before."""
+        self._seconds += self.tick
+        return self._seconds
+
+    def advance(self, seconds: float) -> None:
+        """Let some seconds pass."""
+        self._seconds += seconds
+
+
+@pytest.fixture
+def clock() -> Iterator[MadeClock]:
+    """The clock by which everything that is measured in a test is timed."""
+    made = MadeClock()
+    with timed_by(made):
+        yield made
