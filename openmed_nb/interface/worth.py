@@ -220,7 +220,8 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     After the warm-up, steps are timed at full speed and phase by phase; then their data alone, and the same batch again and
     again; then some run under torch's profiler; and at last a few are watched for what they call, which slows them and is not
-    timed.
+    timed. In turn with them run operators that have nothing to compute: a batch is tiny if more than half of a step goes into
+    starting operators.
 
     Args:
         model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a

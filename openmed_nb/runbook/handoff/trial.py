@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from ...interface.display import Report, Shown, Table
 from ...training.curve import MemoryCurve
 from ...training.samples import take_sample
 from ...training.verdict import GATE_EPOCHS
+from ..workloads.clock import now
 
 if TYPE_CHECKING:
     from ..workloads.workload import Bench
@@ -87,17 +87,17 @@ def measure(bench: Bench, batch_size: int, rounds: int = ROUNDS, steps: int = ST
         steps: How many steps a round has.
     """
     stream = bench.stream(batch_size)
-    batches, begin = stream.batches(), time.perf_counter()
+    batches, begin = stream.batches(), now()
     for _ in range(WARM_UP):
         stream.run(next(batches))
     curve, rates = MemoryCurve(stream.device), []
     for number in range(1, rounds + 2):
-        started = time.perf_counter()
+        started = now()
         for _ in range(steps):
             stream.run(next(batches))
-        rates.append(batch_size * steps / (time.perf_counter() - started))
+        rates.append(batch_size * steps / (now() - started))
         gc.collect()
         empty_cache(stream.device)
-        curve = curve.with_sample(take_sample(stream.device, number, number * steps, time.perf_counter() - begin))
+        curve = curve.with_sample(take_sample(stream.device, number, number * steps, now() - begin))
     mark = MARK if active() and stream.device.startswith("mps") else ""
     return Trial(stream.name, f"{stream.device}{mark}", batch_size, tuple(rates), curve)

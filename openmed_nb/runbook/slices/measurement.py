@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from ...devices.simulation import active
 from ...devices.torch_profiler import check_no_profiler
 from ...errors import ConfigurationError
 from ..operators.fallbacks import Fallback, fallbacks
+from ..workloads.clock import now
 from ..workloads.counts import checked_count
 from ..workloads.split import split_of
 from ..workloads.timing import (
@@ -27,7 +27,8 @@ from ..workloads.timing import (
     settle,
 )
 from ..workloads.workload import Bench, Subject, Workload, starting
-from .operator_times import MOST_OPERATORS, device_seconds, host_seconds
+from .empty_operators import CALLS, empty_operators
+from .operator_times import MOST_OPERATORS, device_seconds, host_seconds, starting_seconds
 from .profile import Profile
 from .slicing import checked_trace, slice_of
 
@@ -108,7 +109,7 @@ def profile_of(subject: Subject, device: str, plan: Plan) -> Profile:
 
 def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
     """Return the profile of steps that are ready."""
-    workload = bench.stream(plan.batch_size)
+    workload, empty, kind = bench.stream(plan.batch_size), empty_operators(device), kind_of(device)
     with begun(workload) as batches:
         batch = next(batches)
         for _ in range(plan.warm_up):
@@ -119,13 +120,15 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         phases = series(lambda: workload.seconds_of_phases(batches), plan.steps)
         drop_ready(workload, batches)
         data = series(lambda: seconds_of_next(batches), plan.steps)
-        compute = series(lambda: workload.seconds(batch), plan.steps)
+        turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), plan.steps)
         with signposts() if plan.signposts else contextlib.nullcontext():
-            operators = slice_of(workload, batches, plan.steps, plan.file)
+            operators = slice_of(workload, batches, plan.steps, plan.file, empty if kind == "cpu" else None)
         if plan.metal_capture is not None:
             with metal_capture(plan.metal_capture):
                 workload.run(batch)
         record, fell = watched(workload, batches)
+    compute, started = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
+    per_step = record.started / WATCHED
     return Profile(
         name=workload.name,
         task=workload.task,
@@ -136,10 +139,11 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         seconds=statistics.median(seconds),
         split=split_of(phases),
         data_only=statistics.fmean(data),
-        compute_only=statistics.median(compute),
+        compute_only=compute,
         operators=operators[:MOST_OPERATORS],
-        operators_per_step=record.started / WATCHED,
-        operator_seconds=host_seconds(operators) if kind_of(device) == "cpu" else None,
+        operators_per_step=per_step,
+        operator_seconds=host_seconds(operators) if kind == "cpu" else None,
+        starting_seconds=per_step * started / CALLS if kind == "mps" else starting_seconds(operators),
         device_seconds=device_seconds(operators),
         synchronisations=record.synchronisations(WATCHED),
         fallbacks=fell,
@@ -154,9 +158,9 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
 
 def series(measure: Callable[[], Any], steps: int) -> list[Any]:
     """Return what some steps measure; slow ones are cut short after some seconds."""
-    begin, measured = time.monotonic(), []
+    begin, measured = now(), []
     for number in range(steps):
-        if number >= FEWEST and time.monotonic() - begin > LONGEST:
+        if number >= FEWEST and now() - begin > LONGEST:
             break
         measured.append(measure())
     return measured
@@ -164,9 +168,9 @@ def series(measure: Callable[[], Any], steps: int) -> list[Any]:
 
 def seconds_of_next(batches: Iterator[Any]) -> float:
     """Return how long it takes to get a batch, in seconds."""
-    begin = time.perf_counter()
+    begin = now()
     next(batches)
-    return time.perf_counter() - begin - starting(batches)
+    return now() - begin - starting(batches)
 
 
 def watched(workload: Workload, batches: Iterator[Any]) -> tuple[StepRecord, tuple[Fallback, ...]]:

@@ -47,6 +47,8 @@ class Profile(Shown):
         operators_per_step: How many operators a step starts that compute something; views do not count.
         device_seconds: How long kernels run on the GPU in a step, in seconds; ``None`` where torch's profiler cannot see that.
         operator_seconds: How long operators compute in a step, in seconds, where that is on the CPU; else ``None``.
+        starting_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
+            compute took in turn with the steps; ``None`` where torch's profiler sees the kernels, which tell more.
         synchronisations: The calls that wait for the device within a step, but for those of this package.
         fallbacks: The operators that fell back from MPS to the CPU, in ``watched`` steps.
         watched: How many steps were watched for both.
@@ -79,6 +81,7 @@ class Profile(Shown):
     batch_tokens: int | None = None
     row_shape: str | None = None
     operator_seconds: float | None = None
+    starting_seconds: float | None = None
 
     @property
     def shares(self) -> dict[str, float]:
@@ -95,8 +98,18 @@ class Profile(Shown):
         return 1e6 * seconds / self.operators_per_step if self.operators_per_step else None
 
     @property
+    def starting_share(self) -> float | None:
+        """Which part of a step goes into starting operators, data left out, from 0 to 1; ``None`` where nobody knows.
+
+        On the CPU it is the part of the time of the operators alone, without that of the person's own Python.
+        """
+        seconds = self.compute_only if self.operator_seconds is None else self.operator_seconds
+        known = self.starting_seconds is not None and self.operators_per_step and seconds > 0
+        return min(1.0, (self.starting_seconds or 0.0) / seconds) if known else None
+
+    @property
     def hides_python(self) -> bool:
-        """Whether the time for each operator may be that of the person's own Python, which nobody tells apart on this device."""
+        """Whether a step may spend its time in the person's own Python, which nobody tells apart on this device."""
         return self.task == OWN_STEP and self.operator_seconds is None
 
     @property
@@ -133,6 +146,7 @@ class Profile(Shown):
             "split": self.split.to_dict(),
             "operators": [one.to_dict() for one in self.operators],
             "microseconds_per_operator": self.microseconds_per_operator,
+            "starting_share": self.starting_share,
             "kernel_share": self.kernel_share,
             "synchronisations": [one.to_dict() for one in self.synchronisations],
             "fallbacks": [one.to_dict() for one in self.fallbacks],
@@ -180,10 +194,15 @@ class Profile(Shown):
         ]
         if self.microseconds_per_operator is not None:
             rows.append(("time for each operator", f"{self.microseconds_per_operator:.1f} µs"))
-        if self.device_seconds is not None and self.kernel_share is not None:
-            rows.append(
-                ("kernels on the GPU", f"{1000 * self.device_seconds:.2f} ms ({100 * self.kernel_share:.0f} %)")
-            )
+        parts = (
+            ("starting operators", self.starting_seconds, self.starting_share),
+            ("kernels on the GPU", self.device_seconds, self.kernel_share),
+        )
+        rows += [
+            (name, f"{1000 * seconds:.2f} ms ({100 * share:.0f} %)")
+            for name, seconds, share in parts
+            if seconds is not None and share is not None
+        ]
         return Table("Times of a step", ("what", "figure"), tuple(rows))
 
     def _operator_table(self) -> Table:

@@ -16,7 +16,9 @@ from ..workloads.workload import DATA, Workload
 from .operator_times import PREFIX, OperatorTime, operator_times
 
 
-def slice_of(workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None) -> tuple[OperatorTime, ...]:
+def slice_of(
+    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, beside: Workload | None = None
+) -> tuple[OperatorTime, ...]:
     """Run some steps under torch's profiler and return its operators, those that take longest first.
 
     Args:
@@ -24,12 +26,15 @@ def slice_of(workload: Workload, batches: Iterator[Any], steps: int, trace: Path
         batches: Their batches.
         steps: How many.
         trace: Where the trace is written, in the format of Chrome; ``None`` for nowhere.
+        beside: Operators with nothing to compute, which follow each step; ``None`` for none.
     """
     with profiling(workload.device):  # The first profile of a process takes long to start.
         marked_step(workload, batches)
     with profiling(workload.device) as profiler:
         for _ in range(steps):
             marked_step(workload, batches)
+            if beside is not None:
+                marked_phases(beside, None)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")
@@ -40,7 +45,14 @@ def marked_step(workload: Workload, batches: Iterator[Any]) -> None:
     from torch.profiler import record_function
 
     with record_function(f"{PREFIX}{DATA}"):
-        value = next(batches)
+        batch = next(batches)
+    marked_phases(workload, batch)
+
+
+def marked_phases(workload: Workload, value: Any) -> None:
+    """Do the phases of a step that take its batch, marked in the same way."""
+    from torch.profiler import record_function
+
     with TENSOR_LOCK:
         for phase in workload.phases:
             with record_function(f"{PREFIX}{phase.name}"):

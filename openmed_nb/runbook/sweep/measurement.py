@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ...devices.allocators import empty_cache
 from ...devices.memory import is_out_of_memory
 from ...devices.request import kind_of
+from ..workloads.clock import now
 from ..workloads.workload import Bench, Workload
 from .memory import HEADROOM, expected_memory, memory_of
 from .points import Point, close_points, fitting, rates
@@ -58,7 +58,7 @@ class Measurement:
     bench: Bench
     rules: SweepRules
     limit: int | None
-    begin: float = field(default_factory=time.perf_counter)
+    begin: float = field(default_factory=now)
     method: str = ""
     last: Workload | None = None
 
@@ -110,7 +110,7 @@ class Measurement:
     @property
     def elapsed(self) -> float:
         """The seconds since the beginning."""
-        return time.perf_counter() - self.begin
+        return now() - self.begin
 
     def clean(self) -> None:
         """Let go what a batch held, also in a cycle with an error, and hand cached blocks back."""
@@ -165,7 +165,7 @@ def timed_steps(workload: Workload, batch: Any) -> list[float]:
 def steps_for(workload: Workload, batch: Any, seconds: float, fewest: int) -> list[float]:
     """Return how long each of some steps took, in seconds: so many at least, and as many as fit into some seconds."""
     times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < fewest or time.perf_counter() - begin < seconds:
+    begin = now()
+    while len(times) < fewest or now() - begin < seconds:
         times.append(workload.seconds(batch))
     return times

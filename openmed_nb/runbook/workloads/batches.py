@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError
 from ...training.nested import named_tensors, with_tensors
+from .clock import now
 
 if TYPE_CHECKING:
     import torch
@@ -55,14 +55,14 @@ class Again(Iterator[Any]):
         self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
 
     def __next__(self) -> Any:
-        begin, ended = time.perf_counter(), object()
+        begin, ended = now(), object()
         batch = next(self._batches, ended)
         self.starting = 0.0
         if batch is ended:
             several, self._given = self._given > 1, 0
             self._batches = iter(self._repeated.loader)
             batch = first_of(self._batches)
-            self.starting = time.perf_counter() - begin if several and self._starts else 0.0
+            self.starting = now() - begin if several and self._starts else 0.0
         self._given += 1
         self._repeated.sizes[rows_in(batch)] += 1
         return self._repeated.form(batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from ...devices.random_state import random_numbers_from, random_states
 from ...errors import DeviceUnavailable, cause
 from ..operators.copies import random_numbers_kept
 from .batches import generators_kept
+from .clock import now
 from .split import Split, split_of
 from .workload import Bench, Subject, Workload, starting
 
@@ -141,12 +141,12 @@ def whole_rounds(steps: int, workers: int) -> int:
 def seconds_of_step(workload: Workload, batches: Iterator[Any], steps: int = 1) -> float:
     """Return how long a step takes at full speed, its data included, in seconds: the mean of some in a row."""
     finish(workload.torch_device)
-    begin, apart = time.perf_counter(), 0.0
+    begin, apart = now(), 0.0
     for _ in range(steps):
         batch = next(batches)
         apart += starting(batches)
         workload.run(batch)
-    return (time.perf_counter() - begin - apart) / steps
+    return (now() - begin - apart) / steps
 
 
 def split_of_steps(workload: Workload, batches: Iterator[Any], steps: int) -> Split:

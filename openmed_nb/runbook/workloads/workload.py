@@ -7,13 +7,13 @@ for before its end; run in phases, the device is waited for after each, so that 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish
+from .clock import now
 
 if TYPE_CHECKING:
     import torch
@@ -85,9 +85,9 @@ class Workload:
         """Return how long a step at full speed takes, in seconds; the device has nothing else to do before."""
         with TENSOR_LOCK:
             finish(self.torch_device)
-            begin = time.perf_counter()
+            begin = now()
             self.run(batch)
-            return time.perf_counter() - begin
+            return now() - begin
 
     def seconds_of_phases(self, batches: Iterator[Any]) -> dict[str, float]:
         """Take the next batch and return how long each phase of its step takes, in seconds, each waited for.
@@ -95,16 +95,16 @@ class Workload:
         Raises:
             StopIteration: Where no batch is left.
         """
-        begin = time.perf_counter()
+        begin = now()
         value = next(batches)
-        seconds = {DATA: time.perf_counter() - begin - starting(batches)}
+        seconds = {DATA: now() - begin - starting(batches)}
         with TENSOR_LOCK:
             finish(self.torch_device)
             for phase in self.phases:
-                begin = time.perf_counter()
+                begin = now()
                 value = phase.run(value)
                 finish(self.torch_device)
-                seconds[phase.name] = time.perf_counter() - begin
+                seconds[phase.name] = now() - begin
         return seconds
 
     @property

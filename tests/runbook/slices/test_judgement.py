@@ -12,7 +12,6 @@ from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.places import Place
 from openmed_nb.runbook.slices.code_places import CodePlace
-from openmed_nb.runbook.slices.judgement import MICROSECONDS_PER_OPERATOR
 from openmed_nb.runbook.slices.operator_times import OperatorTime
 from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.runbook.slices.synchronisation import Synchronisation
@@ -31,6 +30,7 @@ HEALTHY = Profile(
     compute_only=0.1,
     operators=(OperatorTime("aten::addmm", "forward", 20.0, 0.0625),),
     operators_per_step=100.0,
+    starting_seconds=0.01,
     watched=3,
 )
 OWN = CodePlace("train.py", 12, "step")
@@ -55,13 +55,13 @@ def test_healthy_profile_names_none():
     assert HEALTHY.bottlenecks == ()
 
 
-@pytest.mark.parametrize(("data", "found"), [(0.0, OK), (0.25, OK), (0.26, WARNING), (0.9, WARNING)])
-def test_share_of_data(data: float, found: str):
+def test_share_of_data():
     """Steps wait for their data with more than a quarter of a step."""
-    profile = replace(HEALTHY, split=Split({"data": data, "forward": 1 - data}))
+    for data, found in [(0.0, OK), (0.25, OK), (0.26, WARNING), (0.9, WARNING)]:
+        profile = replace(HEALTHY, split=Split({"data": data, "forward": 1 - data}))
 
-    assert status(profile, "data") == found
-    assert ("data" in profile.bottlenecks) is (found == WARNING)
+        assert status(profile, "data") == found, data
+        assert ("data" in profile.bottlenecks) is (found == WARNING)
 
 
 @pytest.mark.parametrize(
@@ -91,37 +91,54 @@ def test_many_synchronisations_are_counted():
     assert finding.evidence.endswith("train.py:3 in step, and 2 others")
 
 
-@pytest.mark.parametrize("device", list(MICROSECONDS_PER_OPERATOR))
-def test_tiny_batch_at_its_threshold(device: str):
-    """A batch is tiny just below the threshold of its kind of device, and not at it."""
-    threshold = MICROSECONDS_PER_OPERATOR[device]
-    at, below = (
-        replace(HEALTHY, device=device, compute_only=share * 100 * threshold / 1e6) for share in (1.001, 0.999)
-    )
+STARTING = [
+    ("mps", {"starting_seconds": 0.05}, OK),
+    ("mps", {"starting_seconds": 0.051}, WARNING),
+    (
+        "mps",
+        {"starting_seconds": 0.2},
+        WARNING,
+    ),  # Started while the device still computes, it takes longer than a step.
+    ("xpu", {"starting_seconds": None}, NOT_APPLICABLE),
+    ("mps", {"operators_per_step": 0.0}, NOT_APPLICABLE),
+    ("mps", {"starting_seconds": 0.09, "simulated": True}, NOT_APPLICABLE),
+    ("cpu", {"operator_seconds": 0.02}, OK),
+    ("cpu", {"operator_seconds": 0.0199}, WARNING),
+    ("cpu", {"operator_seconds": 0.0199, "simulated": True}, WARNING),
+]
 
-    assert status(at, "tiny batch") == OK
-    assert status(below, "tiny batch") == WARNING
+
+def test_share_of_starting_operators():
+    """A batch is tiny if more than half of a step goes into starting operators, on the CPU more than half of their own time."""
+    for device, changes, found in STARTING:
+        assert status(replace(HEALTHY, device=device, **changes), "tiny batch") == found, (device, changes)
 
 
-@pytest.mark.parametrize(("kernels", "found"), [(0.049, WARNING), (0.051, OK), (0.1, OK), (0.2, OK), (0.0, WARNING)])
-def test_tiny_batch_where_kernels_are_seen(kernels: float, found: str):
-    """Where torch's profiler sees the GPU, less than half of a step with kernels is a tiny batch."""
-    assert status(replace(HEALTHY, device="cuda", device_seconds=kernels), "tiny batch") == found
+def test_speed_of_the_computer_changes_nothing():
+    """On a computer that is slower in everything a batch is as tiny as before."""
+    for operators in (0.0199, 0.02):
+        quick = replace(HEALTHY, device="cpu", operator_seconds=operators)
+        slow = replace(quick, operator_seconds=3 * operators, starting_seconds=0.03)
+
+        assert status(slow, "tiny batch") == status(quick, "tiny batch")
 
 
-@pytest.mark.parametrize("changed", [{"operators_per_step": 0.0}, {"simulated": True}, {"device": "xpu"}])
-def test_tiny_batch_is_not_guessed(changed: dict[str, object]):
-    """Where no operator was seen, on a simulated device and on one of another kind, nothing is said."""
-    assert status(replace(HEALTHY, **changed), "tiny batch") == NOT_APPLICABLE
+def test_kernels_that_are_seen_tell_more():
+    """Where torch's profiler sees the GPU, a batch is tiny if kernels run for less than half of a step."""
+    for kernels, found in [(0.0, WARNING), (0.049, WARNING), (0.051, OK), (0.1, OK), (0.2, OK)]:
+        for starting in (None, 0.09):
+            profile = replace(HEALTHY, device="cuda", device_seconds=kernels, starting_seconds=starting)
+
+            assert status(profile, "tiny batch") == found, (kernels, starting)
 
 
 def test_tiny_batch_behind_python():
-    """On the CPU operators are judged by their own time; on MPS a slow own step may be slow Python, which nobody tells apart."""
+    """A slow step of one's own may be slow Python: on the CPU operators are judged by their own time, on MPS nobody knows."""
     python = {"task": "own step", "compute_only": 1.0}
 
-    assert status(replace(HEALTHY, device="cpu", operator_seconds=0.0005, **python), "tiny batch") == WARNING
+    assert status(replace(HEALTHY, device="cpu", operator_seconds=0.011, **python), "tiny batch") == WARNING
     assert status(replace(HEALTHY, device="mps", **python), "tiny batch") == NOT_APPLICABLE
-    assert status(replace(HEALTHY, device="mps", **{**python, "compute_only": 0.001}), "tiny batch") == WARNING
+    assert status(replace(HEALTHY, device="mps", **{**python, "compute_only": 0.015}), "tiny batch") == WARNING
 
 
 def test_workers_that_are_there_get_another_remedy():
@@ -154,6 +171,7 @@ def test_figures_for_others():
     profile = replace(HEALTHY, fallbacks=(FELL,))
 
     assert profile.microseconds_per_operator == pytest.approx(1000)
+    assert profile.starting_share == pytest.approx(0.1)
     assert (profile.fallbacks_per_step, profile.fallback_share) == (1.0, 0.01)
     assert profile.shares == {"data": pytest.approx(0.04), "forward": pytest.approx(0.96)}
 
@@ -194,6 +212,8 @@ def test_schema_is_stable(tmp_path):
             "seconds",
             "simulated",
             "split",
+            "starting_seconds",
+            "starting_share",
             "steps",
             "synchronisations",
             "task",
@@ -215,6 +235,7 @@ def test_text_has_no_times():
     assert "125.00 ms" in page
     assert "aten::addmm" in page
     assert "1000.0 µs" in page
+    assert "10.00 ms (10 %)" in page
 
 
 def test_simulated_profile_is_marked():

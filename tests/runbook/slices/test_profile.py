@@ -6,17 +6,18 @@ import copy
 import gzip
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb.devices.torch_profiler import without_notes
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.runbook.slices.empty_operators import CALLS
 from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.session import SESSION
 
@@ -31,15 +32,12 @@ def planted(helper):
     return helper(Path(__file__).parent / "planted_steps.py")
 
 
-class SlowRows(Dataset):
-    """Rows that take their time."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, _index: int) -> torch.Tensor:
-        time.sleep(0.01)
-        return torch.ones(8)
+@pytest.fixture(autouse=True)
+def modules_take_a_second(clock):
+    """Every module takes a second by the clock of the test, and everything else next to nothing."""
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda _module, _inputs: clock.advance(1.0))
+    yield
+    hook.remove()
 
 
 class Modes(nn.Module):
@@ -59,6 +57,11 @@ def profiled(*args: object, **named: object) -> Profile:
     return nb.profile(*args, **{"steps": 4, "warm_up": 1, **named})
 
 
+def finding(profile: Profile, name: str) -> Finding:
+    """Return one finding of a profile."""
+    return next(one for one in profile.findings if one.name == name)
+
+
 def narrow() -> nn.Module:
     """Return a model of many operators with little to do."""
     return nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)])
@@ -71,34 +74,54 @@ def wide() -> nn.Module:
 
 def test_healthy_steps_name_none():
     """A batch that is large enough, ready in time and never read names no bottleneck."""
-    profile = profiled(wide(), torch.ones(512, 512), device="cpu")
+    profile = profiled(wide(), torch.ones(4, 512), device="cpu")
 
-    assert profile.bottlenecks == ()
+    assert set(profile.bottlenecks) <= {
+        "tiny batch"
+    }  # How long the operators of this computer take is not the clock's.
     assert profile.operators_per_step == 3
     assert profile.synchronisations == ()
     assert profile.operators[0].phase == "forward"
 
 
-def test_slow_loader_is_named():
-    """A loader that sleeps is named, and its data alone take longer than the same batch again and again."""
+def test_slow_loader_is_named(clock):
+    """A loader that is slower than the model is named, and its data alone take longer than the same batch again and again."""
+
+    def late(rows: list[torch.Tensor]) -> torch.Tensor:
+        clock.advance(9.0)
+        return torch.stack(rows)
+
     profile = profiled(wide(), DataLoader([torch.ones(512)] * 8, batch_size=2, collate_fn=late), device="cpu")
 
     assert "data" in profile.bottlenecks
-    assert profile.data_only > profile.compute_only
+    assert profile.data_only == pytest.approx(9, abs=0.1)
+    assert profile.compute_only == pytest.approx(4, abs=0.1)
 
 
-def late(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Return rows as a batch, late."""
-    time.sleep(0.05)
-    return torch.stack(rows)
+def test_starting_operators_is_measured_on_the_cpu():
+    """Beside the steps run operators with nothing to compute, which stand among no figures of the step and tell a tiny batch."""
+    profile = profiled(narrow(), torch.ones(1, 4), device="cpu", training=True)
+
+    assert 0 < profile.starting_seconds <= profile.operator_seconds
+    assert 0 < profile.starting_share <= 1
+    assert all(0 <= one.starting_seconds <= one.seconds for one in profile.operators)
+    assert {one.phase for one in profile.operators} <= {*profile.shares, ""}
+    assert ("tiny batch" in profile.bottlenecks) == (profile.starting_share > 0.5)
 
 
-def test_tiny_batch_is_named():
-    """A batch of one row, for which many operators have little to do, is named."""
-    profile = profiled(narrow(), torch.ones(1, 4), device="cpu", steps=10)
+def test_starting_operators_is_measured_on_mps(clock):
+    """On a device of which torch's profiler sees no kernels, as many operators with nothing to compute are timed."""
+    clock.tick = 0.25
+    with nb.simulated_mps():
+        profile = profiled(narrow(), torch.ones(1, 4))
 
-    assert "tiny batch" in profile.bottlenecks
-    assert profile.operators_per_step == 60
+    assert profile.operators_per_step > 60
+    assert profile.starting_seconds == pytest.approx(profile.operators_per_step * 0.25 / CALLS)
+    assert profile.operator_seconds is None
+    assert (finding(profile, "tiny batch").status, finding(profile, "tiny batch").evidence) == (
+        NOT_APPLICABLE,
+        "a simulated device starts no operators",
+    )
 
 
 def test_fallback_is_named():
@@ -311,15 +334,19 @@ def test_ranges_of_the_person_are_not_shown():
     assert {"aten::add", "a range of yours"} <= {one.operator for one in profile.operators}
 
 
-def test_tiny_batch_behind_a_pause():
-    """A step that waits in Python is told by its operators, which have little to do."""
-    model = narrow().requires_grad_(False)  # Without gradients its operators stay far below the threshold.
+def test_operators_behind_a_pause(clock):
+    """A step that waits in Python is judged by its operators all the same, which is as much as the CPU can tell."""
+    model = narrow()
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.005)
+        clock.advance(1e6)
         return model(batch)
 
-    assert "tiny batch" in profiled(step, [torch.ones(1, 4)], device="cpu").bottlenecks
+    profile = profiled(step, [torch.ones(1, 4)], device="cpu")
+
+    assert profile.compute_only > 1e6
+    assert profile.starting_share == profile.starting_seconds / profile.operator_seconds
+    assert finding(profile, "tiny batch").status in {OK, WARNING}
 
 
 def test_lack_of_memory_does_not_repeat_a_text():

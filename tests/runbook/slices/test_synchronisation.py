@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import logging
 import math
-import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.runbook.slices.code_places import CodePlace, owner_of, place_of, shown_file
+from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.runbook.slices.step_recorder import StepRecord, watching
 from openmed_nb.runbook.slices.synchronisation import Synchronisation
 
@@ -32,12 +31,14 @@ LOGGER.propagate = False
 LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
 
 
-def seen(call, kind: str = "cpu") -> StepRecord:
-    """Return what is seen of a call."""
-    record = StepRecord(kind)
-    with watching(record):
-        call()
-    return record
+def seen(*calls: Callable[[], object], device: str = "cpu") -> Profile:
+    """Return the profile of a step of some calls."""
+
+    def step(_batch: torch.Tensor) -> None:
+        for call in calls:
+            call()
+
+    return nb.profile(step, [ROW], device=device, steps=1, warm_up=0)
 
 
 WAITING = [
@@ -69,76 +70,78 @@ WAITING = [
     (lambda: torch.equal(ROW, ROW), "torch.equal()"),
     (lambda: 1.5 in ROW, "in"),
 ]
+LOGGED = next(call.__code__.co_firstlineno for call, said in WAITING if "LOGGER" in call.__code__.co_names)
 
 
-@pytest.mark.parametrize(("call", "said"), WAITING)
-def test_call_that_waits_is_seen_once_with_its_line(call, said: str):
+def test_calls_that_wait_are_seen_with_their_lines():
     """Each way to need numbers on the host is seen, as the one call of this file's own line."""
-    record = seen(call)
+    found = seen(*(call for call, _said in WAITING)).synchronisations
 
-    ((named, place),) = record.waits
-    assert named == said
-    assert record.waits[named, place] == 1 or "LOGGER" in inspect.getsource(call)  # Once for each handler.
-    assert (place.file, place.line, place.is_own) == (Path(__file__).name, call.__code__.co_firstlineno, True)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: ROW + 1,
-        lambda: ROW.to(torch.float64),
-        lambda: ROW.to("cpu", non_blocking=True),
-        lambda: ROW[torch.tensor([0, 1])],
-        lambda: ROW[0:2],
-        lambda: torch.where(ROW > 1, ROW, ROW),
-        lambda: ROW.shape[0],
-        lambda: len(ROW),
-        lambda: list(ROW),
-        lambda: ROW.masked_fill(ROW > 1, 0),
-        lambda: nn.functional.cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1])),
-    ],
-)
-def test_call_that_does_not_wait_is_not_named(call):
-    """What stays on the device is no synchronisation."""
-    assert seen(call).waits == {}
+    assert {(one.call, one.place.line) for one in found} == {
+        (said, call.__code__.co_firstlineno) for call, said in WAITING
+    }
+    assert {(one.place.file, one.place.is_own) for one in found} == {(Path(__file__).name, True)}
+    assert {one.count for one in found if one.place.line != LOGGED} == {1.0}  # A record is formatted for each handler.
 
 
-def test_tensors_of_another_device_are_left_out():
-    """Where the device is a GPU, numbers that are on the host already make nobody wait."""
-    assert seen(lambda: ONE.item(), "cuda").waits == {}
+NOT_WAITING = [
+    lambda: ROW + 1,
+    lambda: ROW.to(torch.float64),
+    lambda: ROW.to("cpu", non_blocking=True),
+    lambda: ROW[torch.tensor([0, 1])],
+    lambda: ROW[0:2],
+    lambda: torch.where(ROW > 1, ROW, ROW),
+    lambda: ROW.shape[0],
+    lambda: len(ROW),
+    lambda: list(ROW),
+    lambda: ROW.masked_fill(ROW > 1, 0),
+    lambda: ROW.clone().copy_(ROW),
+    lambda: nn.functional.cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1])),
+]
 
 
-def test_copy_to_the_host_waits():
-    """A tensor of the device that is copied into one of the host is waited for, unless the person says otherwise."""
+def test_calls_that_do_not_wait_are_not_named():
+    """What stays on the device is not a synchronisation."""
+    assert seen(*NOT_WAITING).synchronisations == ()
+
+
+def test_only_the_device_is_waited_for():
+    """On MPS a tensor that is copied into one of the host waits, unless the person says otherwise; numbers of the host do not."""
     with nb.simulated_mps():
         here, host = torch.ones(3, device="mps"), torch.zeros(3)
-        waiting, there = seen(lambda: host.copy_(here), "mps"), seen(lambda: here.copy_(host), "mps")
-        later = seen(lambda: host.copy_(here, non_blocking=True), "mps")
+        waiting = seen(lambda: host.copy_(here), device="mps").synchronisations
+        others = seen(
+            lambda: ONE.item(),
+            lambda: here.copy_(host),
+            lambda: host.copy_(here, non_blocking=True),
+            device="mps",
+        ).synchronisations
 
-    ((call, place),) = waiting.waits
-    assert (call, place.file, place.is_own) == (".copy_() to the host", Path(__file__).name, True)
-    assert there.waits == later.waits == {}
-    assert seen(lambda: ROW.clone().copy_(ROW)).waits == {}
+    assert [(one.call, one.place.file) for one in waiting] == [(".copy_() to the host", Path(__file__).name)]
+    assert others == ()
 
 
-@pytest.mark.parametrize("module", ["mps", "accelerator"])
-def test_synchronize_waits(module: str):
+def test_synchronize_waits():
     """A call that does nothing but wait is named, and torch's own function is there again afterwards."""
-    before = getattr(torch, module).synchronize
+    before = torch.mps.synchronize, torch.accelerator.synchronize
     with nb.simulated_mps():
-        record = seen(lambda: getattr(torch, module).synchronize(), "mps")
+        found = seen(
+            lambda: torch.mps.synchronize(),
+            lambda: torch.accelerator.synchronize(),
+            device="mps",
+        ).synchronisations
 
-    ((call, place),) = record.waits
-    assert (call, place.file, place.is_own) == (f"torch.{module}.synchronize()", Path(__file__).name, True)
-    assert getattr(torch, module).synchronize is before
+    assert {one.call for one in found} == {"torch.mps.synchronize()", "torch.accelerator.synchronize()"}
+    assert {(one.place.file, one.place.is_own) for one in found} == {(Path(__file__).name, True)}
+    assert (torch.mps.synchronize, torch.accelerator.synchronize) == before
 
 
 def test_operators_that_compute_are_counted():
     """Views start nothing on a device, and each other operator counts once, in a backward pass too."""
     weights = torch.ones(3, requires_grad=True)
 
-    assert seen(lambda: ROW.view(3, 1).t().add(1).mul_(2)).started == 2
-    assert seen(lambda: (weights * ROW).sum().backward()).started >= 4
+    assert seen(lambda: ROW.view(3, 1).t().add(1).mul_(2)).operators_per_step == 2
+    assert seen(lambda: (weights * ROW).sum().backward()).operators_per_step >= 4
 
 
 def test_library_is_named_by_its_module():
@@ -149,9 +152,8 @@ def test_library_is_named_by_its_module():
     model = BertModel(tiny).eval()
     ids = torch.ones(1, 4, dtype=torch.long)
 
-    record = seen(lambda: model(ids, attention_mask=torch.ones_like(ids)))
+    places = {one.place for one in seen(lambda: model(ids, attention_mask=torch.ones_like(ids))).synchronisations}
 
-    places = {place for _, place in record.waits}
     assert {place.library.partition(".")[0] for place in places} == {"transformers"}
     assert not any(place.is_own for place in places)
     assert all(str(place).startswith("inside of transformers.") for place in places)
@@ -185,12 +187,10 @@ def test_library_that_the_person_calls():
 
     progress.disable = False
     progress.refresh = lambda *_, **__: None
-    record = seen(step)
+    found = seen(step).synchronisations
     progress.disable = True
 
-    places = [place for _, place in record.waits]
-    assert places
-    assert {(place.library, place.function, place.is_own) for place in places} == {("", "step", True)}
+    assert {(one.place.library, one.place.function, one.place.is_own) for one in found} == {("", "step", True)}
 
 
 def test_owners_of_files():
@@ -224,44 +224,26 @@ def test_places_have_no_folder():
     assert (values["file"], values["line"], values["function"]) == ("train.py", 12, "step")
 
 
-def test_cell_of_a_notebook_is_named_as_ipython_names_it():
-    """A line in a cell is named by the number of the cell, as in IPython's own tracebacks."""
-    program = """
-        from IPython.core.interactiveshell import InteractiveShell
-        from openmed_nb.runbook.slices.code_places import owner_of, shown_file
-        shell = InteractiveShell.instance()
-        shell.run_cell("first = 1", store_history=True)
-        shell.run_cell("def step(batch):\\n    return batch", store_history=True)
-        file = shell.user_ns["step"].__code__.co_filename
-        print(shown_file(file), owner_of(file))
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "Cell In[2] own"
-
-
-def test_names_do_not_change_what_is_computed():
-    """Watching changes no number, and nothing stays on afterwards."""
+def test_nothing_stays_on_after_an_error():
+    """A step that fails while it is watched leaves none of torch's modes on."""
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    record = StepRecord("cpu")
-    with pytest.raises(ZeroDivisionError), watching(record):
+    with pytest.raises(ZeroDivisionError), watching(StepRecord("cpu")):
         raise ZeroDivisionError
 
-    assert seen(lambda: torch.testing.assert_close(ROW + 1, torch.tensor([2.5, 1.0, 4.0]))).started > 0
     assert _get_current_function_mode_stack() == []
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_counters_of_an_optimizer_are_no_wait():
-    """An optimizer of torch reads its own counters on the CPU, which is no line of the person's that waits."""
+def test_counters_of_an_optimizer_are_not_waited_for():
+    """An optimizer of torch reads its own counters on the CPU, for which no line of the person's waits."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=False)
 
-    def step(batch: torch.Tensor) -> None:
-        model(batch).square().mean().backward()
+    def step() -> None:
+        model(torch.ones(4, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    assert nb.profile(step, [torch.ones(4, 4)], device="cpu", steps=3).synchronisations == ()
+    assert seen(step).synchronisations == ()
