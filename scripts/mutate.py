@@ -65,7 +65,10 @@ class Room:
 
 
 ROOMS = {
-    "devices": Room(("openmed_nb/devices/*.py",), ("tests/devices/test_[!s]*.py",)),
+    "devices": Room(
+        ("openmed_nb/devices/*.py",),
+        ("tests/devices/test_[!s]*.py", "tests/test_session.py", "tests/test_session_environment.py"),
+    ),
     "annotation": Room(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("decoding", "labels", "tokens", "windows")),
         tuple(f"tests/annotation/test_{name}.py" for name in ("decoding", "labels", "tokens", "words_and_windows")),

@@ -101,3 +101,46 @@ def test_hidden_spelling_is_masked_and_escaped(spelling: str, shown: str, leak: 
     assert shown in html
     assert leak not in html
     assert "s3cret" not in str(explained) + json.dumps(explained.to_dict())
+
+
+def test_tables_of_an_explanation():
+    """The tables of an explanation and of a list of devices name their columns; the last way to a choice is the automatic one."""
+    explained = Explanation(precedence({"OPENMED_DEVICE": "cpu"}), choice("cpu", (NO_MAC,)), plan({}), {"A": "1"})
+    asked, ruled_out, _environment, others = explained.report().tables
+    listed = DeviceList((Candidate("mps", NO_MAC), Candidate("cuda:0", tried=False), Candidate("cpu")), choice())
+
+    assert asked.columns == ("source", "says", "result")
+    assert asked.rows[0] == ("argument", "(nothing)", "")
+    assert asked.rows[-2:] == (
+        ("OPENMED_DEVICE", "cpu", "decides"),
+        ("automatic", "mps, then cuda, then cpu", ""),
+    )
+    assert (ruled_out.columns, ruled_out.rows) == (
+        ("device", "why", "what to do"),
+        (("mps", NO_MAC.reason, NO_MAC.remedy),),
+    )
+    assert (others.columns, others.rows) == (("variable", "value"), (("A", "1"),))
+    assert explained.to_dict()["chain"][-1] == {"source": "OPENMED_DEVICE", "says": "cpu"}
+    (devices,) = listed.report().tables
+    assert (devices.caption, devices.columns) == ("", ("device", "state", "why", "what to do"))
+    assert devices.rows[1] == ("cuda:0", "not tried", "no computation on it was tried yet", "%openmed_device cuda:0")
+    assert listed.to_dict()["devices"][0] == {
+        "device": "mps",
+        "usable": False,
+        "reason": NO_MAC.reason,
+        "remedy": NO_MAC.remedy,
+    }
+
+
+def test_a_choice_in_words_and_as_json():
+    """A choice says the device and how sure it is, why, the type, and what moved; as JSON it is all of it."""
+    moved = DeviceChoice("mps", "auto", "nobody", "mps comes first.", True, (NO_MAC,), "float32", "why", ("a", "b"))
+    planned = DeviceChoice("cpu", "auto", "nobody", "nothing else.", certain=False, simulated=True)
+
+    assert moved.report().title == "Device: mps (confirmed)"
+    assert moved.report().sentences == ("mps comes first.", "float32: why.", "Moved to mps: a, b.")
+    assert planned.report().title == "Device: cpu (SIMULATED, planned; torch is not loaded yet)"
+    assert planned.report().tables == ()
+    assert [one.computer for one in (moved, planned)] == ["this computer", "a SIMULATED Mac"]
+    assert moved.to_dict() == {**vars(moved), "rejected": [NO_MAC.to_dict()], "moved": ["a", "b"]}
+    assert planned.to_dict()["dtype"] == "float32"

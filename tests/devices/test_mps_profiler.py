@@ -1,0 +1,46 @@
+"""What only a Mac can write down, signposts and captures of Metal, is refused elsewhere with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from openmed_nb.devices.mps_profiler import check_metal_capture, check_signposts, reason_against
+from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.errors import ConfigurationError
+
+WRITERS = [
+    (check_signposts, "signposts", "Leave signposts=True out."),
+    (check_metal_capture, "Metal captures", "Leave metal_capture out."),
+]
+
+
+@pytest.mark.parametrize(("check", "what", "remedy"), WRITERS)
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_other_devices(check: Callable[[str], None], what: str, remedy: str, device: str):
+    """On another device than MPS there are none, and the remedy is to leave them out."""
+    with pytest.raises(ConfigurationError) as caught:
+        check(device)
+
+    assert (caught.value.what, caught.value.remedy) == (
+        f"There are no {what} of {device}: torch writes them for MPS alone.",
+        remedy,
+    )
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.parametrize(("check", "what", "remedy"), WRITERS)
+def test_simulated_device(check: Callable[[str], None], what: str, remedy: str):
+    """Of a simulated MPS device there are none either."""
+    with simulated_device(), pytest.raises(ConfigurationError) as caught:
+        check("mps")
+
+    assert (caught.value.what, caught.value.remedy) == (f"There are no {what} of a simulated MPS device.", remedy)
+
+
+@pytest.mark.real_computer
+def test_mps():
+    """Nothing speaks against them on MPS itself, under either of its names."""
+    assert [reason_against("signposts", device) for device in ("mps", "mps:0")] == ["", ""]
+    check_signposts("mps")

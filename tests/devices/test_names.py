@@ -1,0 +1,46 @@
+"""What a device calls itself: a GPU as torch knows it, a Mac by its chip, and any other CPU by its processor."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.names import CPU_FILE, own_name, parse_cpuinfo, processor_name
+
+LINUX, MAC = Machine("Linux", "x86_64"), Machine("Darwin", "arm64", chip="Apple M2 Pro")
+SIMULATED = Machine("Darwin", "arm64", chip="Apple M2", simulated=True)
+TWO_GPUS, UNKNOWN = TorchFacts("2.13.0", cuda_names=("NVIDIA A100", "NVIDIA T4")), TorchFacts("2.13.0")
+HERE = processor_name()
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "torch", "name"),
+    [
+        ("cuda", LINUX, TWO_GPUS, "NVIDIA A100"),
+        ("cuda:0", LINUX, TWO_GPUS, "NVIDIA A100"),
+        ("cuda:1", LINUX, TWO_GPUS, "NVIDIA T4"),
+        ("cuda:2", LINUX, TWO_GPUS, "GPU 2"),
+        ("cuda", LINUX, UNKNOWN, "GPU 0"),
+        ("mps", MAC, UNKNOWN, "Apple M2 Pro"),
+        ("cpu", MAC, UNKNOWN, "Apple M2 Pro"),
+        ("mps", SIMULATED, UNKNOWN, "Apple M2"),
+        ("cpu", SIMULATED, UNKNOWN, HERE),
+        ("cpu", LINUX, UNKNOWN, HERE),
+    ],
+)
+def test_name_of_a_device(device: str, machine: Machine, torch: TorchFacts, name: str):
+    """A GPU has the name that torch knows or its number, a Mac's devices that of the chip, and other CPUs the processor's."""
+    assert own_name(device, machine, torch) == name
+
+
+def test_name_of_a_processor():
+    """Linux tells the name of the first processor, with single spaces; without one it is the architecture at least."""
+    told = "processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n"
+
+    assert parse_cpuinfo(told) == "AMD EPYC 9655"
+    assert [parse_cpuinfo(text) for text in ("", "processor\t: 0\n", "model name\t:\nflags\t: fpu\n")] == ["", "", ""]
+    there = parse_cpuinfo(CPU_FILE.read_text("utf-8", "replace")) if CPU_FILE.exists() else ""
+    assert (there or platform.processor() or platform.machine()) == HERE
