@@ -20,7 +20,7 @@ from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailable
 from openmed_nb.runbook.comparison.comparison import Comparison
 from openmed_nb.session import SESSION
 
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock")]
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 QUICK = {"pairs": 6, "seconds": 0}
