@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.real_computer
+pytestmark = [pytest.mark.real_computer, pytest.mark.slow]
 
 NO_NETWORK = """
 import socket

@@ -18,6 +18,7 @@ import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
 from openmed_nb.runbook.logbook.models import model_in_memory, weights_in_memory
 from openmed_nb.runbook.logbook.publishing import logbook_schema
+from openmed_nb.session import SESSION
 
 NOTE = "The patient John Smith has diabetes mellitus."
 PLANTED = "hf_abcdefghijklmnop1234"
@@ -27,6 +28,13 @@ import sys
 import openmed_nb as nb
 nb.logbook(model="bundled_small", dataset=[{NOTE!r}], batch_size=8, length=64, seeds=3).save(sys.argv[1])
 """
+
+
+@pytest.fixture(autouse=True)
+def no_model_in_the_session():
+    """A logbook tells of the type of a model that the session holds, so that no test leaves one to the next."""
+    yield
+    SESSION.unload()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +63,7 @@ def written(tmp_path_factory) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return folder / "run.json"

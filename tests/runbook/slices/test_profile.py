@@ -21,7 +21,7 @@ from openmed_nb.runbook.slices.empty_operators import CALLS
 from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.session import SESSION
 
-pytestmark = pytest.mark.real_computer
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 

@@ -22,7 +22,7 @@ from openmed_nb.runbook.slices.profile import Profile
 from openmed_nb.runbook.slices.step_recorder import StepRecord, watching
 from openmed_nb.runbook.slices.synchronisation import Synchronisation
 
-pytestmark = pytest.mark.real_computer
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
 ROW = torch.tensor([1.5, 0.0, 3.0])
 ONE = ROW.sum()
