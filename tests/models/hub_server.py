@@ -42,6 +42,19 @@ class Hub:
     ranges: list[str] = field(default_factory=list)
     endpoint: str = ""
 
+    def open(self) -> None:
+        """Listen on a free port of 127.0.0.1, or again on the former port."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", urlsplit(self.endpoint).port or 0), _handler(self))
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
     def reset(self) -> None:
         """Forget models, faults and requests; the address stays."""
         self.__init__(endpoint=self.endpoint)  # type: ignore[misc]
@@ -53,17 +66,22 @@ class Hub:
 
 @contextlib.contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve the hub on a free port of 127.0.0.1, or again on its former port, until the end of the block."""
-    port = urlsplit(hub.endpoint).port or 0
-    with ThreadingHTTPServer(("127.0.0.1", port), _handler(hub)) as server:
-        hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    """Serve the hub until the end of the block."""
+    hub.open()
+    try:
+        yield hub
+    finally:
+        hub.close()
+
+
+@contextlib.contextmanager
+def closed(hub: Hub) -> Iterator[None]:
+    """Let nothing listen at the address of the hub until the end of the block."""
+    hub.close()
+    try:
+        yield
+    finally:
+        hub.open()
 
 
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:

@@ -9,9 +9,9 @@ import weakref
 import pytest
 import torch
 
-from openmed_nb.devices.simulation.device import simulated_device
+import openmed_nb as nb
+from openmed_nb import checkpoint_activations
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.activations import SameNumbers, checkpoint_activations, is_on_mps
 
 
 class Tagger(torch.nn.Module):
@@ -194,7 +194,7 @@ def test_a_copy_of_a_model_that_is_on_can_be_switched_off_itself(bert):
     switch.off()
 
 
-@pytest.mark.parametrize("kind", ["plain", "transformers"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_compiled(kind, bert):
     """A model that torch compiles has the same gradients, drop-out included."""
     model, names, inputs = (plain(), ["layers"], INPUTS) if kind == "plain" else (bert, [], BERT_INPUTS)
@@ -285,43 +285,22 @@ def test_shown():
         assert switch.to_dict() == {"modules": ["layers.0", "layers.1", "layers.2", "head"]}
 
 
-@pytest.mark.parametrize("kind", ["plain", "transformers"])
+@pytest.mark.parametrize("names", [["layers"], ["layers.1.1"], []], ids=["plain", "without weights", "transformers"])
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_random_numbers_of_mps_are_drawn_again(kind, bert):
-    """On MPS, whose random numbers torch does not keep, dropout falls on the same places the second time."""
-    with simulated_device():
-        model = (plain() if kind == "plain" else bert).to("mps")
-        inputs = INPUTS.to("mps") if kind == "plain" else {name: one.to("mps") for name, one in BERT_INPUTS.items()}
-        expected = gradients(model, inputs)
-        with checkpoint_activations(model, *(["layers"] if kind == "plain" else [])):
+def test_random_numbers_of_mps_are_drawn_again(names, bert):
+    """On MPS, whose random numbers torch does not keep, dropout falls on the same places as often as it is repeated.
+
+    What is drawn after the step is what would have been drawn without the switch.
+    """
+    with nb.simulated_mps():
+        model = (plain() if names else bert).to("mps")
+        inputs = INPUTS.to("mps") if names else {name: one.to("mps") for name, one in BERT_INPUTS.items()}
+        expected, following = gradients(model, inputs), torch.mps.get_rng_state()
+        with checkpoint_activations(model, *names):
             found = gradients(model, inputs)
+            assert torch.equal(torch.mps.get_rng_state(), following)
             model.zero_grad()
-            loss = (model(**inputs).logits if kind != "plain" else model(inputs)).square().mean()
+            loss = (model(inputs) if names else model(**inputs).logits).square().mean()
             loss.backward(retain_graph=True)
             loss.backward()
     assert_same(found, expected)
-
-
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_same_numbers_as_often_as_wanted():
-    """The numbers drawn in the context are those drawn after it was made, as often as it is entered."""
-    with simulated_device():
-        numbers = SameNumbers("mps")
-        first = torch.rand(3, device="mps")
-        after = torch.mps.get_rng_state()
-        for _ in range(2):
-            with numbers:
-                again = torch.rand(3, device="mps")
-            assert torch.equal(first, again)
-            assert torch.equal(after, torch.mps.get_rng_state())
-
-
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_where_a_model_computes():
-    """A model computes where its weights are, one without weights where its inputs are."""
-    linear, dropout = torch.nn.Linear(2, 2), torch.nn.Dropout()
-    assert not is_on_mps(linear, torch.ones(2), None, 3)
-    with simulated_device():
-        assert is_on_mps(linear.to("mps"))
-        assert is_on_mps(dropout, torch.ones(2).to("mps"))
-        assert not is_on_mps(dropout, torch.ones(2))

@@ -8,9 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from openmed_nb.training.curve import MemoryCurve
-from openmed_nb.training.plot import draw, to_svg
-from openmed_nb.training.samples import MemorySample
+from openmed_nb import MemoryCurve, MemorySample
+from openmed_nb.training.plot import to_svg
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -27,14 +26,20 @@ def curve_of(sizes, device="mps", unit=MIB, recommended=None, **options):
 CURVE = curve_of([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
+@pytest.fixture(scope="module")
+def picture():
+    """The picture of the curve."""
+    return to_svg(CURVE)
+
+
 def labels(axes):
     """Return the names of the lines of a plot."""
     return axes.get_legend_handles_labels()[1]
 
 
-def test_the_picture_is_well_formed_and_has_no_script():
+def test_the_picture_is_well_formed_and_has_no_script(picture):
     """The picture can be read as XML, and has no script, no link and no picture of elsewhere in it."""
-    root = ET.fromstring(to_svg(CURVE))  # noqa: S314 - it was made here
+    root = ET.fromstring(picture)  # noqa: S314 - it was made here
     names = {element.tag.rpartition("}")[2] for element in root.iter()}
 
     assert root.get("role") == "img"
@@ -45,36 +50,37 @@ def test_the_picture_is_well_formed_and_has_no_script():
 def test_the_picture_describes_itself():
     """A screen reader gets the verdict and the reason, escaped."""
     curve = replace(CURVE, device='mps"><script>')
-    root = ET.fromstring(to_svg(curve))  # noqa: S314 - it was made here
+    drawn = to_svg(curve)
+    root = ET.fromstring(drawn)  # noqa: S314 - it was made here
 
     assert root.get("aria-label") == f'Memory on mps"><script>: growing. {curve.reason}'
-    assert "<script>" not in to_svg(curve)
+    assert "<script>" not in drawn
 
 
-def test_the_picture_is_the_same_for_the_same_curve():
+def test_the_picture_is_the_same_for_the_same_curve(picture):
     """Two pictures of one curve are equal, so that a notebook that is run again does not change."""
-    assert to_svg(CURVE) == to_svg(replace(CURVE))
+    assert to_svg(replace(CURVE)) == picture
 
 
-def test_the_words_are_text():
+def test_the_words_are_text(picture):
     """Title, axes and names of lines are text, which a reader can enlarge and search."""
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", to_svg(CURVE))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
 
     assert {"mps: growing", "MiB", "epoch", "tensors", "warm-up", "process"} <= set(words)
 
 
 def test_the_limits_are_lines():
     """The recommended memory and the high watermark are lines where they are near enough to be seen."""
-    device, process = draw(CURVE).axes
+    device, process = CURVE.plot().axes
 
     assert labels(device) == ["tensors", "recommended by Metal", "high watermark (1.7)", "warm-up"]
     assert labels(process) == ["process", "warm-up"]
-    assert labels(draw(curve_of([50, 80], recommended=64 * GIB)).axes[0]) == ["tensors", "warm-up"]
+    assert labels(curve_of([50, 80], recommended=64 * GIB).plot().axes[0]) == ["tensors", "warm-up"]
 
 
 def test_large_memory_is_counted_in_gib():
     """From ten GiB on the axis counts in GiB, and the limits are drawn in the same unit."""
-    device = draw(curve_of([11, 12, 13], unit=GIB, recommended=20 * GIB)).axes[0]
+    device = curve_of([11, 12, 13], unit=GIB, recommended=20 * GIB).plot().axes[0]
 
     assert device.get_ylabel() == "GiB"
     assert list(device.lines[0].get_ydata()) == [11, 12, 13]
@@ -84,7 +90,7 @@ def test_large_memory_is_counted_in_gib():
 def test_only_ends_of_epochs_have_markers():
     """Samples inside an epoch are part of the line, without a marker."""
     inside = replace(CURVE.samples[2], boundary=False)
-    line = draw(replace(CURVE, samples=(*CURVE.samples[:2], inside, *CURVE.samples[3:]))).axes[0].lines[0]
+    line = replace(CURVE, samples=(*CURVE.samples[:2], inside, *CURVE.samples[3:])).plot().axes[0].lines[0]
 
     assert line.get_markevery() == [0, 1, 3, 4]
     assert len(line.get_xdata()) == 5
@@ -99,9 +105,10 @@ def test_short_curves_can_be_drawn(count):
 def test_a_simulated_curve_says_so_in_its_picture():
     """The title and the description of a simulated curve say that it is simulated."""
     simulated = replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples))
+    drawn = to_svg(simulated)
 
-    assert "SIMULATED MPS, mps: growing" in to_svg(simulated)
-    assert "SIMULATED" in ET.fromstring(to_svg(simulated)).get("aria-label")  # noqa: S314 - it was made here
+    assert "SIMULATED MPS, mps: growing" in drawn
+    assert "SIMULATED" in ET.fromstring(drawn).get("aria-label")  # noqa: S314 - it was made here
 
 
 def test_drawing_leaves_matplotlib_as_it_was():

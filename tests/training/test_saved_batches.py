@@ -9,28 +9,45 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openmed_nb.training.saved_batches import keep_batch, save_batch
+import openmed_nb as nb
+from openmed_nb.errors import NonFinite
+
+
+def keep(batch, folder, step=7):
+    """Let the guards stop at a loss of NaN, and return what they say of the batch."""
+    with pytest.raises(NonFinite) as stopped:
+        nb.Guards(folder=folder).check_loss(float("nan"), step, batch)
+    return stopped.value.what
+
+
+def kept(batch, folder):
+    """Return the tensors in the file that the guards keep of a batch."""
+    keep(batch, folder)
+    (file,) = folder.iterdir()
+    return load_file(file)
 
 
 def test_batch_comes_back(tmp_path, batch_of):
     """What is saved can be read again, number by number."""
     batch = batch_of()
-    saved = load_file(save_batch(batch, tmp_path / "new" / "folder", 7).file)
+    saved = kept(batch, tmp_path / "new" / "folder")
     assert saved.keys() == batch.keys()
     assert all(torch.equal(saved[name], batch[name]) for name in batch)
 
 
 def test_nothing_is_overwritten(tmp_path):
-    """A second batch of the same step gets a file of its own."""
-    files = [save_batch({"labels": torch.tensor([number])}, tmp_path, 7).file for number in range(3)]
-    assert [file.name for file in files] == ["step_7.safetensors", "step_7_2.safetensors", "step_7_3.safetensors"]
-    assert [load_file(file)["labels"].item() for file in files] == [0, 1, 2]
+    """A second batch of the same step gets a file of its own, which is named."""
+    names = ["step_7.safetensors", "step_7_2.safetensors", "step_7_3.safetensors"]
+    for number, name in enumerate(names):
+        assert repr(str(tmp_path / name)) in keep({"labels": torch.tensor([number])}, tmp_path)
+    assert [load_file(tmp_path / name)["labels"].item() for name in names] == [0, 1, 2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 def test_only_the_owner_reads_it(tmp_path):
     """The file and the folder that was made for it are closed to others."""
-    file = save_batch({"labels": torch.ones(1)}, tmp_path / "kept", 1).file
+    keep({"labels": torch.ones(1)}, tmp_path / "kept")
+    file = tmp_path / "kept" / "step_7.safetensors"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) & 0o077 == 0
 
@@ -38,14 +55,14 @@ def test_only_the_owner_reads_it(tmp_path):
 def test_names_in_the_file(tmp_path):
     """Tensors are named by their places, a tensor alone is called batch, and other values are left out."""
     batch = {"labels": torch.ones(1), "pair": (torch.ones(1), {"deep": torch.ones(1)}), "text": "secret", "number": 5}
-    assert set(load_file(save_batch(batch, tmp_path, 1).file)) == {"labels", "pair.0", "pair.1.deep"}
-    assert set(load_file(save_batch(torch.ones(1), tmp_path, 2).file)) == {"batch"}
+    assert set(kept(batch, tmp_path / "named")) == {"labels", "pair.0", "pair.1.deep"}
+    assert set(kept(torch.ones(1), tmp_path / "alone")) == {"batch"}
 
 
 def test_shared_and_turned_tensors(tmp_path):
     """Tensors that share memory, are turned, or belong to a graph, can be saved too."""
     whole = torch.arange(6.0, requires_grad=True).reshape(2, 3)
-    saved = load_file(save_batch([whole, whole.T, whole[0]], tmp_path, 1).file)
+    saved = kept([whole, whole.T, whole[0]], tmp_path)
     assert torch.equal(saved["1"], whole.T)
     assert saved["2"].tolist() == [0, 1, 2]
 
@@ -66,25 +83,23 @@ UNUSUAL = {
 def test_what_no_file_can_hold_is_named(kind, tmp_path):
     """A tensor that no safetensors file can hold is left out and named, and the others are kept."""
     tensor = UNUSUAL[kind]()
-    said = keep_batch({"labels": torch.ones(1), "weights": tensor}, tmp_path, 7)
+    said = keep({"labels": torch.ones(1), "weights": tensor}, tmp_path)
     assert said.endswith("'. 1 of its 2 tensors could not be kept: weights.")
     assert set(load_file(tmp_path / "step_7.safetensors")) == {"labels"}
-    assert keep_batch([tensor], tmp_path, 8) == (
-        "The batch could not be kept: 1 of its 1 tensors could not be kept: 0."
-    )
+    assert keep([tensor], tmp_path, 8).endswith("could not be kept: 1 of its 1 tensors could not be kept: 0.")
     assert not (tmp_path / "step_8.safetensors").exists()
 
 
 def test_a_batch_without_tensors(tmp_path):
     """Where there is nothing to keep no file is written, and the sentence says so."""
-    assert keep_batch({"text": "secret"}, tmp_path, 7) == "The batch could not be kept: it has no tensors."
+    assert keep({"text": "secret"}, tmp_path).endswith(" The batch could not be kept: it has no tensors.")
     assert not list(tmp_path.iterdir())
 
 
 def test_names_that_are_the_same(tmp_path):
     """Two tensors of one name are both kept."""
     batch = {"pair": {"a": torch.zeros(1)}, "pair.a": torch.ones(1), 1: torch.zeros(1), "1": torch.ones(1)}
-    saved = load_file(save_batch(batch, tmp_path, 1).file)
+    saved = kept(batch, tmp_path)
     assert {name: value.item() for name, value in saved.items()} == {"pair.a": 0, "pair.a (2)": 1, "1": 0, "1 (2)": 1}
 
 
@@ -98,10 +113,10 @@ def test_names_that_are_the_same(tmp_path):
 )
 def test_clinical_content_is_said_of_token_ids(batch, said, tmp_path):
     """Only of a batch in which there are token ids, by name or by their looks, is it said that they are clinical."""
-    assert ("its token ids are clinical content" in keep_batch(batch, tmp_path, 7)) == said
+    assert ("its token ids are clinical content" in keep(batch, tmp_path)) == said
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     """A file in the place of the folder gives a sentence, and no error."""
     (tmp_path / "kept").write_text("mine", encoding="utf-8")
-    assert keep_batch({"labels": torch.ones(1)}, tmp_path / "kept", 7).startswith("The batch could not be saved: ")
+    assert " The batch could not be saved: " in keep({"labels": torch.ones(1)}, tmp_path / "kept")
