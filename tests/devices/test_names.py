@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import platform
 
-import pytest
-
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.names import CPU_FILE, own_name, parse_cpuinfo, processor_name
@@ -16,9 +14,9 @@ TWO_GPUS, UNKNOWN = TorchFacts("2.13.0", cuda_names=("NVIDIA A100", "NVIDIA T4")
 HERE = processor_name()
 
 
-@pytest.mark.parametrize(
-    ("device", "machine", "torch", "name"),
-    [
+def test_name_of_a_device():
+    """A GPU has the name that torch knows or its number, a Mac's devices that of the chip, and other CPUs the processor's."""
+    for device, machine, torch, name in (
         ("cuda", LINUX, TWO_GPUS, "NVIDIA A100"),
         ("cuda:0", LINUX, TWO_GPUS, "NVIDIA A100"),
         ("cuda:1", LINUX, TWO_GPUS, "NVIDIA T4"),
@@ -29,11 +27,8 @@ HERE = processor_name()
         ("mps", SIMULATED, UNKNOWN, "Apple M2"),
         ("cpu", SIMULATED, UNKNOWN, HERE),
         ("cpu", LINUX, UNKNOWN, HERE),
-    ],
-)
-def test_name_of_a_device(device: str, machine: Machine, torch: TorchFacts, name: str):
-    """A GPU has the name that torch knows or its number, a Mac's devices that of the chip, and other CPUs the processor's."""
-    assert own_name(device, machine, torch) == name
+    ):
+        assert own_name(device, machine, torch) == name
 
 
 def test_name_of_a_processor():

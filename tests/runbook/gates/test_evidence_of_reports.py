@@ -478,27 +478,20 @@ def test_real_reports_of_the_cpu():
     assert verdict.evidence.states is not None
 
 
-@pytest.mark.parametrize(
-    ("real", "simulated"),
-    [
+def test_one_simulated_report_is_enough():
+    """A report of a simulated device, of whichever kind, makes the evidence simulated; its device is the same."""
+    sample = MemorySample(1, 1, 1.0)
+    for real, simulated in (
         (COMPARISON, replace(COMPARISON, simulated=True)),
         (PROFILE, replace(PROFILE, simulated=True)),
         (SWEEP, replace(SWEEP, simulated=True)),
         (PARITY, replace(PARITY, device="mps (SIMULATED)")),
         (PrecisionVerdict(HALF, Gate()), PrecisionVerdict(replace(HALF, device="mps (SIMULATED)"), Gate())),
         (Evidence(device="mps"), Evidence(device="mps", simulated=True)),
-        (
-            MemoryCurve("mps", (MemorySample(1, 1, 1.0),)),
-            MemoryCurve("mps", (MemorySample(1, 1, 1.0, simulated=True),)),
-        ),
-    ],
-)
-def test_one_simulated_report_is_enough(real: object, simulated: object):
-    """A report of a simulated device, of whichever kind, makes the evidence simulated; its device is the same."""
-    told = [evidence_of(report, SIGNALS) for report in (real, simulated)]
-
-    assert [evidence.simulated for evidence in told] == [False, True]
-    assert [evidence.device for evidence in told] == ["mps", "mps"]
+        (MemoryCurve("mps", (sample,)), MemoryCurve("mps", (replace(sample, simulated=True),))),
+    ):
+        told = [evidence_of(report, SIGNALS) for report in (real, simulated)]
+        assert [(one.simulated, one.device) for one in told] == [(False, "mps"), (True, "mps")], type(real)
 
 
 def test_speed_of_the_first_report_that_tells_it():

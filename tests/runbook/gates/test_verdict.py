@@ -423,14 +423,13 @@ def test_areas_are_named_once():
     assert all(area.command.startswith("nb.") for area in AREAS)
 
 
-@pytest.mark.parametrize(("logits", "sure"), [(1e-5, True), (0.02, False)])
-def test_logits_in_doubt_stand_for_nothing(logits: float, sure: bool):
+def test_logits_in_doubt_stand_for_nothing():
     """Logits beyond their gate that rounding may explain speak neither against a device nor for it: parity is not known."""
     nothing = {"task": "inference", "entity_agreement": None, "silent_errors": None}
-    verdict = judge(scenario_of("annotation_worth_it", **nothing, logits=logits))
-
-    assert (verdict.recommendation, verdict.sure) == ("stay on this device", sure)
-    assert ("parity" in {one.name for one in verdict.unknown}) is not sure
+    for logits, sure in ((1e-5, True), (0.02, False)):
+        verdict = judge(scenario_of("annotation_worth_it", **nothing, logits=logits))
+        assert (verdict.recommendation, verdict.sure) == ("stay on this device", sure)
+        assert ("parity" in {one.name for one in verdict.unknown}) is not sure
 
 
 def test_fallbacks_go_before_speed():

@@ -300,22 +300,19 @@ def test_certificate_of_a_simulated_device_says_so():
     assert "SIMULATED MPS: no figure here is one of MPS." in str(simulated)
 
 
-@pytest.mark.parametrize(
-    ("computer", "device", "identified"),
-    [
-        ("box", "cuda", ("cuda", "NVIDIA A100")),
-        ("box", "cuda:0", ("cuda", "NVIDIA A100")),
-        ("box", "cuda:1", ("cuda", "NVIDIA T4")),
-        ("mac", "mps:0", ("mps", "Apple M2")),
-    ],
-)
-def test_number_of_a_device_does_not_count(computers, keyword_model, computer, device, identified):
+def test_number_of_a_device_does_not_count(computers, keyword_model):
     """A certificate is of a kind of device and its name: which number a GPU has does not count."""
-    here = getattr(computers, computer)().session.computer
-    here.load_torch()
-    identity = identity_of(LoadSpec.of(str(keyword_model), OpenMedConfig()), "bfloat16", device, here)
-
-    assert (identity.device, identity.device_name, identity.simulated) == (*identified, False)
+    spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    for computer, device, identified in (
+        (computers.box(), "cuda", ("cuda", "NVIDIA A100")),
+        (computers.box(), "cuda:0", ("cuda", "NVIDIA A100")),
+        (computers.box(), "cuda:1", ("cuda", "NVIDIA T4")),
+        (computers.mac(), "mps:0", ("mps", "Apple M2")),
+    ):
+        here = computer.session.computer
+        here.load_torch()
+        identity = identity_of(spec, "bfloat16", device, here)
+        assert (identity.device, identity.device_name, identity.simulated) == (*identified, False), device
 
 
 def test_identity_of_a_model_on_this_device(computers, keyword_model):
@@ -353,25 +350,21 @@ def test_all_that_was_measured_is_shown():
     assert replace(CERTIFICATE, evidence=single).summary == "On 1 text it kept 0 of 1 entity."
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("no mapping", f"it does not say {FORMAT!r}"),
-        ("another format", f"it does not say {FORMAT!r}"),
-        ("no date", "it has no date or no gate"),
-        ("no identity", "its identity has other fields"),
-        ("a field less", "its evidence has other fields"),
-        ("a text for a number", "its speed_up cannot be str"),
-        ("yes for a number", "its texts cannot be bool"),
-        ("fewer than none", "its extra cannot be -5"),
-        ("more than all", "its recall cannot be inf"),
-    ],
-)
-def test_damage_is_told(store, name, words):
+def test_damage_is_told(store):
     """It is said what is wrong in a damaged file."""
-    store.store(CERTIFICATE).write_text(DAMAGED[name], "utf-8")
-
-    assert words in store.explain(HERE)
+    for name, words in {
+        "no mapping": f"it does not say {FORMAT!r}",
+        "another format": f"it does not say {FORMAT!r}",
+        "no date": "it has no date or no gate",
+        "no identity": "its identity has other fields",
+        "a field less": "its evidence has other fields",
+        "a text for a number": "its speed_up cannot be str",
+        "yes for a number": "its texts cannot be bool",
+        "fewer than none": "its extra cannot be -5",
+        "more than all": "its recall cannot be inf",
+    }.items():
+        store.store(CERTIFICATE).write_text(DAMAGED[name], "utf-8")
+        assert words in store.explain(HERE), name
 
 
 def test_name_of_a_file(store):
