@@ -1,7 +1,7 @@
 """Loads models in a process of its own, because huggingface_hub reads its endpoint when it is imported.
 
 Reads one request a line, ``{"name": ..., "config": {...}, "environment": {...}}``, and answers in one line with the
-entities of a sentence, or with the error and how often the program paused, as it does between attempts.
+entities of a sentence, or with the error.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import gc
 import json
 import os
 import sys
-import time
 from typing import Any
-from unittest import mock
 
 from openmed_nb.interface.models import ModelLoader, OpenMedConfig
 
@@ -25,11 +23,10 @@ def answer(name: str, config: dict[str, Any], environment: dict[str, str]) -> di
     os.environ.update(environment)
     loader = ModelLoader(OpenMedConfig(**config))
     try:
-        with mock.patch.object(time, "sleep", wraps=time.sleep) as pauses:
-            entities = loader.create_pipeline(name)(TEXT)
+        entities = loader.create_pipeline(name)(TEXT)
         return {"words": [TEXT[entity["start"] : entity["end"]] for entity in entities]}
     except Exception as error:  # noqa: BLE001  (a test asks which error it was)
-        return {"error": type(error).__name__, "text": str(error), "pauses": pauses.call_count}
+        return {"error": type(error).__name__, "text": str(error)}
     finally:
         loader.unload()
         os.environ.clear()

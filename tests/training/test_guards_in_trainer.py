@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from openmed_nb import Guards
 from openmed_nb.errors import BatchRefused, NonFinite
-from openmed_nb.training.guards import Guards
 
 
 class Guarded(TrainerCallback):
@@ -74,8 +74,15 @@ def test_right_batches(guards, trained, tagger, workers):
     assert not tagger._forward_pre_hooks
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("field", ["labels", "input_ids"])
+@pytest.mark.parametrize(
+    ("field", "workers"),
+    [
+        ("labels", 0),
+        ("input_ids", 2),
+        pytest.param("labels", 2, marks=pytest.mark.slow),
+        pytest.param("input_ids", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_wrong_batch(guards, trained, refusal, workers, field):
     """A number in the data that the model does not have stops the training, with worker processes and without."""
 
