@@ -86,24 +86,32 @@ def on_forward() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def pipe_of(home: str) -> Callable[..., Any]:
-    """A function that returns a pipeline over the model of a folder."""
-    from openmed_nb.annotation.building import build_pipeline
-    from openmed_nb.models.config import OpenMedConfig
-    from openmed_nb.models.loading import LoadSpec, load
+    """A function that returns a pipeline over the model of a folder, the same one when asked again in a module."""
+    import openmed_nb
 
     def pipe_of(folder: Path, strategy: str = "first", **options: Any) -> Any:
-        return build_pipeline(load(LoadSpec.of(str(folder), OpenMedConfig()), home), strategy, options)
+        return openmed_nb.load_pipeline(str(folder), home, aggregation_strategy=strategy, **options)
 
     return pipe_of
+
+
+@pytest.fixture
+def own_pipe_of(pipe_of: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """A function that returns a pipeline over the model of a folder, both of which a test may change."""
+    import openmed_nb
+
+    openmed_nb.ModelLoader().unload()
+    yield pipe_of
+    openmed_nb.ModelLoader().unload()
 
 
 @pytest.fixture(scope="session")
 def annotated() -> Callable[..., Any]:
     """A function that annotates texts with a pipeline, without a progress bar."""
-    from openmed_nb.annotation.corpus import Source, annotate_from
+    import openmed_nb
 
-    def annotated(pipe: Any, texts: Any, batch_tokens: int | None = None, **options: Any) -> Any:
-        return annotate_from(Source.of(pipe, batch_tokens), texts, "model", **{"progress": False, **options})
+    def annotated(pipe: Any, texts: Any, **options: Any) -> Any:
+        return openmed_nb.annotate(texts, pipe, progress=False, **options)
 
     return annotated
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from openmed_nb.annotation.building import pipeline_over
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
-from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, load
 
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
-
-
-@pytest.fixture
-def loaded(keyword_model):
-    """The keyword model on the CPU."""
-    return load(LoadSpec.of(str(keyword_model), OpenMedConfig()), "cpu")
 
 
 class TestOptions:
     """The remaining arguments go to transformers' pipeline."""
 
-    def test_option_is_used(self, loaded, words_of):
+    def test_option_is_used(self, pipe_of, keyword_model, words_of):
         """An option that the pipeline has takes effect."""
-        pipe = pipeline_over(loaded, "none", {"ignore_labels": ["O", "I-DISEASE"]})
+        pipe = pipe_of(keyword_model, "none", ignore_labels=["O", "I-DISEASE"])
         assert words_of(pipe) == ["diabetes", "hyper", "asthma"]
 
     @pytest.mark.parametrize(
@@ -43,16 +34,24 @@ class TestOptions:
         ],
         ids=str,
     )
-    def test_option_that_does_not_work(self, loaded, options, words_of):
+    def test_option_that_does_not_work(self, pipe_of, keyword_model, options, words_of):
         """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
         with pytest.raises(ConfigurationError, match=r"options|stride|batch_size|ignore_labels"):
-            pipeline_over(loaded, "first", options)
-        assert words_of(pipeline_over(loaded, "first", {})) == WORDS
+            pipe_of(keyword_model, **options)
+        assert words_of(pipe_of(keyword_model)) == WORDS
 
 
-def test_device_that_fails_while_it_computes(loaded):
+def test_same_when_asked_again(pipe_of, keyword_model):
+    """A pipeline that is asked for again is the same one; other options give another one over the same model."""
+    pipe, other = pipe_of(keyword_model), pipe_of(keyword_model, "none")
+    assert pipe_of(keyword_model) is pipe
+    assert other is not pipe
+    assert other.model is pipe.model
+
+
+def test_device_that_fails_while_it_computes(own_pipe_of, keyword_model):
     """A device that fails in the middle of a text gives one error of ours, without the text."""
-    pipe = pipeline_over(loaded, "first", {})
+    pipe = own_pipe_of(keyword_model)
     pipe.model.to("meta")
 
     with pytest.raises(DeviceUnavailable, match="could not run on") as caught:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.annotation.building import pipeline_over
 from openmed_nb.annotation.calibration import LADDER, Calibration
-from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, load
 
 
 @pytest.fixture
-def pipe(keyword_model):
+def pipe(own_pipe_of, keyword_model):
     """A pipeline of its own over the keyword model."""
-    return pipeline_over(load(LoadSpec.of(str(keyword_model), OpenMedConfig()), "cpu"), "first", {})
+    return own_pipe_of(keyword_model)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openmed_nb.annotation.building import pipeline_over
 from openmed_nb.annotation.compilation import compare, judged
 from openmed_nb.devices.simulation import shown_device
-from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, load
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 ENTITY = {"entity_group": "DISEASE", "start": 0, "end": 6, "word": "asthma", "score": 0.9}
@@ -89,12 +86,11 @@ def test_what_does_not_compile_runs_as_before():
 
 
 @pytest.mark.parametrize("stance", ["force_eager", pytest.param("default", marks=pytest.mark.slow)])
-def test_pipeline_that_was_asked_to_compile(keyword_model, words_of, stance):
+def test_pipeline_that_was_asked_to_compile(own_pipe_of, keyword_model, words_of, stance):
     """A pipeline that was asked to compile gives the same entities, compiled or not, and says which; so does torch's compiler."""
-    loaded = load(LoadSpec.of(str(keyword_model), OpenMedConfig()), "cpu")
-    plain = pipeline_over(loaded, "first", {})
+    plain = own_pipe_of(keyword_model)
     with torch.compiler.set_stance(stance):
-        compiled = pipeline_over(loaded, "first", {"compile": True})
+        compiled = own_pipe_of(keyword_model, compile=True)
         found = words_of(compiled, NOTE)
 
     assert plain.compilation is None

@@ -8,7 +8,6 @@ import pickle
 import re
 import signal
 import threading
-import time
 import weakref
 
 import datasets
@@ -20,8 +19,8 @@ from hypothesis import strategies as some
 from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
+import openmed_nb as nb
 from openmed_nb.annotation.annotations import SHOWN_TEXTS
-from openmed_nb.annotation.corpus import Source, annotate_from, checked_pipeline
 from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.simulation import shown_device
@@ -437,12 +436,12 @@ class TestOptions:
     def test_pipeline_of_transformers(self, keyword_model):
         """A pipeline that is not ours is refused, with the way to ours."""
         with pytest.raises(ConfigurationError, match=r"Pass the name of a model, or a pipeline of load_pipeline\(\)"):
-            checked_pipeline(pipeline("token-classification", str(keyword_model)), {})
+            nb.annotate(TEXTS, pipeline("token-classification", str(keyword_model)))
 
     def test_pipeline_with_arguments_for_another(self, pipe):
         """Arguments that would build a pipeline are refused beside one that is built."""
         with pytest.raises(ConfigurationError, match="takes no aggregation_strategy, device"):
-            checked_pipeline(pipe, {"device": "cpu", "aggregation_strategy": "max"})
+            nb.annotate(TEXTS, pipe, device="cpu", aggregation_strategy="max")
 
 
 def test_threads_with_one_pipeline(annotated, new_pipe, sentences, rounded):
@@ -466,16 +465,16 @@ class TestProgress:
     """The bar of a terminal."""
 
     @pytest.fixture
-    def shown(self, pipe, capsys):
-        """A function that annotates texts with a pause before each, and returns what was printed."""
+    def shown(self, pipe, capsys, bar_clock):
+        """A function that annotates texts that take some seconds each to read, and returns what was printed."""
 
-        def shown(texts, seconds, progress=True):
+        def shown(texts, seconds, **options):
             def stream():
                 for text in texts:
-                    time.sleep(seconds)
+                    bar_clock.now += seconds
                     yield text
 
-            annotate_from(Source.of(pipe), stream(), "model", progress=progress)
+            nb.annotate(stream(), pipe, **options)
             out, err = capsys.readouterr()
             assert out == ""
             return err
@@ -484,45 +483,28 @@ class TestProgress:
 
     def test_slow_run(self, shown, home):
         """A run of more than a second shows the device, how many texts are done, and texts per second."""
-        assert re.search(
-            rf"annotating on {re.escape(shown_device(home))}: 5 texts \[00:0\d, +[\d.]+ texts/s\]\n$",
-            shown(TEXTS, 0.25),
-        )
+        assert shown(TEXTS, 0.5).endswith(f"annotating on {shown_device(home)}: 5 texts [00:02,  2.00 texts/s]\n")
 
     def test_quick_run(self, shown):
         """A quick run shows nothing."""
-        assert shown(TEXTS, 0) == ""
-
-    def test_resumed(self, pipe):
-        """Texts that an earlier run has answers for are counted, and are no part of the speed."""
-        from openmed_nb.annotation.answers import Answers
-        from openmed_nb.annotation.corpus import CorpusRun, Reading
-        from openmed_nb.annotation.progress import progress_bar
-        from openmed_nb.annotation.results import NoFile
-
-        earlier = annotate_from(Source.of(pipe), TEXTS[:3], "model", progress=False)
-        with progress_bar(len(TEXTS), shown=True, device="cpu") as bar:
-            run = CorpusRun(Reading(iter(TEXTS)), Answers("entity_group"), NoFile(earlier.answers), bar)
-            run.replay(earlier.answers.items())
-
-        assert (bar.n, bar.format_dict["initial"]) == (3, 3)
+        assert shown(TEXTS, 0.1) == ""
 
     def test_without(self, shown):
         """Without progress nothing is ever shown."""
-        assert shown(TEXTS, 0.25, progress=False) == ""
+        assert shown(TEXTS, 5, progress=False) == ""
 
-    def test_sized(self, annotated, pipe, capsys):
-        """Where the number of texts is known, the bar shows the share that is done, those of an earlier run included."""
-        found = annotated(pipe, TEXTS)
-        slow = SlowList([*TEXTS, "asthma"])
-        annotate_from(Source.of(pipe), slow, "model", resume=found)
-        assert re.search(r"100%.* 6/6 \[", capsys.readouterr().err)
+    def test_resumed(self, annotated, pipe, shown):
+        """Texts that an earlier run has answers for are counted, and are no part of the speed."""
+        assert shown(TEXTS, 1, resume=annotated(pipe, TEXTS[:3])).endswith(": 5 texts [00:05,  0.40 texts/s]\n")
 
+    def test_sized(self, pipe, capsys, bar_clock):
+        """Where the number of texts is known, the bar shows the share that is done."""
 
-class SlowList(list):
-    """A list that pauses before each of its items."""
+        class Slow(list):
+            def __iter__(self):
+                for text in super().__iter__():
+                    bar_clock.now += 1
+                    yield text
 
-    def __iter__(self):
-        for text in super().__iter__():
-            time.sleep(0.2)
-            yield text
+        nb.annotate(Slow(TEXTS), pipe)
+        assert re.search(r"100%.* 5/5 \[", capsys.readouterr().err)
