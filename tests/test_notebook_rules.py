@@ -31,79 +31,58 @@ MISUSES = {
 }
 
 
-def run_nbval(folder):
-    """Run nbval on a folder, and return the outcome of each cell in order, and all output."""
-    options = "--nbval --nbval-current-env -v -p no:cacheprovider -p no:randomly ."
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", *options.split()],
-        cwd=folder,
-        env={**os.environ, "IPYTHONDIR": str(folder / "ipython"), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    return re.findall(
-        r"ipynb::Cell \d+ (PASSED|FAILED|SKIPPED|XFAIL|XPASS)", process.stdout
-    ), process.stdout + process.stderr
-
-
 @pytest.fixture(scope="module")
-def misused(tmp_path_factory):
-    """Give a folder with a notebook that was run and saved with its mistakes, as a person would save it."""
+def judged(tmp_path_factory):
+    """What nbval, and no other plugin, says of a notebook that was run and saved with its mistakes, as a person would save it.
+
+    The outcomes of its cells stand under "ours" with our conftest.py, and under "alone" without; the rest is the output.
+    """
     folder = tmp_path_factory.mktemp("misused")
     cells = ["%load_ext openmed_nb", *MISUSES.values(), "1 + 1"]
     notebook = new_notebook(cells=[new_code_cell(source) for source in cells])
-    NotebookClient(notebook, allow_errors=True, kernel_name="python3", timeout=120).execute()
-    nbformat.write(notebook, folder / "misused.ipynb")
-    return folder
+    NotebookClient(notebook, allow_errors=True, kernel_name="python3", timeout=None).execute()
+    for name in ("ours", "alone"):
+        (folder / name).mkdir()
+        nbformat.write(notebook, folder / name / "misused.ipynb")
+    shutil.copy(ROOT / "conftest.py", folder / "ours")
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "nbval.plugin", "--nbval", "--nbval-current-env", "-v", "."],
+        cwd=folder,
+        env={
+            **os.environ,
+            "IPYTHONDIR": str(folder / "ipython"),
+            "PYTEST_ADDOPTS": "-p no:cacheprovider",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    outcomes = re.findall(r"(\w+)/misused::ipynb::Cell \d+ ([A-Z]+)", process.stdout)
+    named = {name: [outcome for where, outcome in outcomes if where == name] for name in ("ours", "alone")}
+    return {**named, "output": process.stdout + process.stderr}
 
 
-@pytest.fixture(scope="module")
-def judged(misused):
-    """Give the outcome of each cell of that notebook under nbval with our conftest.py."""
-    shutil.copy(ROOT / "conftest.py", misused)
-    return run_nbval(misused)
-
-
-@pytest.mark.parametrize("index", range(1, 1 + len(MISUSES)), ids=MISUSES)
-def test_a_misused_magic_fails(judged, index):
+def test_a_misused_magic_fails(judged):
     """Under nbval with our conftest.py a cell that misuses a magic fails, even where its output is as it was saved."""
-    outcomes, printed = judged
-
-    assert outcomes[index] == "FAILED", printed
+    assert judged["ours"] == ["PASSED", *["FAILED"] * len(MISUSES), "PASSED"], judged["output"]
 
 
-def test_cells_without_a_mistake_pass(judged):
-    """The cells before and after the mistakes pass."""
-    outcomes, printed = judged
-
-    assert [outcomes[0], outcomes[-1]] == ["PASSED", "PASSED"], printed
-
-
-def test_nbval_alone_would_let_it_pass(misused, tmp_path):
+def test_nbval_alone_would_let_it_pass(judged):
     """Without our conftest.py nbval passes a magic that does not exist, which is why the conftest.py is there."""
-    shutil.copy(misused / "misused.ipynb", tmp_path)
-    outcomes, printed = run_nbval(tmp_path)
-
-    assert outcomes[list(MISUSES).index("a magic that does not exist") + 1] == "PASSED", printed
+    assert judged["alone"][list(MISUSES).index("a magic that does not exist") + 1] == "PASSED", judged["output"]
 
 
-def test_there_is_a_notebook():
-    """The folder holds at least one notebook, so that the rules below judge something."""
+def test_notebooks_are_numbered():
+    """There are notebooks, and they are named in their order: 01_quickstart.ipynb."""
     assert NOTEBOOKS
+    assert [path.name for path in NOTEBOOKS if not re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name)] == []
 
 
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.name)
-def path(request):
-    """Give the path of each shipped notebook."""
-    return request.param
-
-
-@pytest.fixture
-def notebook(path):
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.name)
+def notebook(request):
     """Give each shipped notebook, checked against the notebook format."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(request.param, as_version=4)
     nbformat.validate(notebook)
     return notebook
 
@@ -111,11 +90,6 @@ def notebook(path):
 def code_cells(notebook):
     """Return the cells that run."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def test_names_are_numbered(path):
-    """Notebooks are named in their order: 01_quickstart.ipynb."""
-    assert re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name)
 
 
 def test_every_cell_was_run_from_the_top(notebook):
@@ -190,10 +164,15 @@ def normalised(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_binder_installs_what_a_notebook_imports(notebook):
+@pytest.fixture(scope="module")
+def packages():
+    """Which distributions bring which packages."""
+    return importlib.metadata.packages_distributions()
+
+
+def test_binder_installs_what_a_notebook_imports(notebook, packages):
     """Every import of a notebook is Python's own, ours, or installed by Binder."""
     installed = requirements(ROOT / "binder" / "requirements.txt")
-    packages = importlib.metadata.packages_distributions()
     foreign = imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}
     providers = {name: {normalised(one) for one in packages.get(name, [name])} for name in foreign}
 

@@ -11,8 +11,14 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 IDLE = "Python 3 (ipykernel) | Idle"
-START = 60_000
-"""Milliseconds for what starts a kernel, or imports torch."""
+START = 240_000
+"""Milliseconds for what starts a kernel, or imports torch, on however busy a computer."""
+
+PRESSED = re.compile(r"\bmod-active\b")
+"""What a button that looks pressed has in its class."""
+
+FOCUS = """() => { const e = document.activeElement, panel = document.querySelector('.openmed-panel');
+  return panel.contains(e) ? (e.labels?.[0]?.innerText || e.innerText || e.tagName).trim() : ''; }"""
 
 
 class Front:
@@ -55,6 +61,23 @@ class Front:
         """Return the button of a device, whatever it says besides."""
         return self.panels.nth(panel).get_by_role("button", name=re.compile(rf"^{device}\b"))
 
+    @property
+    def focus(self) -> str:
+        """What has the keyboard's focus, empty where that is outside of the first panel."""
+        return str(self.page.evaluate(FOCUS))
+
+    def tab_to(self, name: str) -> None:
+        """Press Tab until a control of the first panel has the focus."""
+        for _ in range(30):
+            self.page.keyboard.press("Tab")
+            if self.focus.startswith(name):
+                return
+        pytest.fail(f"Tab does not lead to {name}")
+
+    def expect_pressed(self, device: str, panel: int = 0) -> None:
+        """Expect that the button of a device looks pressed."""
+        expect(self.device_button(device, panel)).to_have_class(PRESSED)
+
     def run(self, code: str) -> str:
         """Run a cell from outside of the page."""
         return self.kernel.run(code)
@@ -80,20 +103,16 @@ class Front:
         return self.kernel.evaluate(expression)
 
     def expect_kernel(self, expression: str, expected: Any) -> None:
-        """Expect that the kernel comes to say something of an expression, within ten seconds."""
-        for _ in range(50):
-            if self.evaluate(expression) == expected:
-                return
-            self.page.wait_for_timeout(200)
-        assert self.evaluate(expression) == expected
+        """Expect that the kernel comes to say something of an expression."""
+        self.wait_until(lambda: self.evaluate(expression) == expected, f"{expression} == {expected!r}")
 
-    def wait_until(self, true: Callable[[], Any], seconds: int = 20) -> None:
+    def wait_until(self, true: Callable[[], Any], what: str = "It") -> None:
         """Wait until something is true on the page."""
-        for _ in range(10 * seconds):
+        for _ in range(START // 200):
             if true():
                 return
-            self.page.wait_for_timeout(100)
-        pytest.fail(f"It did not become true within {seconds} seconds.")
+            self.page.wait_for_timeout(200)
+        pytest.fail(f"{what} did not become true.")
 
     def run_all(self) -> None:
         """Run the notebook, and wait until its last cell is done."""
@@ -116,7 +135,7 @@ class Editor(Front):
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         last = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").last
         failed = self.page.locator("[data-mime-type='application/vnd.jupyter.error']")
-        self.wait_until(lambda: re.search(r"\[\d+\]", last.inner_text()) or failed.count(), seconds=60)
+        self.wait_until(lambda: re.search(r"\[\d+\]", last.inner_text()) or failed.count(), "The run of the last cell")
         assert failed.all_inner_texts() == []
 
     def run_cells(self, count: int) -> None:

@@ -7,7 +7,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-PRESSED = re.compile(r"\bmod-active\b")
+pytestmark = pytest.mark.slow
+
 FIGURE = re.compile(r"used ([\d.,]+) (\w+)")
 
 SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
@@ -43,17 +44,12 @@ def front(opened):
     opened.begin_again()
 
 
-def is_pressed(button):
-    """Expect that a button is the pressed one."""
-    expect(button).to_have_class(PRESSED)
-
-
 def test_a_click_changes_the_device_of_the_kernel(front):
     """After a click on a device the kernel uses it, the panel's click is the reason, and the button is the marked one."""
     front.device_button("cpu").click()
 
     front.expect_kernel(DEVICE, ("cpu", "the panel"))
-    is_pressed(front.device_button("cpu"))
+    front.expect_pressed("cpu")
     expect(front.region("Device").get_by_role("status").first).to_contain_text("In force: cpu")
     expect(front.region("Device")).to_contain_text("asked for by the panel")
 
@@ -61,12 +57,12 @@ def test_a_click_changes_the_device_of_the_kernel(front):
 def test_a_second_click_changes_nothing(front):
     """A click on the pressed device leaves it pressed, on the page and in the kernel."""
     front.device_button("cpu").click()
-    is_pressed(front.device_button("cpu"))
+    front.expect_pressed("cpu")
     front.device_button("cpu").click()
     front.expect_kernel(DEVICE, ("cpu", "the panel"))
     front.page.wait_for_timeout(300)
 
-    is_pressed(front.device_button("cpu"))
+    front.expect_pressed("cpu")
     expect(front.panel.locator(".mod-active")).to_have_count(1)
 
 
@@ -77,7 +73,7 @@ def test_the_last_of_many_clicks_counts(front):
         front.device_button(device).click()
 
     front.expect_kernel("session.device().requested", "mps")
-    is_pressed(front.device_button("mps"))
+    front.expect_pressed("mps")
     expect(front.panel.locator(".mod-active")).to_have_count(1)
 
 
@@ -89,7 +85,7 @@ def test_a_click_moves_the_models(front):
     front.expect_kernel(MODELS, [("bundled_small", "cpu")])
     front.device_button("mps").click()
     front.expect_kernel(MODELS, [("bundled_small", "mps")])
-    is_pressed(front.device_button("mps"))
+    front.expect_pressed("mps")
     expect(front.region("Device")).to_contain_text("SIMULATED")
     expect(front.region("Models").get_by_role("row").last).to_contain_text("SIMULATED")
     expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
@@ -104,8 +100,8 @@ def test_a_magic_repaints_the_panel(front):
         expect(front.region("Device", panel)).to_contain_text("In force: mps")
     front.run("%openmed_device cpu")
     for panel in (0, 1):
-        is_pressed(front.device_button("cpu", panel))
-        expect(front.device_button("mps", panel)).not_to_have_class(PRESSED)
+        front.expect_pressed("cpu", panel)
+        expect(front.panels.nth(panel).locator(".mod-active")).to_have_count(1)
         expect(front.region("Device", panel)).to_contain_text("asked for by %openmed_device")
 
 
@@ -115,7 +111,7 @@ def test_a_typed_cell_repaints_the_panel(front):
         pytest.skip("Voila has no cells to type into")
     front.type_cell("%openmed_device cpu")
 
-    is_pressed(front.device_button("cpu"))
+    front.expect_pressed("cpu")
     front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
 
 
@@ -137,9 +133,9 @@ def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
 def test_two_panels_stay_in_step(front):
     """What is clicked in one panel, the other shows."""
     front.device_button("cpu", panel=1).click()
-    is_pressed(front.device_button("cpu", panel=0))
+    front.expect_pressed("cpu", panel=0)
     front.button("Reset", panel=0).click()
-    is_pressed(front.device_button("auto", panel=1))
+    front.expect_pressed("auto", panel=1)
 
     front.expect_kernel("session.device().requested", "auto")
 
@@ -154,8 +150,8 @@ def test_a_failed_move_keeps_the_device_and_shows_the_remedy(front):
     expect(alert).to_contain_text("What to do: Unload other models first, or use the CPU.")
     front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
     front.expect_kernel(MODELS, [("bundled_small", "cpu")])
-    is_pressed(front.device_button("cpu"))
-    expect(front.device_button("mps")).not_to_have_class(PRESSED)
+    front.expect_pressed("cpu")
+    expect(front.panel.locator(".mod-active")).to_have_count(1)
 
 
 def test_reset_goes_back_to_what_the_shell_said(front):
@@ -164,7 +160,7 @@ def test_reset_goes_back_to_what_the_shell_said(front):
     front.button("Reset").click()
 
     front.expect_kernel("session.device().requested", "auto")
-    is_pressed(front.device_button("auto"))
+    front.expect_pressed("auto")
 
 
 def used_memory(front, panel=0):

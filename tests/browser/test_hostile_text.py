@@ -11,6 +11,8 @@ from playwright.sync_api import expect
 
 import openmed_nb
 
+pytestmark = pytest.mark.slow
+
 PAYLOAD = "<img src=x onerror=window.__ran=1>"
 """An image that is not there; where it is taken for HTML, its handler runs."""
 

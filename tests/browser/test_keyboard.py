@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-FOCUS = """() => { const e = document.activeElement, panel = document.querySelector('.openmed-panel');
-  return panel.contains(e) ? (e.labels?.[0]?.innerText || e.innerText || e.tagName).trim() : ''; }"""
-"""What has the keyboard's focus, empty where that is outside of the panel."""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", params=["lab", "notebook7"])
@@ -24,24 +22,15 @@ def front(opened):
     opened.begin_again()
 
 
-def tab_to(front, name):
-    """Press Tab until a control has the focus."""
-    for _ in range(30):
-        front.page.keyboard.press("Tab")
-        if front.page.evaluate(FOCUS).startswith(name):
-            return
-    pytest.fail(f"Tab does not lead to {name}")
-
-
 def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
     """Tab stops at every control that can be used, once, from the top to the bottom, and leaves the panel."""
     front.run("nb.load_pipeline('bundled_small')")
     devices = front.evaluate("[button.label for button in panel.model.state.buttons if button.enabled]")
-    tab_to(front, "auto")
+    front.tab_to("auto")
     seen = ["auto"]
     while seen[-1]:
         front.page.keyboard.press("Tab")
-        seen.append(front.page.evaluate(FOCUS).partition(":")[0])
+        seen.append(front.focus.partition(":")[0])
 
     assert seen == [
         *(*devices, "Reset", "MPS variables", "Refresh", "Release memory", "Refresh every 2 seconds"),
@@ -53,28 +42,28 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
 def test_a_key_presses_the_button_of_a_device_and_keeps_the_focus(front, key):
     """Space and Enter choose a device; the focus stays on its button, and the cell is what it was."""
     before = front.cell_types()
-    tab_to(front, "cpu")
+    front.tab_to("cpu")
     front.page.keyboard.press(key)
 
     front.expect_kernel("session.device().requested_by", "the panel")
     expect(front.region("Device")).to_contain_text("asked for by the panel")
-    assert front.page.evaluate(FOCUS).startswith("cpu")
+    assert front.focus.startswith("cpu")
     assert front.cell_types() == before
 
 
 def test_reset_by_keyboard(front):
     """Enter on Reset drops the override."""
     front.run("%openmed_device cpu")
-    tab_to(front, "Reset")
+    front.tab_to("Reset")
     front.page.keyboard.press("Enter")
 
     front.expect_kernel("session.device().requested", "auto")
-    assert front.page.evaluate(FOCUS) == "Reset"
+    assert front.focus == "Reset"
 
 
 def test_the_checkbox_by_keyboard(front):
     """Space switches the automatic refresh on and off."""
-    tab_to(front, "Refresh every")
+    front.tab_to("Refresh every")
     front.page.keyboard.press("Space")
     front.expect_kernel("panel.model.state.refreshes", True)
     front.page.keyboard.press("Space")
@@ -84,7 +73,7 @@ def test_the_checkbox_by_keyboard(front):
 
 def test_the_environment_unfolds_by_keyboard(front):
     """Enter on the summary of the variables shows their table."""
-    tab_to(front, "MPS variables")
+    front.tab_to("MPS variables")
     table = front.region("Environment").get_by_role("table").first
     expect(table).to_be_hidden()
     front.page.keyboard.press("Enter")
@@ -97,34 +86,31 @@ def test_the_environment_unfolds_by_keyboard(front):
 def test_a_text_is_typed_and_annotated_by_keyboard(front):
     """Letters that are commands of the notebook go into the text box, and Enter on Annotate finds the entities."""
     before = front.cell_types()
-    tab_to(front, "Text to annotate")
+    front.tab_to("Text to annotate")
     front.page.keyboard.press("ControlOrMeta+a")
     front.page.keyboard.type("mdaby: asthma")
-    tab_to(front, "Annotate")
+    front.tab_to("Annotate")
     front.page.keyboard.press("Enter")
 
     expect(front.region("Try it").locator("mark").first).to_contain_text("asthma")
     front.expect_kernel("panel.model.state.answer.text", "mdaby: asthma")
     assert front.cell_types() == before
-    assert front.page.evaluate(FOCUS) == "Annotate"
+    assert front.focus == "Annotate"
 
 
 def test_memory_and_models_by_keyboard(front):
     """Enter works on Refresh, Unload and Release memory; where a button goes, the focus stays in the panel."""
     front.run("nb.load_pipeline('bundled_small')")
-    tab_to(front, "Refresh")
+    front.tab_to("Refresh")
     front.page.keyboard.press("Enter")
-    tab_to(front, "Unload bundled_small")
-    front.page.wait_for_timeout(
-        1200
-    )  # Soon after a cell the focus is left alone: somebody may be typing in another cell.
+    front.tab_to("Unload bundled_small")
     front.page.keyboard.press("Enter")
 
     expect(front.button("Unload bundled_small")).to_have_count(0)
-    front.wait_until(lambda: front.page.evaluate(FOCUS) != "")
+    front.wait_until(lambda: front.focus != "")
     front.expect_kernel("len(session.inventory())", 0)
     front.region("Device").get_by_role("heading").click()
-    tab_to(front, "Release memory")
+    front.tab_to("Release memory")
     front.page.keyboard.press("Enter")
     expect(front.region("Memory")).to_contain_text("frames of the last error")
-    assert front.page.evaluate(FOCUS) == "Release memory"
+    assert front.focus == "Release memory"

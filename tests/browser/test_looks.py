@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.slow
+
 VIEWS = ("lab light", "lab dark", "notebook7 dark", "notebook7 light", "voila dark")
 ANNOTATE = "%openmed_device --simulate mps\npanel.model.annotate('The patient has asthma.')"
 MISTAKE = "panel.model.choose('cuda:99')"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import nbformat
 import pytest
 from nbconvert import HTMLExporter, MarkdownExporter
 from playwright.sync_api import expect
+
+pytestmark = pytest.mark.slow
 
 TYPED = "%openmed_device --reset"
 """A command that the static form tells."""
@@ -102,19 +101,3 @@ def test_exported_to_markdown_it_shows_the_static_form(saved):
     assert TYPED in text
     assert "<table>" in text
     assert "VBox(" not in text
-
-
-def test_in_a_terminal_it_is_text(tmp_path):
-    """IPython in a terminal prints the state and the commands, and imports neither ipywidgets nor torch."""
-    code = (
-        "%load_ext openmed_nb\nimport sys\nshown = %openmed_panel\ndisplay(shown)\n"
-        "'ipywidgets' in sys.modules, 'torch' in sys.modules"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", f"--ipython-dir={tmp_path}", "-c", code],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-
-    assert TYPED in ran.stdout
-    assert "cannot be used" in ran.stdout
-    assert "(False, False)" in ran.stdout

@@ -170,8 +170,12 @@ def _running_kernel(tmp_path_factory) -> Iterator[Kernel]:
 
 @pytest.fixture
 def kernel(_running_kernel: Kernel) -> Kernel:
-    """Give a real kernel with the extension as it is when just loaded; its shell asks for the CPU."""
+    """Give a real kernel with the extension as it is when just loaded; its shell asks for the CPU.
+
+    Collections leave out what was there before the test: the libraries, which take most of their time.
+    """
     _running_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
+    _running_kernel.run("__import__('gc').freeze()")
     return _running_kernel
 
 

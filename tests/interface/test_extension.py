@@ -133,12 +133,13 @@ print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
     assert (process.stdout, process.returncode) == ("False\nTrue cpu\n", 0), process.stderr
 
 
-def test_a_lazy_cell_magic_in_a_terminal(run_ipython):
-    """So does the first use of the cell magic; a terminal shows the entities in brackets in the text."""
-    code = "get_ipython().run_cell('%%openmed_ner --model bundled_small\\nHe has asthma.')"
-    process = run_ipython(code, profile=LAZY, OPENMED_DEVICE="cpu")
+def test_a_lazy_cell_magic(shell: InteractiveShell, capsys):
+    """So does the first use of the cell magic, which shows the entities in brackets in the text."""
+    shell.run_line_magic("unload_ext", "openmed_nb")
+    shell.magics_manager.lazy_magics = {"openmed_ner": "openmed_nb"}
+    shell.run_cell("%%openmed_ner --model bundled_small --device cpu\nHe has asthma.")
 
-    assert "1 entity found by bundled_small on cpu\nHe has [asthma](DISEASE).\n" in process.stdout, process.stderr
+    assert "1 entity found by bundled_small on cpu\nHe has [asthma](DISEASE).\n" in capsys.readouterr().out
 
 
 def test_the_override_ends_with_the_extension(kernel):

@@ -11,6 +11,8 @@ from openmed_nb.interface.live import LiveCurve, picture
 from openmed_nb.training.curve import MemoryCurve
 from openmed_nb.training.samples import MemorySample
 
+pytestmark = pytest.mark.usefixtures("quick_collection")  # Each epoch ends with one.
+
 EVIL = 'mps"><script>alert(1)</script>'
 
 

@@ -37,7 +37,6 @@ def planted(kernel):
     kernel.run("%reset -f")
     kernel.run("%load_ext openmed_nb")
     assert kernel.run(PLANT).status == "ok"
-    kernel.run("gc.collect()\ngc.freeze()")  # Collections leave out the libraries, which takes most of their time.
     return kernel
 
 

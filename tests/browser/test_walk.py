@@ -1,0 +1,115 @@
+"""A walk through the panel in JupyterLab: one case of each kind that the other files of this folder try in every front end."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from playwright.sync_api import expect
+
+DEVICE = "(session.device().device, session.device().requested_by)"
+MAIN_THREAD = """
+import threading
+threads = []
+session.listen(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))
+"""
+PAYLOAD = "<img src=x onerror=window.__ran=1>"
+"""An image that is not there; where it is taken for HTML, its handler runs."""
+
+REGION = """
+- heading "Device" [level=3]
+- status:
+  - paragraph:
+    - strong: "In force: mps"
+- button "auto"
+- button "mps (in force)"
+- button "cuda" [disabled]
+- button "cpu"
+- button "Reset"
+- table "Devices"
+"""
+"""What a screen reader is told of the device, on a simulated Mac."""
+
+
+@pytest.fixture(scope="module")
+def opened(open_panel):
+    """A notebook with two panels."""
+    return open_panel("lab", "light", "bundled_small", "second = nb.panel('bundled_small')\nsecond")
+
+
+@pytest.fixture
+def front(opened):
+    """The same page; afterwards the session is as it began."""
+    yield opened
+    opened.begin_again()
+
+
+def test_a_click_is_done_in_the_kernel_and_shown_by_every_panel(front):
+    """After a click on a device the kernel uses it, and both panels show who asked; what a magic changes they show too."""
+    front.device_button("cpu").click()
+
+    front.expect_kernel(DEVICE, ("cpu", "the panel"))
+    for panel in (0, 1):
+        front.expect_pressed("cpu", panel)
+        expect(front.region("Device", panel)).to_contain_text("asked for by the panel")
+    front.run("%openmed_device --reset")
+    for panel in (0, 1):
+        front.expect_pressed("auto", panel)
+
+
+def test_a_key_presses_a_button_and_keeps_the_focus(front):
+    """A key that JupyterLab takes for itself chooses a device; the focus stays on its button, and the cells are as before."""
+    before = front.cell_types()
+    front.region("Device").get_by_role("heading").click()
+    front.tab_to("cpu")
+    front.page.keyboard.press("Enter")
+
+    front.expect_kernel(DEVICE, ("cpu", "the panel"))
+    front.expect_pressed("cpu")
+    assert front.focus.startswith("cpu")
+    assert front.cell_types() == before
+
+
+def test_a_click_waits_for_the_running_cell(front):
+    """A click while a cell runs is done after the cell, in the thread that runs the cells, and the panel says that it waits."""
+    front.run(MAIN_THREAD)
+    with front.running_cell("at_its_end = session.device().requested"):
+        expect(front.region("Device")).to_contain_text("A cell runs")
+        front.device_button("cpu").click()
+
+    front.expect_kernel(DEVICE, ("cpu", "the panel"))
+    assert front.evaluate("(at_its_end, bool(threads) and all(threads))") == ("auto", True)
+    front.expect_pressed("cpu")
+
+
+def test_a_text_is_annotated_and_stays_text(front):
+    """Annotate marks what the model finds in the text of the page, with the time and the device; nothing in it runs or is saved."""
+    front.run("%openmed_device cpu")
+    front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")
+    front.button("Annotate").click()
+
+    expect(front.region("Try it").locator("mark").first).to_contain_text("asthma")
+    expect(front.region("Try it")).to_contain_text(f"{PAYLOAD} has asthma")
+    expect(front.region("Try it")).to_contain_text("ms on cpu")
+    expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
+    assert front.page.evaluate("window.__ran") is None
+    front.save()
+    saved = nbformat.read(front.server.notebooks / front.name, as_version=4)
+    forms = [set(output.data) for cell in saved.cells for output in cell.outputs if "data" in output]
+    assert forms == [{"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}] * 2
+    assert "widgets" not in saved.metadata
+    assert "onerror" not in nbformat.writes(saved)
+
+
+def test_it_can_be_read(front, measures):
+    """On a simulated Mac every text stands out by 4.5 to 1, nothing sticks out, and a screen reader is told of each control."""
+    front.run("%openmed_device --simulate mps\npanel.model.choose('cuda:99')")
+    expect(front.panel.get_by_role("alert")).to_be_visible()
+    contrasts = measures.contrasts(front.panel)
+
+    assert {"auto", "cuda", "cpu", "Error:", "Refresh", "(SIMULATED)"} <= {
+        word for text in contrasts for word in text.split()
+    }
+    assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}
+    assert measures.sticking_out(front.panel) == []
+    assert measures.grave_findings(front.page, ".openmed-panel") == []
+    expect(front.region("Device")).to_match_aria_snapshot(REGION)
