@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 
-import openmed_nb as nb
+from openmed_nb.devices.environment import VARIABLES
 
-theirs = pytest.importorskip("openmed.torch.device")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("openmed") is None, reason="the package openmed is not installed"
+)
 
-OUR_VARIABLES = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU", *theirs.MPS_ENV_DEFAULTS)
+OUR_VARIABLES = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU", *VARIABLES)
 
 OF_THE_SHELL = {"OPENMED_TORCH_DEVICE": "Cuda:1", "OPENMED_DEVICE": "mps"}
 
@@ -105,10 +108,14 @@ def test_openmed_follows_in_a_fresh_process(kernel: tuple[Run, Any]):
     assert kernel[1] == [before, ["cpu", "cpu"], True, True, before]
 
 
-def test_explicit_preference():
+def test_explicit_preference(run: Run):
     """An explicit preference comes back normalised, as from openmed, whether or not the device is there."""
-    for preference in ("cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\n", "mps", "MPS", "\tMps"):
-        assert nb.resolve_torch_device(preference) == theirs.resolve_torch_device(preference)
+    code = """
+spellings = ("cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\\n", "mps", "MPS", "\\tMps")
+answer = [[resolve(one) for one in spellings] for resolve in (nb.resolve_torch_device, theirs.resolve_torch_device)]"""
+    ours, their = run(code)
+
+    assert ours == their == ["cpu", "cpu", "cpu", "cuda", "cuda", "cuda:0", "cuda:1", "cuda:3", "mps", "mps", "mps"]
 
 
 def test_preference_of_the_shell(run: Run):
