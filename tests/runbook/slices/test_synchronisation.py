@@ -7,7 +7,9 @@ from __future__ import annotations
 import io
 import logging
 import math
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -222,6 +224,22 @@ def test_places_have_no_folder():
     assert str(CodePlace("train.py", 3, "<module>")) == "train.py:3"
     assert "maria" not in str(values)
     assert (values["file"], values["line"], values["function"]) == ("train.py", 12, "step")
+
+
+def test_cell_of_a_notebook_is_named_as_ipython_names_it():
+    """A line in a cell is named by the number of the cell, as in IPython's own tracebacks."""
+    program = """
+        from IPython.core.interactiveshell import InteractiveShell
+        from openmed_nb.runbook.slices.code_places import owner_of, shown_file
+        shell = InteractiveShell.instance()
+        shell.run_cell("first = 1", store_history=True)
+        shell.run_cell("def step(batch):\\n    return batch", store_history=True)
+        file = shell.user_ns["step"].__code__.co_filename
+        print(shown_file(file), owner_of(file))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "Cell In[2] own"
 
 
 def test_nothing_stays_on_after_an_error():
