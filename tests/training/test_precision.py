@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.precision import SPELLINGS, autocast_policy, parse_precision
 
@@ -124,7 +124,7 @@ def test_shown():
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_a_step(device, requested, dtype):
     """A step with its context and its scaler computes in the type, and the weights stay float32 and change."""
-    with simulated_device():
+    with nb.simulated_mps():
         precision = autocast_policy(device, T213, M3, requested)
         model = torch.nn.Linear(4, 4).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
