@@ -54,16 +54,16 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "dtype", "scaler", "note"), CHOICES)
-def test_choice(asked, dtype, scaler, note):
+def test_choice():
     """float32 is the default, bfloat16 is preferred to float16, and what is emulated is said to be."""
-    precision = autocast_policy(*asked)
+    for asked, dtype, scaler, note in CHOICES:
+        precision = autocast_policy(*asked)
+        found = (precision.dtype, precision.needs_scaler, precision.enabled, precision.device)
 
-    assert (precision.dtype, precision.needs_scaler, precision.enabled) == (dtype, scaler, dtype != "float32")
-    assert precision.device == asked[0]
-    assert precision.reason.startswith(dtype) or "auto" in asked
-    assert note in " ".join(precision.notes)
-    assert bool(note) == bool(precision.notes)
+        assert found == (dtype, scaler, dtype != "float32", asked[0]), asked
+        assert precision.reason.startswith(dtype) or "auto" in asked, asked
+        assert note in " ".join(precision.notes), asked
+        assert bool(note) == bool(precision.notes), asked
 
 
 REFUSED = [
@@ -99,10 +99,10 @@ def test_what_is_no_precision(requested):
         parse_precision(requested)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_spellings(spelling):
+def test_spellings():
     """A type may be spelled as torch, Accelerate and the Trainer do, in any case."""
-    assert parse_precision(f" {spelling.upper()} ") == SPELLINGS[spelling]
+    for spelling, precision in SPELLINGS.items():
+        assert parse_precision(f" {spelling.upper()} ") == precision, spelling
     assert parse_precision(torch.bfloat16) == "bfloat16"
 
 
