@@ -87,24 +87,16 @@ def test_folder_holds_the_model_and_its_card(name):
     assert {Path(file).suffix for file in files} == {".md", ".json", ".safetensors"}
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "NCBI",
-        "BC5CDR",
-        "public domain",
-        "Creative Commons",
-        "Apache",
-        "F1",
-        "clinical use",
-        "license:",
-        "train_bundled_model",
-    ],
-)
-def test_card_says_what_one_must_know(name, said):
+CARD = [
+    *("NCBI", "BC5CDR", "public domain", "Creative Commons", "Apache", "F1"),
+    *("clinical use", "license:", "train_bundled_model"),
+]
+
+
+def test_card_says_what_one_must_know(name):
     """The card names the data, the licences, the figures, the limits, and the script that trained the model."""
-    card = (BUNDLED[name] / "README.md").read_text("utf-8")
-    assert said.lower() in card.lower()
+    card = (BUNDLED[name] / "README.md").read_text("utf-8").lower()
+    assert [said for said in CARD if said.lower() not in card] == []
 
 
 def test_card_shows_the_figures_of_the_training(name):

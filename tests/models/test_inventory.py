@@ -194,6 +194,7 @@ def test_models_of_a_session(computers):
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_a_simulated_device_says_so():
     """A model on the simulated MPS is listed as simulated, in text and HTML, and not any more afterwards."""
+    SESSION.unload()
     nb.load_pipeline("bundled_small")
     try:
         with nb.simulated_mps("8 GiB"):

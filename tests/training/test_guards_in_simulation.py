@@ -6,10 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import BatchRefused, NonFinite
-from openmed_nb.training.guards import Guards
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 
@@ -19,9 +18,9 @@ M2 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2")
 @pytest.fixture
 def on_mps(tagger, tmp_path):
     """The tagger on the simulated device, and guards that watch it."""
-    with simulated_device("8 GiB"):
+    with nb.simulated_mps("8 GiB"):
         model = tagger.to("mps")
-        with Guards(folder=tmp_path / "kept").watch(model, "mps", M2, (2, 13, 0)) as guards:
+        with nb.Guards(folder=tmp_path / "kept").watch(model, "mps", M2, (2, 13, 0)) as guards:
             yield model, guards
 
 

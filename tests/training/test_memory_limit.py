@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -21,19 +22,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("device", "fraction"), TAKEN)
-def test_fractions_that_torch_takes(device, fraction):
-    """MPS takes 0 to 2, CUDA more than 0 up to 1."""
-    assert check_fraction(device, fraction) == fraction
-
-
-@pytest.mark.parametrize(("device", "fraction"), REFUSED)
-def test_fractions_that_torch_does_not_take(device, fraction):
-    """Anything else is a clear error that says what to do."""
-    with pytest.raises(ConfigurationError) as error:
-        check_fraction(device, fraction)
-
-    assert error.value.remedy.startswith("Choose batches" if device in {"cpu", "xpu"} else "Pass a number up to")
+def test_fractions_that_torch_takes(refusal):
+    """MPS takes 0 to 2, CUDA more than 0 up to 1; anything else is a clear error that says what to do."""
+    for device, fraction in TAKEN:
+        assert check_fraction(device, fraction) == fraction, device
+    for device, fraction in REFUSED:
+        refused = refusal(partial(check_fraction, device, fraction))
+        remedy = "Choose batches" if device in {"cpu", "xpu"} else "Pass a number up to"
+        assert isinstance(refused, ConfigurationError), (device, fraction)
+        assert refused.remedy.startswith(remedy), (device, fraction)
 
 
 LIMITS = {

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb import adamw, explain_fused
 from openmed_nb.devices.backend import release_of
-from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.optimizers import adamw, explain_fused, fused_support, ignores_scaler
+from openmed_nb.training.optimizers import fused_support, ignores_scaler
 
 DECISIONS = [
     # tensors, torch, more -> fused, a word of the reason
@@ -32,14 +32,13 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.parametrize(("tensors", "release", "more", "fused", "reason"), DECISIONS)
-def test_decision(tensors, release, more, fused, reason):
+def test_decision():
     """Devices, types, the release of torch, a scaler and what was set decide."""
-    support = fused_support(tensors, release, **more)
+    for tensors, release, more, fused, reason in DECISIONS:
+        support = fused_support(tensors, release, **more)
 
-    assert support.fused == fused
-    assert reason in support.reason
-    assert support.to_dict() == {"fused": fused, "reason": support.reason}
+        assert reason in support.reason, (tensors, release, more)
+        assert support.to_dict() == {"fused": fused, "reason": support.reason}, (tensors, release, more)
 
 
 def parameters():
@@ -116,7 +115,7 @@ def test_what_was_set_stays(options):
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_under_simulated_mps():
     """On MPS it runs fused, and with a scaler where this torch obeys one."""
-    with simulated_device():
+    with nb.simulated_mps():
         model = torch.nn.Linear(5, 3).to("mps")
         before = model.weight.detach().clone()
         model(torch.ones(2, 5, device="mps")).square().sum().backward()

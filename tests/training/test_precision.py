@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.precision import SPELLINGS, autocast_policy, parse_precision
 
@@ -54,16 +54,16 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "dtype", "scaler", "note"), CHOICES)
-def test_choice(asked, dtype, scaler, note):
+def test_choice():
     """float32 is the default, bfloat16 is preferred to float16, and what is emulated is said to be."""
-    precision = autocast_policy(*asked)
+    for asked, dtype, scaler, note in CHOICES:
+        precision = autocast_policy(*asked)
+        found = (precision.dtype, precision.needs_scaler, precision.enabled, precision.device)
 
-    assert (precision.dtype, precision.needs_scaler, precision.enabled) == (dtype, scaler, dtype != "float32")
-    assert precision.device == asked[0]
-    assert precision.reason.startswith(dtype) or "auto" in asked
-    assert note in " ".join(precision.notes)
-    assert bool(note) == bool(precision.notes)
+        assert found == (dtype, scaler, dtype != "float32", asked[0]), asked
+        assert precision.reason.startswith(dtype) or "auto" in asked, asked
+        assert note in " ".join(precision.notes), asked
+        assert bool(note) == bool(precision.notes), asked
 
 
 REFUSED = [
@@ -99,10 +99,10 @@ def test_what_is_no_precision(requested):
         parse_precision(requested)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_spellings(spelling):
+def test_spellings():
     """A type may be spelled as torch, Accelerate and the Trainer do, in any case."""
-    assert parse_precision(f" {spelling.upper()} ") == SPELLINGS[spelling]
+    for spelling, precision in SPELLINGS.items():
+        assert parse_precision(f" {spelling.upper()} ") == precision, spelling
     assert parse_precision(torch.bfloat16) == "bfloat16"
 
 
@@ -124,7 +124,7 @@ def test_shown():
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_a_step(device, requested, dtype):
     """A step with its context and its scaler computes in the type, and the weights stay float32 and change."""
-    with simulated_device():
+    with nb.simulated_mps():
         precision = autocast_policy(device, T213, M3, requested)
         model = torch.nn.Linear(4, 4).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -12,9 +12,9 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.release import check_names, drop_frames, drop_variables, release
+from openmed_nb.training.release import release
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
+pytestmark = pytest.mark.usefixtures("by_itself")
 
 KIB = 1 << 10
 
@@ -91,7 +91,7 @@ def test_frames_of_the_last_error_are_dropped(last_error, chain):
     last_error(error)
 
     assert gone() is not None
-    drop_frames()
+    nb.release(namespace={}, models=False)
     assert gone() is None
     assert sys.last_value is error
 
@@ -102,7 +102,7 @@ def test_errors_that_refer_to_each_other_end(last_error):
     error = ValueError("outer")
     error.__cause__, inner.__context__ = inner, error
     last_error(error)
-    drop_frames()
+    nb.release(namespace={}, models=False)
 
     assert gone() is None
 
@@ -113,7 +113,6 @@ def test_without_a_last_error():
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
-    drop_frames()
 
     assert nb.release(namespace={}, models=False).notes == ()
 
@@ -154,15 +153,6 @@ def test_unknown_names_release_nothing(names, last_error):
 
     assert set(variables) == {"losses"}
     assert gone() is not None
-
-
-def test_names_are_checked_before_they_are_deleted():
-    """Checking leaves the namespace alone, deleting leaves the rest alone."""
-    variables = {"losses": 1, "other": 2}
-    check_names(("losses",), variables)
-    assert set(variables) == {"losses", "other"}
-    drop_variables(("losses", "losses"), variables)
-    assert set(variables) == {"other"}
 
 
 SCRIPT = """

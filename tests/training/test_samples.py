@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb import MemorySample
 from openmed_nb.quantities import counted, in_bytes
-from openmed_nb.training.samples import MemorySample, parse_pressure, take_sample
+from openmed_nb.training.samples import parse_pressure, take_sample
 
 MIB = 1 << 20
 

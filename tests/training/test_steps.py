@@ -13,16 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from openmed_nb.devices.simulation.device import simulated_device
+import openmed_nb as nb
+from openmed_nb import GradientAccumulation
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-from openmed_nb.training.steps import (
-    GradientAccumulation,
-    accumulation_groups,
-    check_fused,
-    checked_weight,
-    count_examples,
-    count_labels,
-)
+from openmed_nb.training.steps import accumulation_groups, check_fused, count_examples, count_labels
 
 FEATURES, LABELS = 3, 4
 
@@ -114,7 +108,7 @@ def test_example_losses_are_exact(sizes, steps):
     """A group gives the gradient of the mean over all its rows, the last, shorter group too."""
     batches = [torch.randn(size, FEATURES, dtype=torch.float64) for size in sizes]
 
-    found = run(iter(batches), steps, lambda model, batch: model(batch).square().mean(), weight=count_examples)
+    found = run(iter(batches), steps, lambda model, batch: model(batch).square().mean(), weight=len)
 
     whole = whole_gradients(in_groups(batches, steps), lambda model, group: model(torch.cat(group)).square().mean())
     assert_same(found, whole)
@@ -156,8 +150,8 @@ def test_one_group_is_read_ahead():
     """Not more than one group is taken from a generator before it is needed."""
     taken = []
     batches = (taken.append(number) or torch.ones(1, FEATURES) for number in range(100))
-    groups = accumulation_groups(batches, 3, count_examples)
-    next(groups)
+    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 3, weight=len)
+    next(accumulation.batches(batches))
 
     assert taken == [0, 1, 2]
 
@@ -188,7 +182,7 @@ def test_clipping_holds_the_group():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.weight.detach().clone()
     accumulation = GradientAccumulation(
-        optimizer, 2, weight=count_examples, clip=0.5, before_step=lambda: seen.append(model.weight.grad.norm().item())
+        optimizer, 2, weight=len, clip=0.5, before_step=lambda: seen.append(model.weight.grad.norm().item())
     )
     batches = accumulation.batches([torch.full((2, FEATURES), 50.0, dtype=torch.float64)] * 2)
     stepped = [accumulation.backward(model(batch).square().mean()) for batch in batches]
@@ -205,7 +199,7 @@ def test_with_a_scaler(hook):
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
         model = linear(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        accumulation = GradientAccumulation(optimizer, 2, count_examples, scaler=scaler, before_step=hook)
+        accumulation = GradientAccumulation(optimizer, 2, len, scaler=scaler, before_step=hook)
         for batch in accumulation.batches([torch.ones(3, FEATURES), torch.full((1, FEATURES), 2.0)]):
             accumulation.backward(model(batch).square().mean())
         weights.append(model.weight.detach().clone())
@@ -220,7 +214,7 @@ def test_with_a_scaler(hook):
 def test_gradients_from_before_do_not_count():
     """What was left in the gradients, by a loop that was broken off or by hand, is no part of the first group."""
     model = linear()
-    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, count_examples)
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     batch = torch.ones(2, FEATURES, dtype=torch.float64)
     for _broken in accumulation.batches([batch, batch, batch]):
         accumulation.backward(model(batch).square().mean())
@@ -256,7 +250,7 @@ def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
     """A loop that goes on after a failure takes the steps of the other groups, whole, and is told so once."""
     inputs = [torch.randn(2, FEATURES, dtype=torch.float64) for _ in range(6)]
     model, found = linear(), []
-    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, count_examples)
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     accumulation.before_step = lambda: found.append(gradients(model))
     with pytest.warns(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
         train_on(accumulation, model, inputs, failing)
@@ -270,7 +264,7 @@ def test_a_step_that_fails_leaves_no_gradients():
     """Where the optimizer or a hook fails, the gradients of that step are forgotten."""
     model, inputs = linear(), [torch.ones(2, FEATURES, dtype=torch.float64)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    accumulation = GradientAccumulation(optimizer, 1, count_examples, before_step=run_out_of_memory)
+    accumulation = GradientAccumulation(optimizer, 1, len, before_step=run_out_of_memory)
     with pytest.warns(OpenMedWarning, match="forgotten"):
         train_on(accumulation, model, inputs, failing=None)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -279,7 +273,7 @@ def test_a_step_that_fails_leaves_no_gradients():
 def test_after_a_break_there_is_no_batch():
     """A loop that is left before the loss was handed over leaves no batch behind for a later loss."""
     model = linear()
-    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, count_examples)
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     batch = torch.ones(2, FEATURES, dtype=torch.float64)
     for one in accumulation.batches([batch, batch]):
         loss = model(one).square().mean()
@@ -290,7 +284,7 @@ def test_after_a_break_there_is_no_batch():
 
 def test_a_loss_that_is_not_handed_over_is_an_error():
     """Leaving a batch out in the loop would make the shares wrong, and is refused."""
-    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, count_examples)
+    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, len)
     batches = accumulation.batches([torch.ones(1, FEATURES)] * 2)
     next(batches)
 
@@ -349,8 +343,9 @@ def test_batch_without_rows(batch):
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
 def test_weights_that_are_none(weight):
     """A weight below zero, infinite or NaN is refused."""
+    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, weight=lambda _batch: weight)
     with pytest.raises(ConfigurationError, match="cannot weigh"):
-        checked_weight(weight)
+        next(accumulation.batches([torch.ones(1, FEATURES)]))
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, None])
@@ -370,7 +365,7 @@ def test_norms_that_are_none(clip):
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_scaler_that_would_be_ignored():
     """A GradScaler with a fused optimizer on MPS is refused before torch 2.13; one that is off, or elsewhere, is not."""
-    with simulated_device():
+    with nb.simulated_mps():
         on_mps = torch.optim.AdamW(linear(torch.float32).to("mps").parameters(), fused=True)
         scaler = torch.amp.GradScaler("mps")
         with pytest.raises(ConfigurationError, match="ignores the GradScaler"):
@@ -396,7 +391,7 @@ def test_under_simulated_mps():
         return model.weight.detach().cpu()
 
     expected = trained("cpu")
-    with simulated_device():
+    with nb.simulated_mps():
         found = trained("mps")
     torch.testing.assert_close(found, expected)
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.devices.conversion import to_device
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.simulation.device import simulated_device
-from openmed_nb.training.activations import checkpoint_activations
-from openmed_nb.training.optimizers import adamw
 from openmed_nb.training.precision import autocast_policy
-from openmed_nb.training.steps import GradientAccumulation
 
 pytestmark = pytest.mark.real_computer  # The CPU is compared with a simulation that the tests begin.
 
@@ -29,18 +25,18 @@ def token_batches():
 
 def trained(model, device, requested=None, recompute=True):
     """Return the losses and the number of steps of an epoch."""
-    model = to_device(model.train(), device)
+    model = nb.to_device(model.train(), device)
     precision = autocast_policy(device, (2, 13), MAC, requested, (9, 0))
-    optimizer = adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
-    accumulation = GradientAccumulation(optimizer, steps=3, clip=1.0, scaler=precision.scaler())
-    switch = checkpoint_activations(model)
+    optimizer = nb.adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
+    accumulation = nb.GradientAccumulation(optimizer, steps=3, clip=1.0, scaler=precision.scaler())
+    switch = nb.checkpoint_activations(model)
     if not recompute:
         switch.off()
     torch.manual_seed(0)
     losses, steps = [], 0
     for batch in accumulation.batches(token_batches()):
         with precision.autocast():
-            loss = model(**to_device(batch, device)).loss
+            loss = model(**nb.to_device(batch, device)).loss
         steps += accumulation.backward(loss)
         losses.append(loss.item())
     switch.off()
@@ -67,7 +63,7 @@ def test_on_the_cpu(model, requested):
 def test_under_simulated_mps(model, requested):
     """The simulated device has the losses of the CPU in float32, because it computes there."""
     expected = trained(model(), "cpu")
-    with simulated_device() as mps:
+    with nb.simulated_mps() as mps:
         found = trained(model(), "mps", requested)
 
     assert found[1] == expected[1]
