@@ -89,16 +89,19 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT.keys())
-def test_lack_of_memory(error):
-    """What an allocator says where memory is short is known as that."""
-    assert is_out_of_memory(error)
+def test_lack_of_memory():
+    """What an allocator says where memory is short is known as that, and names the device that was short of it."""
+    kinds = {"MPS": "mps", "CPU": "cpu", "Python": "cpu", "numpy": "cpu"}
+    for name, error in SHORT.items():
+        assert is_out_of_memory(error), name
+        assert OutOfMemory.parse(error).device == kinds.get(name.split(",")[0].split()[0], "cuda"), name
 
 
-@pytest.mark.parametrize("error", OTHER.values(), ids=OTHER.keys())
-def test_other_failures(error):
-    """A failure that a smaller batch would meet again is not taken for a lack of memory."""
-    assert not is_out_of_memory(error)
+def test_other_failures():
+    """A failure that a smaller batch would meet again is not taken for a lack of memory, and has no figures."""
+    for name, error in OTHER.items():
+        assert not is_out_of_memory(error), name
+        assert OutOfMemory.parse(error) is None, name
 
 
 def test_allocator_of_this_computer():
@@ -156,24 +159,11 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("name", [file.stem for file in sorted(RECORDED.glob("*.txt"))])
-def test_figures(name: str):
+def test_figures():
     """The figures in a recorded text, in old units and in new ones, are read as bytes."""
-    assert OutOfMemory.parse(RuntimeError((RECORDED / f"{name}.txt").read_text("utf-8"))) == FIGURES[name]
+    texts = {file.stem: file.read_text("utf-8") for file in RECORDED.glob("*.txt")}
 
-
-@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT.keys())
-def test_device_of_a_lack_of_memory(error, request):
-    """Every text that is known as a lack of memory names the device that was short of it."""
-    kind = request.node.callspec.id.split(",")[0].split(" ")[0]
-    expected = {"MPS": "mps", "CPU": "cpu", "Python": "cpu", "numpy": "cpu"}.get(kind, "cuda")
-    assert OutOfMemory.parse(error).device == expected
-
-
-@pytest.mark.parametrize("error", OTHER.values(), ids=OTHER.keys())
-def test_other_failures_have_no_figures(error):
-    """A failure that is no lack of memory is not read as one."""
-    assert OutOfMemory.parse(error) is None
+    assert {name: OutOfMemory.parse(RuntimeError(text)) for name, text in texts.items()} == FIGURES
 
 
 def test_array_that_is_too_large():

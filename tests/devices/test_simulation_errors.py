@@ -277,11 +277,11 @@ class TestFallback:
             assert torch.mode(torch.ones(3)).values == 1
         assert not mps.fallbacks
 
-    @pytest.mark.parametrize("name", sorted({*UNSUPPORTED, *ALWAYS_ON_CPU}))
-    def test_operators_exist(self, name):
+    def test_operators_exist(self):
         """Every operator of the table is one that torch has for the CPU, so that a spelling mistake is seen."""
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        assert hasattr(getattr(torch.ops.aten, packet), overload or "default")
+        for name in {*UNSUPPORTED, *ALWAYS_ON_CPU}:
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            assert hasattr(getattr(torch.ops.aten, packet, None), overload or "default"), name
 
 
 class TestMemoryArgument:

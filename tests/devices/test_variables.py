@@ -34,13 +34,12 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), PLANTED)
-def test_planted_secret(name: str, value: str):
+def test_planted_secret():
     """A secret is masked by the name of its variable or by its look."""
-    shown = masked(name, value)
-
-    assert SECRET not in shown
-    assert MASK in shown
+    for name, value in PLANTED:
+        shown = masked(name, value)
+        assert SECRET not in shown, name
+        assert MASK in shown, name
 
 
 @pytest.mark.parametrize(
