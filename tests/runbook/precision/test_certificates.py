@@ -265,8 +265,10 @@ def test_folder_that_cannot_be_written(tmp_path):
 
     assert store.find(HERE) is None
     assert store.explain(HERE) == "there is no certificate"
-    with pytest.raises(ConfigurationError, match="OPENMED_NB_DATA"):
+    with pytest.raises(ConfigurationError, match="OPENMED_NB_DATA") as caught:
         store.store(CERTIFICATE)
+    assert f"cannot be kept in {str(store.folder)!r}: " in caught.value.what
+    assert caught.value.__cause__.strerror in caught.value.what
 
 
 def test_folder_of_the_person(tmp_path, monkeypatch):
@@ -277,6 +279,7 @@ def test_folder_of_the_person(tmp_path, monkeypatch):
     for environ in ({}, {"OPENMED_NB_DATA": ""}):
         folder = certificate_store(environ).folder
         assert folder.name == "certificates"
+        assert "openmed_nb" in folder.parts
         assert tmp_path in folder.parents
     assert list(tmp_path.iterdir()) == []
 
