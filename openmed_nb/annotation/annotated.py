@@ -10,6 +10,9 @@ from ..interface.display import Piece, Report, Shown, Table
 
 HIDDEN = "(the text is hidden)"
 
+UNNAMED = "no label"
+"""What is shown of a label without a name, which would mark nothing."""
+
 
 @dataclass(frozen=True, repr=False)
 class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
@@ -54,7 +57,12 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
 
     def _table(self) -> Table:
         rows = tuple(
-            (label(entity), f"{float(entity['score']):.2f}", f"{entity['start']}-{entity['end']}", self._word(entity))
+            (
+                shown_label(label(entity)),
+                f"{float(entity['score']):.2f}",
+                f"{entity['start']}-{entity['end']}",
+                self._word(entity),
+            )
             for entity in self.entities
         )
         return Table("Entities", ("label", "score", "characters", "text"), rows)
@@ -71,7 +79,7 @@ def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
         if start >= position < end:
             yield Piece(text[position:start])
             details = f"{float(entity['score']):.3f}, characters {start} to {end}"
-            yield Piece(text[start:end], label(entity), details)
+            yield Piece(text[start:end], shown_label(label(entity)), details)
             position = end
     yield Piece(text[position:])
 
@@ -84,3 +92,13 @@ def label(entity: Mapping[str, Any]) -> str:
         ('DISEASE', 'B-DISEASE')
     """
     return str(entity.get("entity_group", entity.get("entity", "")))
+
+
+def shown_label(name: str) -> str:
+    """Return a label as it is shown.
+
+    Example:
+        >>> shown_label("DISEASE"), shown_label("")
+        ('DISEASE', 'no label')
+    """
+    return name if name.strip() else UNNAMED

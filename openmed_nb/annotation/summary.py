@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..interface.display import Report, Shown, Table
+from .annotated import shown_label
 
 SHOWN_ROWS = 10
 """How many rows a table shows; the value has them all."""
@@ -47,7 +48,7 @@ class Summary(Shown):
     @property
     def sentences(self) -> tuple[str, ...]:
         """What else there is to say."""
-        labels = ", ".join(f"{label} {count:,}" for label, count in self.labels)
+        labels = ", ".join(f"{shown_label(label)} {count:,}" for label, count in self.labels)
         said = [f"By label: {labels}." if labels else "", f"Texts without any: {self.empty:,}." if self.empty else ""]
         failed = f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else ""
         return tuple(sentence for sentence in (*said, failed) if sentence)

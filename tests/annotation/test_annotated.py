@@ -75,6 +75,14 @@ class TestSequence:
         assert {piece.label for piece in found.report().pieces if piece.label} == {"A", "B", "I-A"}
         assert label({}) == ""
 
+    @pytest.mark.parametrize("name", ["", " "])
+    def test_label_without_a_name(self, name):
+        """An entity whose label has no name, as that of ``B-``, is marked too."""
+        found = annotated(entity(7, 13, name))
+        assert "He has [asthma](no label) and" in str(found)
+        assert "Labels: no label 1" in str(found)
+        assert [mark["title"] for mark in Marks(found._repr_html_()).marks] == ["no label 0.900, characters 7 to 13"]
+
 
 class TestPlainValues:
     """Values for JSON."""
