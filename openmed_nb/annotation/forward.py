@@ -79,6 +79,10 @@ class Network:
         """Return labels and scores, or all probabilities, on their way to the host."""
         import torch
 
+        given, named = logits.shape[-1], self.model.config.num_labels
+        if given > named:
+            what = f"The model gives {given} labels, and its id2label names {named}."
+            raise ModelUnusable(what, "Correct model.config.id2label.")
         probabilities = logits.float().softmax(-1)
         if self.whole:
             return (towards_host(probabilities),)
@@ -180,8 +184,11 @@ def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, O
 
     Raises:
         DeviceUnavailable: Where the device failed for another reason than a lack of memory.
+        ModelUnusable: Where the model names fewer labels than it gives.
     """
     outputs = fetch(run)
+    if isinstance(run.error, ModelUnusable):
+        raise run.error
     if run.error is not None:
         what = f"The model could not run on {network.model.device}: {cause(run.error)}."
         raise DeviceUnavailable(what, f"Restart the kernel, or {way_out(network)}.") from run.error

@@ -19,7 +19,7 @@ from ..errors import ConfigurationError, cause
 from ..models.config import check_strategy
 from ..models.loading import move
 from ..models.quantization import is_quantized
-from ..models.tokenizer_limits import usable_length
+from ..models.tokenizer_limits import positions_of, usable_length
 from .batches import Budget
 from .calibration import Calibration, calibrate
 from .compilation import Compilation, compare
@@ -81,6 +81,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     _known_padding: tuple[Any, bool] = (None, True)
     _known_frame: tuple[Any, Frame | None] = (None, None)
+    _known_positions: tuple[Any, int | None] = (None, None)
     _compiled: Any = None
     _measured: Mapping[str, int] = MappingProxyType({})
 
@@ -122,6 +123,13 @@ class AnnotationPipeline(TokenClassificationPipeline):
             hidden = hides_padding(network, longest)
             self._known_padding = self.model, hidden
         return hidden
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens the model has positions for; ``None`` where nothing limits them."""
+        if self._known_positions[0] is not self.model:
+            self._known_positions = self.model, positions_of(self.model)
+        return self._known_positions[1]
 
     def calibrate(self) -> Calibration:
         """Measure how many tokens should run at once, use that on this kind of device, and return the figures.
@@ -237,7 +245,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
-        limit = usable_length(self.tokenizer, self.model.config) - frame.size
+        limit = usable_length(self.tokenizer, self.positions) - frame.size
         settings = Settings(
             aggregation_strategy="none" if strategy is None else strategy.value,
             ignore_labels=("O",) if ignored is None else tuple(ignored),

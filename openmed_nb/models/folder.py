@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelRefused, ModelUnusable
+from .outside import permission
 from .registry import ModelReference
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 HEAD = "ForTokenClassification"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 ANOTHER = "Use the name or the folder of a token-classification model in safetensors."
 
@@ -40,7 +43,6 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
     check_head(config, name)
-    check_redirections(config, name)
     return config
 
 
@@ -64,37 +66,42 @@ Use the name or the folder of a token-classification model in safetensors.
         raise ModelUnusable(what, ANOTHER)
 
 
-def check_redirections(config: dict[str, Any], name: str) -> None:
-    """Check that a model is made of the files that are looked at here, and of nothing from elsewhere.
-
-    Raises:
-        ModelRefused: Where its settings name another file of weights, which could be a pickle, other files of settings, or a
-            kernel on the hub.
-
-    Example:
-        >>> check_redirections({"attn_implementation": "sdpa"}, "mine")
-    """
-    if config.get("transformers_weights"):
-        what = f"The config.json of {name!r} names weights of its own in transformers_weights."
-        raise ModelRefused(what, "Remove that line, and keep the weights in model.safetensors.")
-    if config.get("configuration_files"):  # transformers would read one of them in the place of what is checked here.
-        what = f"The config.json of {name!r} names other settings in configuration_files."
-        raise ModelRefused(what, "Remove that line, and keep the settings in config.json.")
-    if "/" in str(config.get("attn_implementation", "")):
-        what = f"The config.json of {name!r} asks for code from the hub in attn_implementation."
-        raise ModelRefused(what, "Remove that line.")
-
-
-def check_labels(config: PreTrainedConfig, name: str) -> None:
+def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
     """Check that every output of a model has a label that can be written down.
 
+    Args:
+        settings: Its ``config.json``.
+        config: What transformers made of it.
+        name: What a person calls it.
+
     Raises:
-        ModelUnusable: Where a label is missing, no text, or cannot be encoded.
+        ModelUnusable: Where there is no label, or one is missing, no text, or cannot be encoded.
     """
-    labels = config.id2label
+    labels, stated, count = config.id2label, settings.get("id2label"), settings.get("num_labels")
+    if not labels:
+        raise ModelUnusable(f"The model {name!r} has no labels.", "Correct id2label in its config.json.")
+    if (
+        isinstance(stated, dict)
+        and isinstance(count, int)
+        and count != len(stated)
+        and any(map(is_given, stated.values()))
+    ):
+        # transformers takes num_labels, and names the labels LABEL_0, LABEL_1 and so on.
+        what = f"The id2label of {name!r} names {len(stated)} labels, and its num_labels is {count}."
+        raise ModelUnusable(what, "Correct its config.json.")
     if set(labels) != set(range(config.num_labels)) or not all(_is_label(label) for label in labels.values()):
         what = f"The id2label of {name!r} does not give one text for each of its {config.num_labels} labels."
         raise ModelUnusable(what, "Correct id2label in its config.json.")
+
+
+def is_given(label: object) -> bool:
+    """Tell whether a label is more than the number that transformers gives to one without a name.
+
+    Example:
+        >>> is_given("B-DRUG"), is_given("LABEL_1")
+        (True, False)
+    """
+    return not re.fullmatch(r"LABEL_\d+", str(label))
 
 
 def _is_label(label: object) -> bool:
@@ -106,8 +113,12 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
 
     Raises:
         ModelRefused: Where the only weights are pickles, which can run any code, and these were not allowed.
-        ModelUnusable: Where there are no weights.
+        ModelUnusable: Where there are no weights, or those of several processes that were saved together.
     """
+    if any(DISTRIBUTED.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
+        # transformers would read them in the place of all others, and never tell what it did not use.
+        what = f"The weights of {name!r} are a distributed checkpoint."
+        raise ModelUnusable(what, "Save the model with save_pretrained() in one process.")
     disguised = any(not shard.endswith(".safetensors") for shard in shards(folder / SAFETENSORS[1]))
     if _has(folder, SAFETENSORS) and not disguised:
         return True
@@ -153,12 +164,9 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
     """
     permitted = is_allowed(reference, allowed)
     needed = "auto_map" in config and not _transformers_knows(config)
-    wanted = reference.name if reference.on_hub else reference.location
     if (asked or needed) and not permitted:
-        raise ModelRefused(
-            f"The model {reference.name!r} would run Python code of its own.",
-            f"If you trust it, allow it by name: OpenMedConfig(remote_code_allowed=({wanted!r},)).",
-        )
+        what = f"The model {reference.name!r} would run Python code of its own."
+        raise ModelRefused(what, f"If you trust it, {permission(reference)}")
     return permitted and (asked or needed)
 
 
@@ -174,6 +182,11 @@ def shards(index: Path) -> set[str]:
         return {str(shard) for shard in json.loads(index.read_text("utf-8"))["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
+
+
+def parts_of(folder: Path) -> set[str]:
+    """Return the files that the indexes of a folder point to."""
+    return {part for index in (SAFETENSORS[1], PICKLES[1]) for part in shards(folder / index)}
 
 
 def _has(folder: Path, names: tuple[str, ...]) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from ..devices.backend import import_torch
 from ..errors import ModelError, cause
@@ -65,3 +66,38 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar_was_on:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def without_kernels(trusted: bool) -> Iterator[None]:
+    """Keep transformers from fetching native code from the hub during the load of a model that was not allowed by name.
+
+    Where the package ``kernels`` is installed, some families ask it for code that no setting names: falcon and gpt_neo
+    while they are imported, mra and yoso while they are built. They do without where it cannot be had.
+    """
+    from transformers.integrations import hub_kernels
+
+    kernels = sys.modules.get("kernels")
+    fetch = getattr(kernels, "get_kernel", None)
+    if trusted or fetch is None:
+        yield
+        return
+    places = [
+        (module, name) for module in (kernels, hub_kernels) for name, value in vars(module).items() if value is fetch
+    ]
+    for place in places:
+        setattr(*place, refuse_kernel)
+    try:
+        yield
+    finally:
+        for place in places:
+            setattr(*place, fetch)
+
+
+def refuse_kernel(*_arguments: Any, **_options: Any) -> Any:
+    """Refuse to fetch native code.
+
+    Raises:
+        ImportError: Always.
+    """
+    raise ImportError("No code is fetched for a model that is not allowed by name.")

@@ -13,12 +13,15 @@ from ..devices.backend import TENSOR_LOCK
 from ..devices.request import kind_of
 from ..errors import DeviceUnavailable, ModelUnusable, cause
 from .config import OpenMedConfig
-from .folder import check_labels, check_remote_code, check_weights, is_allowed, read_config
+from .content import weight_files
+from .folder import check_labels, check_remote_code, check_weights, is_allowed, parts_of, read_config
 from .hub import fetch_model
-from .importing import collector_at_rest, import_transformers, quiet_transformers
+from .importing import collector_at_rest, import_transformers, quiet_transformers, without_kernels
+from .outside import check_paths, check_settings
 from .quantization import INT8, check_int8, is_quantized, quantize
 from .registry import ModelReference, find_model
-from .tokenizer_limits import check_vocabulary, usable_length
+from .tokenizer_limits import check_unknown_words, check_vocabulary, positions_of, usable_length
+from .weights import check_counts, check_loaded, check_size, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -105,40 +108,55 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
 
     Raises:
         UnknownModel, ModelUnreachable: Where its files cannot be had.
-        ModelRefused: Where it would run code that was not allowed by name.
+        ModelRefused: Where it would run code that was not allowed by name, or reads files outside its folder.
         ModelUnusable: Where its files are damaged, for another task, or without token offsets.
         DeviceUnavailable: Where it does not fit on the device.
         ConfigurationError: For int8 on another device than the CPU, and where torch cannot make it.
     """
     name = spec.reference.name
     check_int8(spec.dtype, device)
-    folder = model_folder(spec)
+    folder, allowed = model_folder(spec), spec.config.remote_code_allowed
     settings = read_config(folder, name)
+    trusted = is_allowed(spec.reference, allowed)
+    check_settings(folder, settings, spec.reference, trusted)
     safetensors = check_weights(folder, name, spec.config.allow_pickle)
-    remote = check_remote_code(settings, spec.reference, spec.config.remote_code_allowed, spec.remote_code)
+    remote = check_remote_code(settings, spec.reference, allowed, spec.remote_code)
     import_transformers()
+    stored = stored_tensors(weight_files(folder))
+    check_counts(settings, stored, name)
     # transformers sets torch's default type while it makes a model: a load in another thread would take it over.
-    with TENSOR_LOCK, collector_at_rest(), quiet_transformers():
+    with TENSOR_LOCK, collector_at_rest(), quiet_transformers(), without_kernels(trusted):
         config = load_config(folder, name, READ_AS.get(spec.dtype, spec.dtype), remote)
         tokenizer = load_tokenizer(folder, name, config, remote)
-        check_labels(config, name)
-        model = load_weights(folder, name, config, safetensors, remote)
+        check_labels(settings, config, name)
+        with unusable_on_error("weights file", name, folder):
+            if not remote:
+                check_size(settings, config, stored, name)
+            model, info = load_weights(folder, config, safetensors, remote)
+    check_loaded(model, info, stored, name)
     check_vocabulary(tokenizer, model, name)
+    check_unknown_words(tokenizer, name)
     if spec.dtype == INT8:
         model = quantize(model)
-    tokenizer.model_max_length = usable_length(tokenizer, model.config)
+    tokenizer.model_max_length = usable_length(tokenizer, positions_of(model))
     move(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config, folder)
 
 
 def model_folder(spec: LoadSpec) -> Path:
-    """Return the folder with the model's files, downloading them where they are on the hub."""
-    if spec.folder is not None:
-        return spec.folder
-    if not spec.reference.on_hub:
-        return Path(spec.reference.location)
-    code = is_allowed(spec.reference, spec.config.remote_code_allowed)
-    return fetch_model(spec.reference.location, spec.config, code)
+    """Return the folder with the model's files, downloading them where they are on the hub.
+
+    Raises:
+        UnknownModel, ModelUnreachable: Where they cannot be had.
+        ModelRefused: Where some are elsewhere on this computer, behind a link or an index.
+    """
+    folder = spec.folder
+    if folder is None and spec.reference.on_hub:
+        code = is_allowed(spec.reference, spec.config.remote_code_allowed)
+        folder = fetch_model(spec.reference.location, spec.config, code)
+    folder = folder or Path(spec.reference.location)
+    check_paths(folder, parts_of(folder), spec.reference.name)
+    return folder
 
 
 @contextlib.contextmanager
@@ -152,7 +170,7 @@ def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
+    except (MemoryError, ModelUnusable):
         raise
     except Exception as error:
         raise ModelUnusable(f"The {part} of {name!r} does not load: {cause(error)}.", _again(folder)) from error
@@ -201,33 +219,23 @@ def load_tokenizer(folder: Path, name: str, config: PreTrainedConfig, remote: bo
     return tokenizer
 
 
-def load_weights(folder: Path, name: str, config: PreTrainedConfig, safetensors: bool, remote: bool) -> PreTrainedModel:
-    """Load the weights of a model folder into memory, for evaluation.
-
-    Raises:
-        ModelUnusable: Where the weights are damaged, or some of the model's would be random numbers because they are
-            missing or have another shape.
-    """
+def load_weights(
+    folder: Path, config: PreTrainedConfig, safetensors: bool, remote: bool
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load the weights of a model folder into memory, for evaluation; return the model, and what was loaded of it."""
     from transformers import AutoModelForTokenClassification
 
-    with unusable_on_error("weights file", name, folder):
-        model, info = AutoModelForTokenClassification.from_pretrained(
-            folder,
-            config=config,
-            dtype=config.dtype,
-            use_safetensors=safetensors,
-            local_files_only=True,
-            trust_remote_code=remote,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
-    if missing:
-        what = (
-            f"The weights of {name!r} lack {len(missing)} tensors that its config.json asks for, such as {missing[0]}."
-        )
-        raise ModelUnusable(what, _again(folder))
-    return model.eval()
+    model, info = AutoModelForTokenClassification.from_pretrained(
+        folder,
+        config=config,
+        dtype=config.dtype,
+        use_safetensors=safetensors,
+        local_files_only=True,
+        trust_remote_code=remote,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    return model.eval(), info
 
 
 def move(model: PreTrainedModel, device: str, name: str) -> None:

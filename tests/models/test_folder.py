@@ -81,7 +81,6 @@ DAMAGE = {
     "padding outside": (config(pad_token_id=10**6), "does not load"),
     "more layers": (config(num_hidden_layers=3), "lack 32 tensors"),
     "fewer labels": (config(id2label={"0": "O"}, label2id={"O": 0}), "lack 2 tensors .* such as classifier.bias"),
-    "quantised": (config(quantization_config={"quant_method": "gptq"}), "does not load"),
     "no weights": (without("model.safetensors"), "has no weights in safetensors"),
     "weights empty": (holding("model.safetensors", b""), "weights file of .* does not load"),
     "weights cut off": (cut_weights, "weights file of .* does not load"),

@@ -153,7 +153,7 @@ def handed_over(order: Order, spec: LoadSpec, device: str, computer: Computer) -
     """
     dataset = None if order.dataset is None else dataset_of(order.dataset)
     pins = lock()
-    files = list(model_files(spec)) if order.copy_model else []
+    files = dict(model_files(spec)) if order.copy_model else {}
     measured = measure_golden(order, dataset, spec, device, computer)
     target = order.target
     try:
@@ -224,8 +224,8 @@ def name_elsewhere(spec: LoadSpec) -> str:
     return reference.location if reference.on_hub else MODEL if MASK in name else name
 
 
-def model_files(spec: LoadSpec) -> Iterator[Path]:
-    """Yield the files of a model that are handed over.
+def model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a model that are handed over, with their names in its folder.
 
     Raises:
         ConfigurationError: For weights in pickle files, which can run any code.
@@ -235,10 +235,11 @@ def model_files(spec: LoadSpec) -> Iterator[Path]:
     if any(not file.name.endswith((".safetensors", ".safetensors.index.json")) for file in weights):
         what = f"The weights of {spec.reference.name!r} are in a pickle file, which is not handed over."
         raise ConfigurationError(what, "Save the model in safetensors, and pass that folder.")
-    yield from dict.fromkeys((*weights, *matching(folder, (*SETTINGS, *TOKENIZER, *ADAPTER, *CARD))))
+    for file in (*weights, *matching(folder, (*SETTINGS, *TOKENIZER, *ADAPTER, *CARD))):
+        yield os.path.relpath(file, folder), file
 
 
-def fill(folder: Path, order: Order, measured: Measured, files: list[Path], requirements: str) -> None:
+def fill(folder: Path, order: Order, measured: Measured, files: dict[str, Path], requirements: str) -> None:
     """Write all files of a bundle.
 
     Raises:
@@ -247,10 +248,9 @@ def fill(folder: Path, order: Order, measured: Measured, files: list[Path], requ
     golden = measured.golden
     (folder / WHEELS).mkdir()
     wheel = write_wheel(folder / WHEELS)
-    if files:
-        (folder / MODEL).mkdir()
-    for file in files:
-        shutil.copyfile(file, folder / MODEL / file.name)
+    for name, file in files.items():
+        (folder / MODEL / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / MODEL / name)
     shutil.copyfile(SCHEMA_FILE, folder / SCHEMA_NAME)
     texts = {
         GOLDEN: as_json(to_plain(golden)),

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, ModelRefused
 from openmed_nb.runbook.findings import FAILED
 from openmed_nb.runbook.handoff.checksums import changed_files, write_checksums
 from openmed_nb.runbook.handoff.smoke import from_command_line, keep, smoke
@@ -79,6 +80,35 @@ def test_copied_texts_and_a_model_elsewhere(tmp_path, tiny):
     tiny.change_json(model / "config.json", initializer_range=0.5)
     elsewhere = model.rename(tmp_path / "renamed")
     assert [one.name for one in smoke(written.folder, model=elsewhere).findings if one.status == FAILED] == ["model"]
+
+
+@pytest.mark.parametrize("part", ["../elsewhere.safetensors", "{folder}/elsewhere.safetensors"])
+def test_a_model_with_weights_outside_its_folder_is_not_handed_over(tmp_path, tiny, part):
+    """An index that leads out of the model's folder is refused, and nothing is written; a bundle could not follow it."""
+    model = with_index(tiny, tmp_path / "model", part.format(folder=tmp_path / "model"))
+
+    with pytest.raises(ModelRefused, match=r"index of the weights of .* names a file outside its folder"):
+        nb.handoff(tmp_path / "bundle", model, device="cpu", batch_size=1, rounds=4, steps=1)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_weights_in_a_folder_of_the_model(tmp_path, tiny):
+    """Weights that are in a folder inside the model's are handed over where the index finds them."""
+    model = with_index(tiny, tmp_path / "model", "parts/one.safetensors")
+    written = nb.handoff(tmp_path / "bundle", model, device="cpu", batch_size=1, rounds=4, steps=1)
+
+    assert "model/parts/one.safetensors" in dict(written.files)
+    assert failed(written.folder) == []
+
+
+def with_index(tiny, folder, part):
+    """Save the keyword model with an index that names one file for all weights, and put the weights there."""
+    weights = tiny.save(folder, tiny.keyword_bert()) / "model.safetensors"
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), part)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    (folder / part).parent.mkdir(exist_ok=True)
+    weights.rename(folder / part)
+    return folder
 
 
 def test_a_changed_weight_is_named(bundle):

@@ -1,0 +1,242 @@
+"""Weights and settings that do not fit each other: told before a model answers, and before anything is built for nothing."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import openmed_nb as nb
+from openmed_nb.errors import ModelUnusable, OpenMedWarning
+
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
+
+
+def load(folder, **settings):
+    """Load the model of a folder on the CPU."""
+    return nb.load_model(str(folder), device="cpu", **settings)["model"]
+
+
+def with_tensors(folder, **tensors):
+    """Add tensors to the weights of a folder; dots in their names are written as ``__``."""
+    weights = load_file(folder / "model.safetensors")
+    added = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file({**weights, **added}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def two_layers(tiny, tmp_path):
+    """A folder with a BERT of two layers."""
+    return tiny.save(tmp_path / "two layers", tiny.random_bert(size={"num_hidden_layers": 2}))
+
+
+class TestUnused:
+    """Tensors that the model of the settings has no place for."""
+
+    def test_layers_that_the_settings_leave_out(self, two_layers, tiny):
+        """Weights of more layers than the settings have are refused, where transformers answers with half a model."""
+        tiny.change_json(two_layers / "config.json", num_hidden_layers=1)
+        with pytest.raises(ModelUnusable, match=r"hold 16 tensors that its config.json has no place for.*layer\.1\."):
+            load(two_layers)
+
+    def test_settings_of_another_body(self, tiny, tmp_path):
+        """Weights for attention to relative positions are refused for settings without it, which have the same shapes."""
+        from transformers import DebertaV2Config, DebertaV2ForTokenClassification
+
+        relative = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
+        model = DebertaV2ForTokenClassification(DebertaV2Config(**tiny.SMALL, **relative))
+        folder = tiny.save(tmp_path, model)
+        tiny.change_json(folder / "config.json", relative_attention=False)
+        with pytest.raises(ModelUnusable, match=r"hold 5 tensors that its config.json has no place for.*pos_key_proj"):
+            load(folder)
+
+    def test_second_layer_of_the_head(self, folder):
+        """Weights for a head of two layers are refused where the architecture has one."""
+        with_tensors(folder, classifier__dense__weight=torch.ones(32, 32))
+        with pytest.raises(ModelUnusable, match=r"hold 1 tensor that.*classifier\.dense\.weight"):
+            load(folder)
+
+    def test_another_head_is_a_warning(self, folder, find):
+        """A head that the architecture does not have, such as a CRF, is a warning, and the model loads."""
+        with_tensors(folder, crf__transitions=torch.ones(3, 3), crf__start_transitions=torch.ones(3))
+        with pytest.warns(OpenMedWarning, match=r"hold 2 tensors that its architecture does not use.*crf\."):
+            assert find(folder) == WORDS
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "bert__pooler__dense__weight",
+            "bert__embeddings__position_ids",
+            "bert__embeddings__token_type_ids",
+            "cls__predictions__bias",
+            "lm_head__weight",
+        ],
+    )
+    def test_what_real_checkpoints_have_too(self, folder, find, name):
+        """Poolers, tables of numbers and the heads of pretraining, which real checkpoints have, are no reason for a word."""
+        with_tensors(folder, **{name: torch.arange(8)})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert find(folder) == WORDS
+
+    def test_what_architectures_save(self, tiny, tmp_path):
+        """A model that transformers saves loads without a word, and with what its older releases saved beside it."""
+        for number, model in enumerate(architectures(tiny)):
+            folder = tiny.save(tmp_path / str(number), model)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", OpenMedWarning)
+                load(folder)
+                buffers = {name.replace(".", "__"): tensor.clone() for name, tensor in model.named_buffers()}
+                load(with_tensors(folder, **buffers))
+
+
+def architectures(tiny):
+    """Return small models of several families, for the buffers that each has."""
+    import transformers
+
+    size = {**tiny.SMALL, "pad_token_id": 0}
+    gpt = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 32}
+    neo = {**size, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]}
+    families = {
+        "Bert": size,
+        "Roberta": size,
+        "DistilBert": {"dim": 32, "hidden_dim": 37, "n_heads": 2, "n_layers": 1, "vocab_size": 32},
+        "Electra": {**size, "embedding_size": 16},
+        "GPT2": gpt,
+        "GPTNeo": neo,
+        "Longformer": {**size, "attention_window": 8},
+        "XLNet": {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 37, "vocab_size": 32},
+        "LayoutLM": {**size, "max_2d_position_embeddings": 64},
+        "ModernBert": {**size, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
+        "Mistral": {**size, "num_key_value_heads": 2},
+    }
+    for name, settings in families.items():
+        config = getattr(transformers, f"{name}Config")(**settings)
+        yield getattr(transformers, f"{name}ForTokenClassification")(config)
+
+
+class TestAbsurd:
+    """Numbers in the settings that no weights can be for."""
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            (
+                {"num_hidden_layers": 10**9},
+                "asks for num_hidden_layers = 1,000,000,000, and its weights hold 23 tensors",
+            ),
+            ({"num_labels": 10**9, "id2label": None, "label2id": None}, "asks for num_labels = 1,000,000,000"),
+            ({"vocab_size": 10**9}, r"describes a model of [\d,]+ numbers, and its weights hold [\d,]+"),
+            ({"intermediate_size": 10**9}, "describes a model of"),
+            ({"max_position_embeddings": 10**10}, "describes a model of"),
+            ({"text_config": {"num_hidden_layers": 10**9}}, "asks for num_hidden_layers"),
+        ],
+    )
+    def test_are_refused_before_anything_is_built(self, folder, tiny, changes, expected):
+        """Counts of layers and labels, and sizes, are compared with what the weights hold; nothing hangs or fills the memory."""
+        tiny.change_json(folder / "config.json", **changes)
+        with pytest.raises(ModelUnusable, match=expected):
+            load(folder)
+
+    @pytest.mark.parametrize(
+        ("family", "changes"),
+        [
+            ("funnel", {"block_sizes": [10**9]}),
+            ("gpt_neo", {"num_layers": 10**9, "attention_types": [[["global"], 10**9]]}),
+            ("albert", {"num_hidden_groups": 10**9}),
+            ("modernbert", {"num_hidden_layers": 10**9}),
+        ],
+    )
+    def test_are_refused_under_every_name(self, folder, tiny, family, changes):
+        """The counts of other families, some of which loop over them while they read their settings, are seen too."""
+        tiny.change_json(folder / "config.json", model_type=family, architectures=None, **changes)
+        with pytest.raises(ModelUnusable, match=r"asks for \w+ = 1,000,000,000"):
+            load(folder)
+
+    def test_large_numbers_that_describe_nothing(self, folder, tiny, find):
+        """Numbers that no module is built for may be of any size, as the base of rotary positions or a seed are."""
+        tiny.change_json(folder / "config.json", rope_theta=10**9, seed=2**31, trained_on={"tokens": 10**12})
+        assert find(folder) == WORDS
+
+    def test_many_labels(self, tiny, tmp_path):
+        """Thousands of labels that the weights have rows for are no absurd count."""
+        labels = tuple(f"B-KIND{number}" for number in range(3000))
+        folder = tiny.save(tmp_path, tiny.random_bert(labels))
+        tiny.change_json(folder / "config.json", num_labels=3000)
+        assert load(folder).config.num_labels == 3000
+
+
+class TestWholeNumbers:
+    """Weights that were stored as whole numbers, without what would make weights of them."""
+
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+    def test_are_refused(self, folder, dtype):
+        """A model would load, and find nothing, or anything."""
+        weights = load_file(folder / "model.safetensors")
+        name = "bert.encoder.layer.0.attention.self.query.weight"
+        weights[name] = (weights[name] * 10).to(dtype)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelUnusable, match=rf"are whole numbers, such as {name}"):
+            load(folder)
+
+    def test_are_refused_under_old_names(self, folder):
+        """Names of old checkpoints, which transformers translates, are no way round it."""
+        weights = load_file(folder / "model.safetensors")
+        weights["bert.embeddings.LayerNorm.gamma"] = weights.pop("bert.embeddings.LayerNorm.weight").to(torch.int8)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ModelUnusable, match=r"are whole numbers, such as bert\.embeddings\.LayerNorm\.weight"):
+            load(folder)
+
+    def test_are_refused_in_a_pickle(self, folder):
+        """Neither is a pickle file, where that is allowed."""
+        weights = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        torch.save({name: tensor.to(torch.int8) for name, tensor in weights.items()}, folder / "pytorch_model.bin")
+        with pytest.raises(ModelUnusable, match="are whole numbers"):
+            load(folder, allow_pickle=True)
+
+
+def test_distributed_checkpoint_is_refused(folder):
+    """Files that several processes saved are refused: transformers would take them in the place of all other weights."""
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(weights)
+    with pytest.raises(ModelUnusable, match="are a distributed checkpoint"):
+        load(folder)
+
+
+class TestLabels:
+    """Heads and labels that do not belong together."""
+
+    def test_head_without_labels(self, tiny, tmp_path):
+        """A head of no labels is told as what it is, when it is loaded."""
+        model = tiny.random_bert()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of a layer without outputs.
+            model.classifier = torch.nn.Linear(32, 0)
+        model.config.id2label, model.config.label2id = {}, {}
+        folder = tiny.save(tmp_path, model)
+        with pytest.raises(ModelUnusable, match="has no labels"):
+            load(folder)
+
+    def test_count_that_contradicts_the_names(self, folder, tiny):
+        """Names for another number of labels than the settings state are refused; transformers would forget the names."""
+        tiny.change_json(folder / "config.json", id2label={"0": "O", "1": "B-DRUG"}, num_labels=3)
+        with pytest.raises(ModelUnusable, match="names 2 labels, and its num_labels is 3"):
+            load(folder)
+
+    def test_names_that_are_numbers(self, folder, tiny):
+        """Numbers in the place of names, as old configurations have them, may be fewer than the labels."""
+        names = {"0": "LABEL_0", "1": "LABEL_1"}
+        tiny.change_json(folder / "config.json", id2label=names, label2id=None, num_labels=3)
+        assert load(folder).config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+
+    @pytest.mark.parametrize("strategy", ["none", "first", "average"])
+    def test_labels_that_were_taken_away(self, folder, strategy):
+        """A pipeline whose model names fewer labels than it gives says so, instead of failing where one occurs."""
+        pipe = nb.load_pipeline(str(folder), device="cpu", aggregation_strategy=strategy)
+        pipe.model.config.id2label = {0: "O", 1: "B-DISEASE"}
+        with pytest.raises(ModelUnusable, match="gives 3 labels, and its id2label names 2"):
+            pipe("no asthma .")

@@ -1,0 +1,80 @@
+"""A process that loads models and tells what was imported, opened and fetched meanwhile from outside a model's folder.
+
+Each line of its input is a folder and the settings of a load; each line of its output is what became of it. Where a stand-in
+for the package ``kernels`` is on its path, transformers takes it for the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from typing import Any
+
+import openmed_nb as nb
+
+KNOWN = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(Path(nb.__file__).parents[1])}
+SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib")
+INSTALLED = tuple(map(os.path.realpath, (*KNOWN, *SYSTEM)))
+NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen", "os.system")
+
+
+class Watch:
+    """What happened since the last question."""
+
+    def __init__(self) -> None:
+        self.inside: tuple[str, ...] = ()
+        self.seen: list[str] = []
+        sys.addaudithook(self.hear)
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Take down what is opened outside, and every way to the network."""
+        if not self.inside:
+            return
+        if event in NETWORK:
+            self.seen.append(event)
+        elif event in ("open", "ctypes.dlopen") and isinstance(arguments[0], (str, bytes, os.PathLike)):
+            path = os.path.realpath(os.fsdecode(arguments[0]))
+            if not path.startswith(self.inside):
+                self.seen.append(f"{event} {path}")
+
+
+def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Load a model, and return its error, or none, with what happened outside its folder."""
+    before, fetched = set(sys.modules), getattr(sys.modules.get("kernels"), "FETCHED", [])
+    fetched.clear()
+    forget_what_is_there()
+    watch.seen, watch.inside = [], (*INSTALLED, os.path.realpath(folder))
+    error, text = "", ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nb.ModelLoader(nb.OpenMedConfig(device="cpu", **settings)).load_model(folder)
+    except Exception as caught:  # noqa: BLE001 - the parent looks at it
+        error, text = type(caught).__name__, str(caught)
+    watch.inside = ()
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in set(sys.modules) - before}
+    strange = [name for name, file in files.items() if file and not os.path.realpath(file).startswith(INSTALLED)]
+    fetched = getattr(sys.modules.get("kernels"), "FETCHED", [])
+    imported = sorted(name for name in strange if name != "kernels")
+    return {"error": error, "text": text, "seen": watch.seen, "imported": imported, "fetched": list(fetched)}
+
+
+def forget_what_is_there() -> None:
+    """Let transformers look anew for flash attention, which it does once in a process."""
+    utils = sys.modules.get("transformers.utils.import_utils")
+    for version in (2, 3, 4):
+        look = getattr(utils, f"is_flash_attn_{version}_available", None)
+        if look:
+            look.cache_clear()
+
+
+if __name__ == "__main__":
+    watched = Watch()
+    nb.load_model("bundled_small", device="cpu")  # What the libraries open when they are imported is no model's doing.
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(watched, **json.loads(line))) + "\n")
+        sys.stdout.flush()
