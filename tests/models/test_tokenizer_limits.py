@@ -31,7 +31,7 @@ FAMILIES = {
     "roberta": (PADDED, {}),
     "ibert": (PADDED, {}),
     "lilt": (PADDED, {"hidden_size": 36, "num_attention_heads": 3, "max_2d_position_embeddings": 64}),
-    "mpt": (ROWS, {"d_model": 32, "n_heads": 2, "n_layers": 1, "max_seq_len": ROWS}),
+    "mpt": (ROWS, {"d_model": 32, "n_heads": 2, "n_layers": 1, "max_seq_len": ROWS, "max_position_embeddings": None}),
     "nystromformer": (ROWS, {"num_landmarks": ROWS, "segment_means_seq_len": ROWS}),
     "roformer": (ROWS, {}),
 }
@@ -92,7 +92,8 @@ def save_family(tiny, folder, family):
 
     torch.manual_seed(0)
     settings = {"vocab_size": len(tiny.VOCABULARY), **BERT, **{**FAMILIES, **MORE}[family][1]}
-    config = AutoConfig.for_model(family, **settings, **tiny.labelled(tiny.LABELS))
+    given = {name: value for name, value in settings.items() if value is not None}
+    config = AutoConfig.for_model(family, **given, **tiny.labelled(tiny.LABELS))
     return tiny.save(folder, AutoModelForTokenClassification.from_config(config))
 
 
