@@ -26,7 +26,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
 """What would be kept for the person; other processes inherit it too."""
 
-os.environ.update(OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA)  # torch sets the second itself, at some first use.
+os.environ.update(
+    OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA
+)  # torch sets the second itself, at some first use.
 
 # Kernels, matplotlib and browsers want to write to the home.
 if not os.access(Path.home(), os.W_OK):
