@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .errors import OpenMedWarning
@@ -84,18 +83,23 @@ class Listeners:
             if key in self._listeners:  # Another one may have removed it meanwhile.
                 _tell(listener, activity)
 
-    @contextlib.contextmanager
-    def told_after(self) -> Iterator[None]:
-        """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed."""
+    def told_after(self) -> Listeners:
+        """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed.
+
+        It is not a generator: ``contextlib`` would set the ``__traceback__`` of each error that passes, which an error of
+        a person's own, such as a frozen dataclass, may refuse.
+        """
+        return self
+
+    def __enter__(self) -> None:
         self._depth.verbs += 1
+
+    def __exit__(self, *_error: object) -> None:
         try:
-            yield
+            if self._depth.verbs == 1:
+                self.tell(None)
         finally:
-            try:
-                if self._depth.verbs == 1:
-                    self.tell(None)
-            finally:
-                self._depth.verbs -= 1
+            self._depth.verbs -= 1
 
     def _remove(self, key: object) -> None:
         self._listeners.pop(key, None)

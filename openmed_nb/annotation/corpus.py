@@ -50,26 +50,29 @@ class Source:
         return cls(annotator.answers, settings_of(pipe, annotator), shown_device(str(pipe.device)))
 
 
-@contextlib.contextmanager
-def nothing_lost(resume: Resume) -> Iterator[None]:
-    """Let what ends a run before its first text carry what an earlier run has left, as what ends it later does.
+class NothingLost:
+    """Lets what ends a run before its first text carry what an earlier run has left, as what ends it later does.
+
+    It is not a generator, for the reason of :meth:`openmed_nb.activity.Listeners.told_after`.
 
     Args:
         resume: Where the earlier run's answers are.
     """
-    earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")
-    file = str(resume) if isinstance(resume, (str, os.PathLike)) else ""
-    try:
-        yield
-    except Interrupted:
-        raise
-    except KeyboardInterrupt:
-        done = answers_in(file) if file else len(earlier)
-        raise Interrupted(done, earlier, file) from None
-    except Exception as error:
-        if "annotations" not in vars(error):
-            attach(error, earlier)
-        raise
+
+    def __init__(self, resume: Resume) -> None:
+        empty = Annotations(Answers(), (), "no model", "no device")
+        self.earlier = resume if isinstance(resume, Annotations) else empty
+        self.file = str(resume) if isinstance(resume, (str, os.PathLike)) else ""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted):
+            done = answers_in(self.file) if self.file else len(self.earlier)
+            raise Interrupted(done, self.earlier, self.file) from None
+        if isinstance(error, Exception) and "annotations" not in vars(error):
+            attach(error, self.earlier)
 
 
 def attach(error: Exception, done: Annotations) -> None:

@@ -267,7 +267,7 @@ def hides_padding(network: Network, longest: int) -> bool:
     padded = min(PROBED_LENGTH, longest)
     length = padded * 2 // 3
     ids = np.full((1, padded), network.frame.padding, np.int64)
-    ids[0, :length] = np.arange(length) * 7 % min(1000, network.model.get_input_embeddings().weight.shape[0])
+    ids[0, :length] = np.resize([*network.frame.before, *network.frame.after] or [0], length)
     mask = (np.arange(padded) < length).astype(np.int64)[None]
     arrays = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": mask}
     inputs = {name: array for name, array in arrays.items() if name in network.inputs}

@@ -94,9 +94,9 @@ class ModelVerbs(DeviceVerbs):
             batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
             running: Those of ``annotation.corpus.annotate_from``.
         """
-        from ..annotation.corpus import annotate_from, nothing_lost
+        from ..annotation.corpus import NothingLost, annotate_from
 
-        with self._listeners.told_after(), nothing_lost(running.get("resume")):
+        with self._listeners.told_after(), NothingLost(running.get("resume")):
             if client is None:
                 name, texts, source = self._source(texts, model, arguments, batch_tokens)
             else:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.corpus import nothing_lost
+from openmed_nb.annotation.corpus import NothingLost
 from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, line_of, with_checksum
 from openmed_nb.errors import ConfigurationError, Interrupted
 
@@ -88,7 +88,7 @@ class TestInterruptedBeforeTheEarlierAnswers:
         """The message counts the answers that are in the file."""
         file = tmp_path / "run.jsonl"
         annotated(pipe, TEXTS, resume=file)
-        with pytest.raises(Interrupted, match="after 4 texts") as before, nothing_lost(file):
+        with pytest.raises(Interrupted, match="after 4 texts") as before, NothingLost(file):
             raise KeyboardInterrupt
         with pytest.raises(Interrupted, match="after 4 texts") as during:
             annotated(pipe, ending_with(KeyboardInterrupt(), 1), resume=file)

@@ -187,11 +187,13 @@ def test_an_error_is_one_line_and_changes_nothing(kernel, line, name, words):
     assert kernel.state() == before
 
 
-def test_an_error_stops_run_all(kernel):
+def test_an_error_stops_run_all(kernel, tmp_path):
     """Cells that wait behind a failing magic are aborted, and a cell's later lines are not run."""
-    client = kernel.client
-    failing = client.execute("%openmed_device banana\nreached = 1", stop_on_error=True)
+    client, sent = kernel.client, tmp_path / "sent"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(sent)!r}).exists(): time.sleep(0.2)"
+    failing = client.execute(f"{wait}\n%openmed_device banana\nreached = 1", stop_on_error=True)
     waiting = client.execute("reached = 2", stop_on_error=True)
+    sent.touch()
     replies = {}
     while waiting not in replies:
         message = client.get_shell_msg(timeout=60)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 
@@ -13,7 +15,6 @@ import torch
 from openmed_nb.devices.machine import Machine
 from openmed_nb.training.loaders import (
     defined_in_main,
-    in_a_notebook,
     is_stream,
     loader_settings,
     usual_start_method,
@@ -133,6 +134,9 @@ def test_start_methods():
     assert multiprocessing.get_start_method(allow_none=True) == before
 
 
-def test_tests_are_no_notebook():
-    """A program that was started from a file or a module is no notebook."""
-    assert not in_a_notebook()
+def test_a_program_in_a_file_is_no_notebook(tmp_path):
+    """A program that was started from a file is no notebook."""
+    program = tmp_path / "program.py"
+    program.write_text("from openmed_nb.training.loaders import in_a_notebook; print(in_a_notebook())")
+
+    assert subprocess.check_output([sys.executable, program], text=True) == "False\n"
