@@ -26,7 +26,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
 """What would be kept for the person; other processes inherit it too."""
 
-os.environ["OPENMED_NB_DATA"] = DATA
+# torch sets the second itself where it is first needed, which a test would take for a change of the environment.
+os.environ.update(OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA)
 
 # Kernels, matplotlib and browsers want to write to the home.
 if not os.access(Path.home(), os.W_OK):
