@@ -26,9 +26,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
 """What would be kept for the person; other processes inherit it too."""
 
-os.environ.update(
-    OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA
-)  # torch sets the second itself, at some first use.
+# torch sets the second itself where it is first needed, which a test would take for a change of the environment.
+os.environ.update(OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA)
 
 # Kernels, matplotlib and browsers want to write to the home.
 if not os.access(Path.home(), os.W_OK):
@@ -46,8 +45,7 @@ def clean_session() -> Iterator[None]:
     yield
     session = sys.modules.get("openmed_nb.session")
     if session is not None:
-        if session.SESSION.inventory():  # Unloading collects garbage, which takes a third of a second beside torch.
-            session.SESSION.unload()
+        session.SESSION.unload()
         session.SESSION.stop()
 
 
