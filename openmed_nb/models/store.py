@@ -116,7 +116,8 @@ class ModelStore:
         gone = [key for key in self._models if name is None or name in key.spec.reference.names]
         devices = {str(self._models[key].model.device) for key in gone}
         self._forget(gone)
-        gc.collect()
+        if gone:
+            gc.collect()
         for device in devices:
             empty_cache(device)
         return tuple(dict.fromkeys(key.spec.reference.name for key in gone))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 def living_tensors() -> list[torch.Tensor]:
     """Return every tensor that Python knows of; proxies are told by their type, so that none is woken up."""
     tensor = import_torch().Tensor
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), tensor)]
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, tensor)}
+    return list(compress(things, map(kinds.__contains__, map(type, things))))
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -42,8 +45,12 @@ def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
     ``None``, and so is a leaf, which is no part of the graph's memory.
     """
     tensor = import_torch().Tensor
+    names: dict[type, list[str]] = {}  # A graph has thousands of nodes of a few types.
     for node in graph_nodes(nodes):
-        for name in (name for name in dir(node) if name.startswith("_raw_saved_")):
+        kind = type(node)
+        if kind not in names:
+            names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+        for name in names[kind]:
             kept = (getattr(saved, "data", None) for saved in _saved(node, name))
             yield from (data for data in kept if isinstance(data, tensor))
 

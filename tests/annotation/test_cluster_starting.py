@@ -307,22 +307,6 @@ class TestProcesses:
 class TestInterruptOfTheGroup:
     """What a terminal and Jupyter do: an interrupt goes to all processes of the group."""
 
-    @pytest.fixture(scope="class")
-    def ended(self, program):
-        """A script that was interrupted so, and ended without closing its cluster."""
-        return program("""
-            import os, signal, time
-            import openmed_nb as nb
-            if __name__ == "__main__":
-                cluster = nb.cluster(n=1, device="cpu")
-                (pid,) = cluster.client.run(os.getpid).values()
-                try:
-                    os.killpg(0, signal.SIGINT)
-                    time.sleep(60)
-                except KeyboardInterrupt:
-                    print(pid, [*cluster.client.run(os.getpid).values()] == [pid])
-        """)
-
     def test_workers_stay(self, ended):
         """The interrupt reaches the script alone: its workers are the same as before."""
         assert (ended.returncode, ended.stderr) == (0, "")
@@ -394,6 +378,23 @@ def program(tmp_path_factory, interruptible):  # noqa: ARG001 - scripts inherit 
         return subprocess.run([sys.executable, file], check=False, **options)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def ended(program):
+    """A script that was interrupted so, and ended without closing its cluster."""
+    return program("""
+        import os, signal, time
+        import openmed_nb as nb
+        if __name__ == "__main__":
+            cluster = nb.cluster(n=1, device="cpu")
+            (pid,) = cluster.client.run(os.getpid).values()
+            try:
+                os.killpg(0, signal.SIGINT)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                print(pid, [*cluster.client.run(os.getpid).values()] == [pid])
+    """)
 
 
 def environment():

@@ -34,6 +34,7 @@ def opened(request, server, fronts, new_page, shipped):
     front = fronts.FRONTS[label](server, new_page(), shipped(label, SECOND))
     front.run_all()
     expect(front.panels).to_have_count(2)
+    front.begin_again()
     return front
 
 

@@ -28,11 +28,18 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def front(open_panel, model):
+def opened(open_panel, model):
     """A notebook in JupyterLab with a panel for that model."""
-    front = open_panel("lab", model=model)
-    yield front
-    front.begin_again()
+    return open_panel("lab", model=model)
+
+
+@pytest.fixture
+def front(opened):
+    """The same page; afterwards the session is as it began, and nothing is noted as run."""
+    yield opened
+    opened.run("import os\nos.environ.pop('OPENMED_TORCH_DEVICE', None)")
+    opened.begin_again()
+    opened.page.evaluate("delete window.__ran")
 
 
 def expect_nothing_ran(front):
@@ -67,11 +74,11 @@ def test_a_variable(front):
 
     expect(front.region("Device").get_by_role("status").first).to_contain_text(PAYLOAD)
     expect_nothing_ran(front)
-    front.run("del os.environ['OPENMED_TORCH_DEVICE']\npanel.model.refresh()")
 
 
 def test_the_payload_would_run_where_it_is_not_escaped(front):
     """The same text as the HTML of a widget runs, so the tests above would see it."""
-    front.run(f"panel.children[0].value = {PAYLOAD!r}")
+    front.run(f"before = panel.children[0].value\npanel.children[0].value = {PAYLOAD!r}")
 
     front.wait_until(lambda: front.page.evaluate("window.__ran") == 1)
+    front.run("panel.children[0].value = before")

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.slow
 
 VIEWS = ("lab light", "lab dark", "notebook7 dark", "notebook7 light", "voila dark")
-ANNOTATE = "%openmed_device --simulate mps\npanel.model.annotate('The patient has asthma.')"
+ANNOTATE = "%openmed_device mps\npanel.model.annotate('The patient has asthma.')"
 MISTAKE = "panel.model.choose('cuda:99')"
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
@@ -19,20 +19,26 @@ MOST_BYTES = 200_000
 
 @pytest.fixture(scope="module")
 def pages(open_panel):
-    """The page of each front end, opened when first asked for, with a panel on a simulated Mac, and an answer in it."""
+    """The page of each front end, opened when first asked for, with a panel on a simulated Mac, and an answer in it.
+
+    Each test gets it wide, with the variables unfolded, one mark, and no error.
+    """
     opened = {}
 
     def page(view):
         label, theme = view.split()
         if label not in opened:
-            front = open_panel(label, theme)
-            front.run(ANNOTATE)
-            expect(front.region("Try it").locator("mark").first).to_be_visible()
-            front.region("Environment").locator("summary").click()
-            opened[label] = front
-        if opened[label].theme != theme:
-            opened[label].choose_theme(theme)
-        return opened[label]
+            opened[label] = open_panel(label, theme)
+            opened[label].run("%openmed_device --simulate mps")
+        front = opened[label]
+        if front.theme != theme:
+            front.choose_theme(theme)
+        front.page.set_viewport_size({"width": 1200, "height": 1400})
+        front.run(ANNOTATE)
+        expect(front.region("Try it")).to_contain_text("1 entity found")
+        expect(front.panel.get_by_role("alert")).to_have_count(0)
+        front.region("Environment").locator("details").evaluate("details => { details.open = true; }")
+        return front
 
     yield page
     for front in opened.values():
@@ -65,7 +71,6 @@ def test_what_waits_and_what_was_done_has_enough_contrast(front, measures):
 
     assert {"A cell runs: what you click may wait for its end.", "Moved: bundled_small."} <= set(contrasts)
     assert {text: ratio for text, ratio in contrasts.items() if ratio < LEAST_CONTRAST} == {}
-    front.run("%openmed_device mps")
 
 
 @pytest.mark.parametrize("width", [300, 400, 760, 1500])
@@ -86,7 +91,6 @@ def test_on_a_narrow_screen_nothing_is_scrolled_sideways(pages, measures):
     front = pages("voila dark")
     front.page.set_viewport_size({"width": 400, "height": 1400})
     width, found = front.page.evaluate("document.documentElement.scrollWidth"), measures.sticking_out(front.panel)
-    front.page.set_viewport_size({"width": 1200, "height": 1400})
 
     assert width <= 400
     assert found == []
