@@ -37,7 +37,7 @@ def front(opened):
 def click_during_a_cell(front):
     """Click a device and a button while a cell runs, which notes at its end what the session asks for."""
     with front.running_cell("at_its_end = session.device().requested"):
-        expect(front.region("Device")).to_contain_text(RUNS)
+        expect(front.panel).to_contain_text(RUNS)
         front.device_button("cpu").click()
         front.button("Refresh").click()
         front.page.wait_for_timeout(500)

@@ -73,7 +73,7 @@ def test_a_click_waits_for_the_running_cell(front):
     """A click while a cell runs is done after the cell, in the thread that runs the cells, and the panel says that it waits."""
     front.run(MAIN_THREAD)
     with front.running_cell("at_its_end = session.device().requested"):
-        expect(front.region("Device")).to_contain_text("A cell runs")
+        expect(front.panel).to_contain_text("A cell runs")
         front.device_button("cpu").click()
 
     front.expect_kernel(DEVICE, ("cpu", "the panel"))
