@@ -1,6 +1,7 @@
 """A misused magic fails under nbval, and the notebooks that are shipped keep their rules."""
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from nbval.plugin import get_sanitize_patterns
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -177,3 +179,38 @@ def test_binder_installs_what_a_notebook_imports(notebook, packages):
     providers = {name: {normalised(one) for one in packages.get(name, [name])} for name in foreign}
 
     assert {name for name, distributions in providers.items() if not distributions & installed} == set()
+
+
+WRONG = [
+    ("08", "stay on this device", "move to MLX"),
+    ("08", "Nothing to do.", "Buy a new computer."),
+    ("08", "everything that matters was measured", "data dominates"),
+    ("08", "forward dominates", "data dominates"),
+    ("08", "on cpu", "on mps"),
+    ("08", "There is only the CPU here", "There is a GPU here"),
+    ("08", "speed_up from 22 % to 30 %", "speed_up from 22 % to 3 %"),
+    ("06", "0 failed", "3 failed"),
+    ("06", "right, and its result is on cpu", "wrong, and its result is on cpu"),
+    ("06", "9 packages fit together", "9 packages do not fit together"),
+    ("06", "cpu computes with float32", "cpu does not compute with float32"),
+    ("06", "Accepted: bundled", "Refused: bundled"),
+    ("06", "Signals", "Sounds"),
+    ("06", "memory pressure", "blood pressure"),
+]
+
+
+@pytest.mark.parametrize(("number", "right", "wrong"), WRONG, ids=[wrong for _, _, wrong in WRONG])
+def test_wrong_output_is_noticed(number, right, wrong):
+    """What nbval leaves out of its comparison hides no other headline, verdict, or row of the doctor."""
+    patterns = get_sanitize_patterns((ROOT / "tests" / "nbval_sanitize.cfg").read_text("utf-8"))
+
+    def compared(text):
+        return functools.reduce(lambda text, pattern: re.sub(*pattern, text), patterns, text)
+
+    (notebook,) = (nbformat.read(path, as_version=4) for path in NOTEBOOKS if path.name.startswith(number))
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    texts = [text for output in outputs for text in (output.get("text", ""), *output.get("data", {}).values())]
+    said = [text for text in texts if isinstance(text, str) and right in text]
+    assert len(said) >= 2  # As text and as HTML.
+    for text in said:
+        assert compared(text) != compared(text.replace(right, wrong)), text

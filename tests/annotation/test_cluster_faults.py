@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -35,11 +36,11 @@ def faults(helper):
 
 @pytest.fixture
 def fault(faults, tiny, tmp_path):
-    """A function that puts a fault into the workers of a cluster for a block: what the word "seen" does to them."""
+    """A function that puts a fault into the workers of a cluster for a block: what a token does to them."""
 
     @contextlib.contextmanager
-    def fault(client, action, **how):
-        plugin = faults.Fault(tiny.VOCABULARY["seen"], len(tiny.VOCABULARY), action, tmp_path, **how)
+    def fault(client, action, word="seen", **how):
+        plugin = faults.Fault(tiny.VOCABULARY[word], len(tiny.VOCABULARY), action, tmp_path, **how)
         client.register_plugin(plugin)
         try:
             yield lambda: len(list(tmp_path.iterdir()))
@@ -63,6 +64,12 @@ def annotated_by(keyword_model):
     return lambda client, texts, **options: nb.annotate(
         texts, str(keyword_model), client=client, progress=False, **options
     )
+
+
+@pytest.fixture
+def new_model(keyword_model, tmp_path_factory):
+    """The keyword model in a folder of its own, which no worker has loaded yet."""
+    return str(shutil.copytree(keyword_model, tmp_path_factory.mktemp("models") / "model"))
 
 
 @pytest.fixture
@@ -128,6 +135,16 @@ def test_killed_worker(pool, numbered, annotated_by, ledger, tmp_path):
     assert victim not in pids(pool.client).values()
     assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
     assert [entities[0]["start"] for entities in found] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_worker_killed_while_it_loads_the_model(pool, fault, numbered, new_model, ledger, killed):
+    """A worker that is killed while the workers get ready costs no text, nor do both: Dask starts others in their place."""
+    with fault(pool.client, "die", word="[CLS]", times=killed) as ends:
+        found = nb.annotate(numbered(COUNT), new_model, client=pool.client, progress=False)
+
+    assert ends() == killed
+    assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
 
 
 @pytest.mark.slow

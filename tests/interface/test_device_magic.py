@@ -187,12 +187,22 @@ def test_an_error_is_one_line_and_changes_nothing(kernel, line, name, words):
     assert kernel.state() == before
 
 
+def wait_until_received(client):
+    """Wait until a busy kernel has all that was sent to its shell: a subshell, which the same channel feeds, answers."""
+    client.control_channel.send(client.session.msg("create_subshell_request"))
+    question = client.session.msg("kernel_info_request")
+    question["header"]["subshell_id"] = client.get_control_msg(timeout=60)["content"]["subshell_id"]
+    client.shell_channel.send(question)
+    assert client.get_shell_msg(timeout=60)["parent_header"]["msg_id"] == question["header"]["msg_id"]
+
+
 def test_an_error_stops_run_all(kernel, tmp_path):
     """Cells that wait behind a failing magic are aborted, and a cell's later lines are not run."""
     client, sent = kernel.client, tmp_path / "sent"
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(sent)!r}).exists(): time.sleep(0.2)"
     failing = client.execute(f"{wait}\n%openmed_device banana\nreached = 1", stop_on_error=True)
     waiting = client.execute("reached = 2", stop_on_error=True)
+    wait_until_received(client)
     sent.touch()
     replies = {}
     while waiting not in replies:

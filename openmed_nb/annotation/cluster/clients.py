@@ -76,8 +76,15 @@ def travels(value: Any) -> bool:
     return True
 
 
+TRIES = 4
+"""How often workers that all end while they are asked are asked again; Dask gives up a task after as many."""
+
+
 def ask_all(client: Client, function: Callable[..., Any], *arguments: Any, patience: float = PATIENCE) -> list[Any]:
     """Return what a function of ``openmed_nb.session.worker`` says on every worker, in the order of their addresses.
+
+    A worker that ends while it is asked is left out as long as another one answers: what comes in its place is asked when
+    it gets its first texts.
 
     Args:
         client: The client.
@@ -87,16 +94,31 @@ def ask_all(client: Client, function: Callable[..., Any], *arguments: Any, patie
 
     Raises:
         OpenMedError: What the first worker failed with.
-        ClusterUnusable: Where there is no worker.
+        ClusterUnusable: Where there is no worker, or all end while they are asked, again and again.
     """
     with one_wanted(client, function, *arguments):
-        if not asked(client, lambda: a_worker_comes(client, patience)):
-            raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().")
-        said: Mapping[str, Any] = asked(client, lambda: client.run(function, *arguments, on_error="return"))
-    for address in sorted(said):
-        if isinstance(said[address], BaseException):
-            raise failure_of(host_of(address), said[address])
-    return [said[address] for address in sorted(said)]
+        for _ in range(TRIES):
+            if not asked(client, lambda: a_worker_comes(client, patience)):
+                raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().")
+            said = answers_of_workers(client, function, *arguments)
+            for address in sorted(said):
+                if isinstance(said[address], BaseException):
+                    raise failure_of(host_of(address), said[address])
+            if said:
+                return [said[address] for address in sorted(said)]
+    what = f"All workers ended while they got ready, {TRIES} times."
+    raise ClusterUnusable(what, "Look at their logs; they may need more memory.")
+
+
+def answers_of_workers(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Return what a function says or fails with on every worker that is still there afterwards, by their addresses."""
+    from distributed.comm import CommClosedError
+
+    said: Mapping[str, Any] = asked(client, lambda: client.run(function, *arguments, on_error="return"))
+    left = asked(client, lambda: client.scheduler.identity(n_workers=-1))["workers"]
+    ended = {address for address, answer in said.items() if isinstance(answer, OSError) and address not in left}
+    ended |= {address for address, answer in said.items() if isinstance(answer, CommClosedError)}
+    return {address: answer for address, answer in said.items() if address not in ended}
 
 
 @contextlib.contextmanager

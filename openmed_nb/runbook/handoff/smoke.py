@@ -29,7 +29,7 @@ from .documents import REQUIREMENTS, RESULT
 from .golden import GOLDEN, LOGBOOK, MODEL, TEXTS, Golden, entities_found
 from .judgement import Observed, SmokeReport
 from .requirements import TOOLKIT, unmet
-from .trial import measure
+from .trial import check_numbers, measure
 
 BUNDLE = "bundle"
 AGAIN = "Take the bundle from where it came from again."
@@ -150,6 +150,10 @@ def read_golden(bundle: Path) -> Golden:
     except (ValueError, RecursionError) as error:
         what = f"The {GOLDEN} of {bundle.name!r} is damaged: {cause(error)}."
         raise ConfigurationError(what, AGAIN) from error
+    try:
+        check_numbers(golden)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"The {GOLDEN} of {bundle.name!r} is damaged: {error.what}", AGAIN) from error
     return golden
 
 

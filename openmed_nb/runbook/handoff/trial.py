@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...devices.allocators import empty_cache
 from ...devices.simulation import MARK, NOTE, active, shows_simulated
+from ...errors import ConfigurationError, shorten
 from ...interface.display import Report, Shown, Table
 from ...training.curve import MemoryCurve
 from ...training.samples import take_sample
@@ -26,6 +27,25 @@ STEPS = 3
 
 WARM_UP = 2
 """Steps that are not timed: the first one of each shape is slower, most of all on MPS."""
+
+LIMITS = {"batch_size": (1, 4096), "rounds": (4, 1000), "steps": (1, 1000)}
+"""The least and the most of each number of a trial; a bundle comes from somebody else, and its trial has to end."""
+
+
+def check_numbers(asked: Any) -> None:
+    """Check the numbers of a trial.
+
+    Args:
+        asked: What has ``batch_size``, ``rounds`` and ``steps``.
+
+    Raises:
+        ConfigurationError: For the first that is out of its limits.
+    """
+    for name, (least, most) in LIMITS.items():
+        number = getattr(asked, name)
+        if type(number) is not int or not least <= number <= most:
+            what = f"{name} cannot be {shorten(repr(number))}."
+            raise ConfigurationError(what, f"Pass a whole number from {least} to {most:,}.")
 
 
 @dataclass(frozen=True, repr=False)

@@ -47,7 +47,7 @@ from .documents import (
 )
 from .golden import EVIDENCE, GOLDEN, LOGBOOK, MODEL, SCHEMA, SYNTHETIC, TEXTS, Golden, entities_found
 from .requirements import lock, requirements_text
-from .trial import ROUNDS, STEPS, Trial, measure
+from .trial import ROUNDS, STEPS, Trial, check_numbers, measure
 from .wheel import write_wheel
 
 if TYPE_CHECKING:
@@ -108,10 +108,7 @@ class Order:
             raise ConfigurationError(f"{target.name!r} is there already and not empty.", "Name a new folder.")
         if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigurationError(f"Nothing can be written into {above.name!r}.", "Name another folder.")
-        for name, least in (("batch_size", 1), ("rounds", 4), ("steps", 1)):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise ConfigurationError(f"{name} cannot be {number!r}.", f"Pass a whole number from {least}.")
+        check_numbers(self)
         if self.logbook is not None and not isinstance(self.logbook, Logbook):
             what = f"{type(self.logbook).__name__} is no logbook."
             raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")

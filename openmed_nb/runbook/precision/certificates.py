@@ -24,7 +24,7 @@ from ...models.loading import LoadSpec, model_folder
 from ...quantities import counted
 from .spans import Spans
 
-FORMAT = "openmed_nb certificate, 1"
+FORMAT = "openmed_nb certificate, 2"
 
 Value = TypeVar("Value")
 
@@ -70,10 +70,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured.
+    """What was measured; of the counts of entities and of the recalls, those of the strategy that lost most.
 
     Attributes:
-        texts: How many texts.
+        texts: How many texts, each of other words.
         texts_fingerprint: Tells them from others.
         tokens: How many tokens they have.
         not_numbers: How many of them became NaN or infinity.
@@ -82,6 +82,7 @@ class Evidence:
         relabelled: How many with another label.
         missing: How many not at all.
         extra: How many entities were found that the reference has not.
+        distinct: How many entities of the reference differ in their words or labels.
         recall_reference: The reference's recall of gold entities; ``None`` where no gold was given.
         recall: The recall in the reduced type.
         speed_up: How many times faster than float32 on the same device, measured in turn; 1 where that is not certain,
@@ -97,6 +98,7 @@ class Evidence:
     relabelled: int
     missing: int
     extra: int
+    distinct: int
     recall_reference: float | None
     recall: float | None
     speed_up: float | None

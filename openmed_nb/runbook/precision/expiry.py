@@ -54,7 +54,7 @@ def expired_because(certificate: Certificate, identity: Identity) -> str:
         >>> from .certificates import Evidence
         >>> before = Identity("bundled", "w", "s", "t", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", False)
         >>> after = Identity("bundled", "x", "s", "t", "bfloat16", "mps", "Apple M2 Pro", "2.14.0", "5.17.0", False)
-        >>> evidence = Evidence(20, "f", 900, 0, 60, 0, 0, 0, 0, None, None, 1.4)
+        >>> evidence = Evidence(20, "f", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
         >>> expired_because(Certificate(before, evidence, "2026-03-01", {}), after)
         'the weights changed, and torch was 2.13.0 and is 2.14.0'
     """

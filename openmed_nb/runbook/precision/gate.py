@@ -19,7 +19,7 @@ from .certificates import Certificate, Evidence, Identity
 from .dtype_choice import REDUCED
 from .inputs import distinct
 from .measurement import parity_of
-from .pairs import Pair, pair_of_files, undisturbed, with_model
+from .pairs import Pair, in_every_strategy, pair_of_files, undisturbed, with_model
 from .parity import ParityReport
 from .requirements import Gate, Refusal, refusals
 from .spans import Score
@@ -70,7 +70,7 @@ class PrecisionVerdict(Shown):
         parity, measured = self.parity, self.parity.report()
         verdict = "Accepted" if self.accepted else "Refused"
         title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
-        asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, at least {self.gate.minimum_entities}."
+        asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, in every strategy."
         reasons = [f"{one.reason} {one.remedy}" for one in self.refusals]
         if self.certificate:
             reasons = [self.certificate.summary, USED[self.certificate.identity.simulated]]
@@ -115,6 +115,7 @@ def evidence_of(report: ParityReport, gain: float | None) -> Evidence:
         relabelled=spans.relabelled,
         missing=spans.missing,
         extra=spans.extra,
+        distinct=report.distinct,
         recall_reference=recalls[0],
         recall=recalls[1],
         speed_up=gain and round(gain, 3),
@@ -163,11 +164,10 @@ def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where i
     """
     pair, gate = pair_of_files(spec, device), Gate()
     given, (texts, gold) = len(texts), distinct(texts, gold)
-    report = parity_of(pair, texts, gold)
+    report = parity_of(in_every_strategy(pair), texts, gold)
     if len(texts) < given:
-        report = replace(
-            report, notes=(*report.notes, f"{counted(given - len(texts), 'repeated text')} did not count.")
-        )
+        repeated = f"{counted(given - len(texts), 'text')} with the words of another one did not count."
+        report = replace(report, notes=(*report.notes, repeated))
     verdict = judge(report, gate, identity)
     if verdict.accepted:
         gain = None

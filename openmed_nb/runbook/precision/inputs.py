@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from .spans import Span
 if TYPE_CHECKING:
     from ...annotation.stream import Annotator
     from .pairs import Pair
+
+WORD = re.compile(r"[^\W\d_]+")
+"""Letters that stand together."""
 
 
 def checked_texts(texts: Any) -> Any:
@@ -49,21 +53,31 @@ def no_text() -> ConfigurationError:
 
 
 def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
-    """Return texts without those that were there before, each with its gold: the same note twice tells nothing new.
+    """Return texts without those whose words were there before, each with its gold: the same note twice tells nothing new.
 
     Gold of another number of texts is left as it is, for :func:`checked_gold` to refuse.
 
     Example:
-        >>> distinct(["asthma", "fever", "asthma"], [[1], [], [1]])
-        (['asthma', 'fever'], [[1], []])
+        >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        (['1. Asthma.', 'Fever.'], [[1], []])
     """
     gold = list(gold) if isinstance(gold, Iterator) else gold
     if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
         return texts, gold
     first: dict[int, int] = {}
     for place, text in enumerate(texts):
-        first.setdefault(fingerprint_of(text), place)
+        first.setdefault(fingerprint_of(words_of(text)), place)
     return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
+
+
+def words_of(text: Any) -> Any:
+    """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text.
+
+    Example:
+        >>> words_of("12. She has  Asthma!")
+        'she has asthma'
+    """
+    return " ".join(WORD.findall(text)).casefold() if isinstance(text, str) else text
 
 
 def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
@@ -76,10 +90,11 @@ def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], .
     if isinstance(texts, Sized) and len(texts) != len(spans):
         raise other_number(len(spans), len(texts))
     known = labels_given(pair.candidate)
-    labels = {label for entities in spans for _, _, label in entities}
-    if labels and not labels & known:
-        remedy = f"Use those of the model: {', '.join(sorted(known))}."
-        raise ConfigurationError("The labels of the gold are none of the model's.", remedy)  # They could be words.
+    labels = [label for entities in spans for _, _, label in entities]
+    unknown = sum(label not in known for label in labels)
+    if unknown:  # They are not named: they could be words of a text.
+        what = f"{unknown:,} of {counted(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
+        raise ConfigurationError(what, f"Use those of the model, and leave others out: {', '.join(sorted(known))}.")
     return spans
 
 

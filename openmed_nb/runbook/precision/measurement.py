@@ -6,8 +6,9 @@ the difference of each token is kept, four bytes on the host.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...annotation.chunks import in_chunks
@@ -22,7 +23,7 @@ from ...devices.transfer import to_array
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from ...models.quantization import INT8
 from .gradients import gradient_difference
-from .inputs import checked_gold, no_text, other_number
+from .inputs import checked_gold, no_text, other_number, words_of
 from .pairs import Pair, evaluating, undisturbed
 from .parity import Differences, GradientDifference, ParityReport
 from .spans import Score, Span, Spans, compare_spans, score
@@ -82,7 +83,7 @@ def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prep
 
 @dataclass
 class Tally:
-    """What is counted while two ways run.
+    """What is counted while two ways run, for each strategy; the report is of the one that lost most.
 
     Attributes:
         pair: The model in two ways.
@@ -97,8 +98,14 @@ class Tally:
     differences: list[np.ndarray] = field(default_factory=list)
     other_labels: int = 0
     not_numbers: int = 0
-    spans: Spans = field(default_factory=Spans)
-    scores: tuple[Score, Score] = field(default_factory=lambda: (Score(), Score()))
+    spans: dict[str, Spans] = field(default_factory=lambda: defaultdict(Spans))
+    scores: dict[str, tuple[Score, Score]] = field(default_factory=lambda: defaultdict(lambda: (Score(), Score())))
+    distinct: set[int] = field(default_factory=set)
+
+    @property
+    def own(self) -> str:
+        """The strategy of the reference, whose labels the gold has."""
+        return self.pair.reference.decoder.strategy
 
     def add(self, prepared: Prepared) -> None:
         """Run a chunk of texts both ways, and count."""
@@ -112,11 +119,15 @@ class Tally:
                 for kept, outcome in zip(outputs, outcomes, strict=True):
                     kept.append((part, outcome.answers))
         run = ForwardRun(prepared.tokens, prepared.windows)
-        first, second = (
-            side.decode(prepared, settled(run, side.network, kept))
-            for side, kept in zip((reference, candidate), outputs, strict=True)
-        )
-        self.count_entities(prepared, first, second)
+        said = [
+            (side, settled(run, side.network, kept)) for side, kept in zip((reference, candidate), outputs, strict=True)
+        ]
+        for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
+            first, second = (
+                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, of_tokens)
+                for side, of_tokens in said
+            )
+            self.count_entities(strategy, prepared, first, second)
         self.texts += [fingerprint_of(text) for text in prepared.texts]
         self.tokens += len(prepared.tokens)
         self.windows += len(prepared.windows.firsts)
@@ -141,14 +152,22 @@ class Tally:
         self.other_labels += int(((ours.argmax(-1) != theirs.argmax(-1)) | ~numbers).sum())
         self.differences.append(np.abs(ours[numbers] - theirs[numbers]).max(-1, initial=0.0))
 
-    def count_entities(self, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]) -> None:
-        """Count what became of the entities; a text for which a way has no answer has none in it."""
-        for number, answers in enumerate(zip(reference, candidate, strict=True), prepared.first):
+    def count_entities(
+        self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
+    ) -> None:
+        """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
+        for place, answers in enumerate(zip(reference, candidate, strict=True)):
+            number, text = prepared.first + place, prepared.texts[place]
             ours, theirs = (spans_of_answer(answer) for answer in answers)
-            self.spans += compare_spans(ours, theirs, number)
-            if self.gold is not None:
-                gold = self.gold_of(number, len(prepared.texts[number - prepared.first]))
-                self.scores = self.scores[0] + score(gold, ours), self.scores[1] + score(gold, theirs)
+            self.spans[strategy] += compare_spans(ours, theirs, number)
+            if strategy == self.own:
+                self.distinct.update(
+                    fingerprint_of(f"{label} {words_of(text[start:end])}") for start, end, label in ours
+                )
+            if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
+                gold = self.gold_of(number, len(text))
+                before = self.scores[strategy]
+                self.scores[strategy] = before[0] + score(gold, ours), before[1] + score(gold, theirs)
 
     def gold_of(self, number: int, length: int) -> tuple[Span, ...]:
         """Return the gold entities of a text.
@@ -174,6 +193,7 @@ class Tally:
             raise no_text()
         if self.gold is not None and len(self.gold) != len(self.texts):
             raise other_number(len(self.gold), len(self.texts))
+        scores = sorted(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
         return ParityReport(
             model=self.pair.name,
             device=shown_device(str(self.pair.candidate.network.model.device)),
@@ -185,9 +205,10 @@ class Tally:
             logits=quantiles(self.differences),
             other_labels=self.other_labels,
             not_numbers=self.not_numbers,
-            spans=self.spans,
-            gold=None if self.gold is None else self.scores,
+            spans=min(self.spans.values(), key=lambda spans: spans.agreement),
+            gold=None if self.gold is None else scores[0],
             gradients=gradients,
+            distinct=len(self.distinct),
             notes=self.pair.notes,
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...annotation.building import build_pipeline
 from ...devices.backend import TENSOR_LOCK
 from ...errors import ConfigurationError, cause
-from ...models.config import DEFAULT_STRATEGY
+from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.loading import LoadSpec, load
 from ...models.quantization import INT8, dtype_of, is_quantized
 from .judgement import TOLERANCES
@@ -35,6 +35,7 @@ class Pair:
         candidate: The way in question.
         dtype: The candidate's type.
         notes: What to know about the comparison.
+        strategies: How tokens become the entities that are compared; empty where as the reference does it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Pair:
     candidate: Annotator
     dtype: str
     notes: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
 
 
 def pair_of_files(spec: LoadSpec, device: str) -> Pair:
@@ -73,6 +75,14 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     candidate = whole_texts(pipe.own_annotator())
     notes = () if dtype == "float32" else (ROUNDED.format(dtype=dtype),)
     return Pair(name, with_model(candidate, float32_copy(pipe.model)), candidate, dtype, notes)
+
+
+def in_every_strategy(pair: Pair) -> Pair:
+    """Return a pair whose entities are compared as each strategy makes them of the same probabilities."""
+    reference, candidate = (
+        replace(side, network=replace(side.network, whole=True)) for side in (pair.reference, pair.candidate)
+    )
+    return replace(pair, reference=reference, candidate=candidate, strategies=STRATEGIES)
 
 
 def whole_texts(annotator: Annotator) -> Annotator:

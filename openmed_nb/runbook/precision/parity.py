@@ -68,6 +68,7 @@ class ParityReport(Shown):
         spans: What became of the entities.
         gold: The scores of reference and candidate against gold entities; ``None`` where none were given.
         gradients: How far the gradients of one step are apart; ``None`` where they were not compared.
+        distinct: How many entities of the reference differ in their words or labels.
         notes: What to know about the comparison.
     """
 
@@ -84,6 +85,7 @@ class ParityReport(Shown):
     spans: Spans
     gold: tuple[Score, Score] | None = None
     gradients: GradientDifference | None = None
+    distinct: int = 0
     notes: tuple[str, ...] = ()
 
     @property

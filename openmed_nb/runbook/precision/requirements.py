@@ -18,11 +18,15 @@ class Gate:
         span_agreement: The share of the entities that either way found which must be the same.
         recall_loss: How much of the reference's recall may be lost, where gold entities are given.
         minimum_entities: With fewer in the reference, nothing can be told.
+        minimum_distinct: With fewer entities that differ in their words or labels, nothing can be told.
+        minimum_texts: With fewer texts that differ in their words, nothing can be told.
     """
 
     span_agreement: float = SPAN_AGREEMENT
     recall_loss: float = RECALL_LOSS
     minimum_entities: int = 50
+    minimum_distinct: int = 10
+    minimum_texts: int = 20
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,9 @@ def refusals(evidence: Evidence, dtype: str, gate: Gate) -> Iterator[Refusal]:
         gate: What is asked for.
 
     Example:
-        >>> evidence = Evidence(20, "f", 900, 0, 40, 8, 0, 0, 0, None, None, 1.4)
+        >>> evidence = Evidence(20, "f", 900, 0, 40, 8, 0, 0, 0, 12, None, None, 1.4)
         >>> [one.reason for one in refusals(evidence, "bfloat16", Gate())]
-        ['Only 40 of 48 entities are the same.', '48 entities are too few to tell; 50 are needed.']
+        ['Only 40 of 48 entities are the same.', 'Too little to tell: 48 of the 50 entities that are needed.']
     """
     spans = evidence.spans
     if evidence.not_numbers:
@@ -63,6 +67,12 @@ def refusals(evidence: Evidence, dtype: str, gate: Gate) -> Iterator[Refusal]:
     if evidence.recall_loss > gate.recall_loss + ROUNDING:
         recalls = f"{evidence.recall:.1%} of the gold entities, float32 {evidence.recall_reference:.1%}"
         yield Refusal(f"It finds {recalls}.", FLOAT32_INSTEAD)
-    if spans.reference < gate.minimum_entities:
-        what = f"{counted(spans.reference, 'entity is', 'entities are')} too few to tell; {gate.minimum_entities} are needed."
+    seen = {
+        "entities": (spans.reference, gate.minimum_entities),
+        "different entities": (evidence.distinct, gate.minimum_distinct),
+        "different texts": (evidence.texts, gate.minimum_texts),
+    }
+    few = [f"{count:,} of the {least} {what}" for what, (count, least) in seen.items() if count < least]
+    if few:
+        what = f"Too little to tell: {', '.join(few)} that are needed."
         yield Refusal(what, "Repeat it with more texts, each different.", against=False)

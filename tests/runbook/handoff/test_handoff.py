@@ -152,6 +152,16 @@ def test_a_missing_file_and_a_missing_bundle(bundle, tmp_path):
         smoke(tmp_path / "nowhere")
 
 
+def test_numbers_that_no_trial_has(bundle, bundles):
+    """A golden run whose trial would fail, prove nothing or never end is refused, whatever checksum it has."""
+    for name, number in (("batch_size", -1), ("batch_size", 0), ("steps", -5), ("rounds", 10**9), ("rounds", 3)):
+        former = json.loads((bundle / "golden.json").read_text("utf-8"))[name]
+        bundles.change(bundle, "golden.json", lambda golden, name=name, number=number: golden.update({name: number}))
+        with pytest.raises(ConfigurationError, match=rf"golden.json of .+ is damaged: {name} cannot be {number}\."):
+            smoke(bundle)
+        bundles.change(bundle, "golden.json", lambda golden, name=name, number=former: golden.update({name: number}))
+
+
 def test_another_version_of_the_toolkit_is_named(bundle, bundles):
     """A toolkit of another version than the bundle's is a package that is not the one of the bundle."""
     bundles.change(bundle, "logbook.json", lambda book: book["software"].update(openmed_nb="9.9"))

@@ -27,6 +27,14 @@ def close_border(tiny: ModuleType) -> Any:
     return with_margin(tiny, model, BORDER, "mellitus", 2)
 
 
+def close_tail(tiny: ModuleType) -> Any:
+    """Return a model that is sure of the first piece of hypertension, and of the second by a thousandth of a logit."""
+    model = tiny.keyword_bert()
+    with torch.no_grad():
+        model.classifier.weight[1] *= 2
+    return with_margin(tiny, model, "the patient has hyper ##tension .", "##tension", 2)
+
+
 def with_margin(tiny: ModuleType, model: Any, note: str, word: str, label: int) -> Any:
     """Return a model after its bias was changed so that a label of a word wins against no disease by the margin."""
     ids = torch.tensor([[tiny.VOCABULARY[token] for token in ("[CLS]", *note.split(), "[SEP]")]])

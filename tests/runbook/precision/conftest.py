@@ -41,6 +41,12 @@ def border_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: p
     return tiny.save(tmp_path_factory.mktemp("border"), close_models.close_border(tiny))
 
 
+@pytest.fixture(scope="session")
+def tail_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that loses the end of hypertension in 16 bits; tests read it and do not change it."""
+    return tiny.save(tmp_path_factory.mktemp("tail"), close_models.close_tail(tiny))
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A folder for what is kept for a person."""

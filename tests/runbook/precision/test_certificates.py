@@ -25,7 +25,7 @@ from openmed_nb.runbook.precision.certificates import (
 from openmed_nb.runbook.precision.expiry import changes, expired_because
 
 HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
-EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, None, 0.85, 1.4)
+EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
 CERTIFICATE = Certificate(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
 
 CHANGED = {
@@ -118,14 +118,14 @@ def test_every_set_of_changes_is_told(names, device):
 
 REJUDGED = {
     "nothing kept": ({"exact": 0, "missing": 60}, "only 0 of 60 entities are the same"),
-    "no entity": ({"exact": 0}, "0 entities are too few to tell; 50 are needed"),
+    "no entity": ({"exact": 0}, "too little to tell: 0 of the 50 entities that are needed"),
     "too much moved": ({"exact": 58, "moved": 2}, "only 58 of 60 entities are the same"),
-    "too few": ({"exact": 49}, "49 entities are too few to tell; 50 are needed"),
+    "too few": ({"exact": 49}, "too little to tell: 49 of the 50 entities that are needed"),
     "recall": ({"recall_reference": 0.9, "recall": 0.8}, "it finds 80.0% of the gold entities, float32 90.0%"),
     "NaN": ({"not_numbers": 3}, "3 tokens became NaN or infinity"),
     "several": (
         {"exact": 20, "extra": 5},
-        "only 20 of 25 entities are the same, and 20 entities are too few to tell; 50 are needed",
+        "only 20 of 25 entities are the same, and too little to tell: 20 of the 50 entities that are needed",
     ),
 }
 

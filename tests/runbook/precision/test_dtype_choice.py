@@ -22,7 +22,7 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
 
-EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, None, None, 1.4)
+EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 

@@ -279,11 +279,11 @@ class TestGold:
             (iter(self.TEXTS), self.GOLD[:1], "There is no gold for text 1"),
             (iter(self.TEXTS[:1]), self.GOLD, "The gold is of 2 texts, and there are 1"),
             (self.TEXTS, ([], [(0, 25, D)]), "gold of text 1 ends after character 24"),
-            (self.TEXTS, ([], [(16, 22, "O")]), "Use those of the model: DISEASE\\."),
+            (self.TEXTS, ([], [(16, 22, "O")]), "leave others out: DISEASE\\."),
             (
                 self.TEXTS,
-                ([], [(16, 22, "asthma")]),
-                "The labels of the gold are none of the model's. Use those .* DISEASE",
+                ([(16, 33, D)], [(16, 22, "asthma")]),
+                "1 of 2 gold entities have a label that the model does not have. Use those of the model.*: DISEASE",
             ),
         ]
         for texts, gold, said in cases:

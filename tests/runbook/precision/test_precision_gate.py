@@ -27,15 +27,25 @@ from openmed_nb.session import Session
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
-SURE = [
-    text + " " * number
-    for number in range(20)
-    for text in ("the patient has diabetes mellitus and hypertension .", "no history of asthma .")
-]
-"""Texts with 60 entities, each another one by the spaces at its end."""
-CLOSE = ["the patient has asthma ." + " " * number for number in range(60)]
+BEFORE = ["", "the", "the patient", "the patient has", "no", "no history", "no history of"]
+AFTER = ["and", "was seen", "of a", "a patient", "the", "type", "no", "has", "seen ,"]
 
-REPORT = ParityReport("mine", "cpu", "bfloat16", 9, "f", 900, 9, Differences(0.1), 0, 0, Spans(exact=100))
+
+def texts_with(*diseases: str) -> list[str]:
+    """Return 60 texts in which some diseases take turns, no two of the same words."""
+    frames = [f"{before} {{}} {after} ." for before in BEFORE for after in AFTER][:60]
+    return [frame.format(diseases[number % len(diseases)]) for number, frame in enumerate(frames)]
+
+
+KINDS = [first + " mellitus" * ends for first in ("asthma", "diabetes", "hypertension") for ends in range(4)]
+"""Twelve entities of other words, for the keyword model."""
+SURE = texts_with(*KINDS)
+CLOSE = texts_with("asthma")
+FEW = "Too little to tell: {} that are needed."
+
+REPORT = ParityReport(
+    "mine", "cpu", "bfloat16", 30, "f", 900, 30, Differences(0.1), 0, 0, Spans(exact=100), distinct=30
+)
 IDENTITY = Identity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
 
 
@@ -62,17 +72,20 @@ def test_judgement():
     cases = [
         ({}, []),
         ({"spans": Spans(exact=50)}, []),
-        ({"spans": Spans(exact=49)}, ["49 entities are too few to tell; 50 are needed."]),
-        ({"spans": Spans(exact=1)}, ["1 entity is too few to tell; 50 are needed."]),
-        ({"spans": Spans()}, ["0 entities are too few to tell; 50 are needed."]),
+        ({"spans": Spans(exact=49)}, [FEW.format("49 of the 50 entities")]),
+        ({"spans": Spans(exact=1)}, [FEW.format("1 of the 50 entities")]),
+        ({"spans": Spans()}, [FEW.format("0 of the 50 entities")]),
         ({"spans": Spans(exact=99, missing=1)}, []),
         ({"spans": Spans(exact=99, moved=2)}, ["Only 99 of 101 entities are the same."]),
         ({"spans": Spans(exact=98, relabelled=2)}, ["Only 98 of 100 entities are the same."]),
         ({"spans": Spans(exact=100, extra=2)}, ["Only 100 of 102 entities are the same."]),
         (
             {"spans": Spans(exact=10, missing=5)},
-            ["Only 10 of 15 entities are the same.", "15 entities are too few to tell; 50 are needed."],
+            ["Only 10 of 15 entities are the same.", FEW.format("15 of the 50 entities")],
         ),
+        ({"distinct": 9}, [FEW.format("9 of the 10 different entities")]),
+        ({"texts": 19}, [FEW.format("19 of the 20 different texts")]),
+        ({"distinct": 1, "texts": 1}, [FEW.format("1 of the 10 different entities, 1 of the 20 different texts")]),
         ({"not_numbers": 3}, ["3 tokens became NaN or infinity."]),
         ({"gold": (Score(100, 100, 90), Score(100, 100, 89))}, []),
         ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
@@ -95,10 +108,11 @@ def test_certificate_names_what_it_was_measured_on():
 
     evidence = certificate.evidence
     assert certificate.identity == IDENTITY
-    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint) == (9, 900, "f")
+    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint, evidence.distinct) == (30, 900, "f", 30)
     assert (evidence.not_numbers, evidence.exact, evidence.missing) == (0, 99, 1)
     assert (evidence.recall_reference, evidence.recall, evidence.speed_up) == (0.9, 0.9, 1.432)
-    assert certificate.gate == {"span_agreement": 0.99, "recall_loss": 0.01, "minimum_entities": 50}
+    minimum = {"minimum_entities": 50, "minimum_distinct": 10, "minimum_texts": 20}
+    assert certificate.gate == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
     assert certificate.date == "2026-03-01"
 
 
@@ -110,11 +124,11 @@ def test_what_is_shown():
     assert str(refused).splitlines()[:3] == [
         "Refused: mine in bfloat16 on cpu",
         "  Only 50 of 100 entities are the same. Use float32.",
-        "  Asked for: 99% of the entities the same, at least 50.",
+        "  Asked for: 99% of the entities the same, in every strategy.",
     ]
     assert str(accepted).splitlines()[:2] == [
         "Accepted: mine in bfloat16 on cpu",
-        "  On 9 texts it kept 100 of 100 entities.",
+        "  On 30 texts it kept 100 of 100 entities.",
     ]
     assert str(accepted) == str(judge(REPORT, Gate(), IDENTITY, 2.8, "2027-01-01"))
     assert "2026-03-01" in accepted._repr_html_()
@@ -126,7 +140,7 @@ def test_model_whose_entities_are_lost_is_refused(session, close_model):
     """A model that loses its entities in bfloat16 is refused, and gets no certificate."""
     verdict = session.validate_precision(str(close_model), CLOSE, "bfloat16", {})
 
-    assert [one.reason for one in verdict.refusals] == ["Only 0 of 60 entities are the same."]
+    assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
     assert (verdict.parity.spans.missing, verdict.certificate) == (60, None)
     with pytest.warns(OpenMedWarning, match="there is no certificate"):
         session.create_pipeline(str(close_model), OpenMedConfig(), dtype="bfloat16")
@@ -134,14 +148,22 @@ def test_model_whose_entities_are_lost_is_refused(session, close_model):
 
 def test_model_whose_borders_move_is_refused(session, border_model, close_models):
     """A model that finds every entity in bfloat16, but with another end, is refused."""
-    verdict = session.validate_precision(
-        str(border_model), [close_models.BORDER + " " * number for number in range(60)], "bfloat16", {}
-    )
-    spans = verdict.parity.spans
+    verdict = session.validate_precision(str(border_model), texts_with("diabetes mellitus"), "bfloat16", {})
+    spans = nb.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
 
-    assert (spans.moved, spans.all, verdict.certificate) == (60, 60, None)
+    assert (spans.moved, spans.all, verdict.certificate) == (1, 1, None)
     assert (spans.changes[0].reference, spans.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
-    assert [one.reason for one in verdict.refusals] == ["Only 0 of 60 entities are the same."]
+    assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
+
+
+def test_worst_strategy_counts(session, tail_model):
+    """A certificate counts for every strategy: a model whose words keep their first piece and lose others is refused."""
+    texts = texts_with("hypertension")
+    by_first = nb.parity(str(tail_model), texts, dtype="bfloat16", device="cpu").spans
+    verdict = session.validate_precision(str(tail_model), texts, "bfloat16", {})
+
+    assert (by_first.exact, by_first.all) == (60, 60)
+    assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
@@ -153,15 +175,25 @@ def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     assert verdict.certificate.evidence.spans.reference == 60
     assert verdict.certificate.evidence.speed_up >= 1.0
     pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
-    assert [one["word"] for one in pipe(SURE[0])] == ["diabetes mellitus", "hypertension"]
+    assert [one["word"] for one in pipe(SURE[1])] == ["asthma mellitus"]
 
 
-def test_repeated_texts_count_once(session, keyword_model):
-    """The same text many times gives no certificate, and the verdict says that it did not count."""
-    verdict = session.validate_precision(str(keyword_model), ["no history of asthma ."] * 60, "bfloat16", {})
+SAME = {
+    "repeated": ["no history of asthma ."] * 60,
+    "spaces": ["no history of asthma ." + " " * number for number in range(60)],
+    "numbers": [f"{number}. no history of asthma ." for number in range(60)],
+    "one text": ["asthma . " * 60],
+}
 
-    assert [one.reason for one in verdict.refusals] == ["1 entity is too few to tell; 50 are needed."]
-    assert "59 repeated texts did not count." in str(verdict)
+
+@pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
+def test_texts_that_say_the_same_give_no_certificate(session, keyword_model, texts):
+    """Neither the same words again and again, with other spaces or numbers, nor one long text says how a type does."""
+    verdict = session.validate_precision(str(keyword_model), texts, "bfloat16", {})
+
+    (refused,) = verdict.refusals
+    assert "1 of the 10 different entities, 1 of the 20 different texts that are needed." in refused.reason
+    assert ("59 texts with the words of another one did not count." in str(verdict)) == (len(texts) > 1)
 
 
 def test_gold_is_part_of_the_certificate(session, keyword_model):
