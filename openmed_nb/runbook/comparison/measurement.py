@@ -37,7 +37,9 @@ WARM_UP = 3
 """How many steps come before any that counts: the first compile, fill caches, and start what reads ahead."""
 
 PHASE_STEPS = 10
-"""How many steps are waited for phase by phase."""
+"""How many steps are waited for phase by phase, fewer where they take more than LONGEST_PHASES seconds."""
+
+FEWEST_PHASE_STEPS, LONGEST_PHASES = 3, 5.0
 
 SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5
 """A turn repeats a quick step until it takes so many seconds, as long as none takes more."""
@@ -231,9 +233,9 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
 def split_on(workload: Workload) -> Split:
     """Return where the time of a step goes; steps follow each other here, as loaders that read ahead need it."""
     with begun(workload) as batches:
-        warmed_up(workload, batches)
+        fitting = int(LONGEST_PHASES / max(1e-6, warmed_up(workload, batches)))
         settle(workload, batches)
-        steps = max(PHASE_STEPS, ROUNDS_OF_WORKERS * workload.workers)
+        steps = max(FEWEST_PHASE_STEPS, min(PHASE_STEPS, fitting), ROUNDS_OF_WORKERS * workload.workers)
         return split_of_steps(workload, batches, whole_rounds(steps, workload.workers))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ..findings import OK, WARNING, Finding
@@ -34,8 +35,7 @@ class Split:
     """The phases of a step, each waited for.
 
     Attributes:
-        seconds: How long each phase takes, in seconds, in their order: the mean of all steps, because a loader that reads
-            ahead keeps only some of them waiting.
+        seconds: How long each phase takes, in seconds, in their order.
     """
 
     seconds: Mapping[str, float]
@@ -98,11 +98,12 @@ def data_remedy(workers: int) -> str:
     return REMEDIES[DATA] if not workers else MORE_WORKERS
 
 
-def split_of(steps: Iterable[Mapping[str, float]]) -> Split:
-    """Return the mean seconds of each phase.
+def split_of(steps: Iterable[Mapping[str, float]], typical: Callable[[list[float]], float] = fmean) -> Split:
+    """Return how many seconds each phase takes.
 
     Args:
         steps: The seconds of each phase of some steps, as ``Workload.seconds_of_phases`` returns them.
+        typical: What is taken of all steps, as :attr:`.Workload.typical` says.
 
     Example:
         >>> split_of([{"data": 1.0, "forward": 3.0}, {"data": 3.0, "forward": 3.0}]).seconds
@@ -110,4 +111,4 @@ def split_of(steps: Iterable[Mapping[str, float]]) -> Split:
     """
     measured = list(steps)
     names = dict.fromkeys(name for step in measured for name in step)
-    return Split({name: sum(step[name] for step in measured) / len(measured) for name in names})
+    return Split({name: typical([step[name] for step in measured]) for name in names})

@@ -151,4 +151,4 @@ def seconds_of_step(workload: Workload, batches: Iterator[Any], steps: int = 1) 
 
 def split_of_steps(workload: Workload, batches: Iterator[Any], steps: int) -> Split:
     """Return where the time of some steps goes."""
-    return split_of([workload.seconds_of_phases(batches) for _ in range(steps)])
+    return split_of([workload.seconds_of_phases(batches) for _ in range(steps)], workload.typical)

@@ -108,6 +108,15 @@ class Workload:
         return seconds
 
     @property
+    def typical(self) -> Callable[[list[float]], float]:
+        """What is taken of the seconds of some steps.
+
+        Texts lie in memory, and what one batch of them takes longer than another was another program: the median. A loader
+        keeps only some steps waiting: the mean.
+        """
+        return statistics.median if self.task == ANNOTATION else statistics.fmean
+
+    @property
     def usual_rows(self) -> int:
         """How many rows a batch usually has: the median, where a loader gives several sizes."""
         return statistics.median_low(self.sizes.elements()) if self.sizes else self.rows

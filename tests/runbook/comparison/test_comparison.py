@@ -82,6 +82,17 @@ def test_shares_are_of_all_steps():
     assert split.shares == {"data": 0.5, "forward": 0.5}
 
 
+def test_texts_in_memory_are_not_said_to_wait_for_another_program():
+    """What one batch of texts takes longer than the others counts for nothing; of a loader it counts for all steps."""
+    steps = [{"data": 0.1, "forward": 1.0}] * 9 + [{"data": 9.1, "forward": 1.0}]
+    shares = {}
+    for task in ("annotation", "forward pass"):
+        workload = Workload("m", task, "cpu", 8, None, lambda: iter(()), ())
+        shares[task] = split_of(steps, workload.typical).shares["data"]
+
+    assert shares == {"annotation": pytest.approx(1 / 11), "forward pass": pytest.approx(0.5)}
+
+
 def test_speed_up_is_the_median_of_ratios():
     """The ratio of each round counts, not that of the medians."""
     turns = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
