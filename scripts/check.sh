@@ -5,6 +5,9 @@
 #   sh scripts/check.sh --slow    the slow lane too
 set -eu
 cd "$(dirname "$0")/.."
+# Tests wait for kernels, browsers and workers: one process more than there are cores.
+PYTEST_XDIST_AUTO_NUM_WORKERS=$(python -c "import os; print((os.cpu_count() or 1) + 1)")
+export PYTEST_XDIST_AUTO_NUM_WORKERS
 ruff check .
 ruff format --check .
 mypy

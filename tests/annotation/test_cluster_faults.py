@@ -138,7 +138,9 @@ def test_killed_worker(pool, numbered, annotated_by, ledger, tmp_path):
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_worker_killed_while_it_loads_the_model(pool, fault, numbered, new_model, ledger, killed):
+def test_worker_killed_while_it_loads_the_model(  # noqa: PLR0913, PLR0917 - fixtures
+    pool, fault, numbered, new_model, ledger, killed
+):
     """A worker that is killed while the workers get ready costs no text, nor do both: Dask starts others in their place."""
     with fault(pool.client, "die", word="[CLS]", times=killed) as ends:
         found = nb.annotate(numbered(COUNT), new_model, client=pool.client, progress=False)
