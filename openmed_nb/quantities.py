@@ -1,6 +1,9 @@
-"""Sizes and shares as people read them."""
+"""Sizes and shares as people read them, and numbers as they pass them."""
 
 from __future__ import annotations
+
+import operator
+from typing import Any
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -28,3 +31,16 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
         ('1 tensor', '1,200 tensors', '2 entities')
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false.
+
+    Example:
+        >>> whole_number(3), whole_number(3.0), whole_number(True)
+        (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

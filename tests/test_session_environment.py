@@ -7,7 +7,8 @@ from types import ModuleType
 import pytest
 
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, TOO_LATE, UNSURE, VARIABLES
-from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.session import Session
 
 MPS_VARIABLES = {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
@@ -227,3 +228,22 @@ def test_tuning_by_hand_stays(computers: ModuleType):
 
     here.session.stop()
     assert here.environ == {}
+
+
+@pytest.mark.real_computer
+def test_tuning_by_hand_outlives_a_simulation():
+    """What was set by hand on another device is there again after a simulated Mac, and after one that was refused."""
+    environ: dict[str, str] = {"OPENMED_TORCH_DEVICE": "cpu"}
+    session = Session(environ)
+    session.apply_mps_variables()
+    tuned = dict(environ)
+    assert set(VARIABLES) <= set(tuned)
+
+    with pytest.raises(ConfigurationError):
+        session.simulate("nothing")
+    assert environ == tuned
+    session.simulate("8 GiB")
+    session.end_simulation()
+    assert environ == tuned
+    session.stop()
+    assert environ == {"OPENMED_TORCH_DEVICE": "cpu"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..devices.simulation import shown_device
-from ..errors import ConfigurationError, Interrupted, OpenMedError
+from ..errors import ConfigurationError, Interrupted, OpenMedError, shorten
 from .annotations import SHOWN_TEXTS, Annotations
 from .answers import Answered, Answers
 from .fingerprints import fingerprint_of, settings_of
@@ -84,6 +84,19 @@ def attach(error: Exception, done: Annotations) -> None:
     vars(error)["annotations"] = done
 
 
+def check_running(resume: Any = None, on_error: Any = "raise", **_others: Any) -> None:
+    """Refuse options of :func:`annotate_from` that cannot be used, before a model is loaded.
+
+    Raises:
+        ConfigurationError: For what is no result of an earlier run, and for another way to treat errors.
+    """
+    if not isinstance(on_error, str) or on_error not in ON_ERROR:
+        raise ConfigurationError(f"on_error cannot be {shorten(repr(on_error))}.", f"Use one of {', '.join(ON_ERROR)}.")
+    if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
+        what = f"resume cannot be {type(resume).__name__}."
+        raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
+
+
 def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
     source: Source,
     texts: Iterable[Any],
@@ -98,8 +111,6 @@ def annotate_from(  # noqa: PLR0913 - the options of openmed_nb.annotate
 
     Whatever ends a run early carries what was done until then in its attribute ``annotations``.
     """
-    if on_error not in ON_ERROR:
-        raise ConfigurationError(f"on_error cannot be {on_error!r}.", f"Use one of {', '.join(ON_ERROR)}.")
     settings, device = source.settings, source.device
     reading = Reading(stream_of(texts), settings["delimiter"] or "")
     answers = Answers("entity" if settings["aggregation_strategy"] == "none" else "entity_group")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import ConfigurationError
-from .annotations import Annotations
 from .answers import Answered, Answers
 from .resume import ResultsFile, differences
 
@@ -44,9 +43,6 @@ def results(resume: Any, settings: Mapping[str, Any]) -> ResultsFile | NoFile:
         return NoFile(Answers())
     if isinstance(resume, (str, os.PathLike)):
         return ResultsFile(resume, settings)
-    if not isinstance(resume, Annotations):
-        what = f"resume cannot be {type(resume).__name__}."
-        raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
     if resume and (other := differences(settings, resume.settings)):  # Without a text, it is of no run.
         what = f"The annotations are of a run with other settings ({other})."
         raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")

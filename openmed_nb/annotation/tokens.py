@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPACE = ord(" ")
+
+PART = 1 << 19
+"""A text of more characters is read in parts of about as many: a tokenizer takes some two hundred bytes for each."""
+
+CONTEXT = 1 << 10
+"""A part is read with so many characters of its neighbours, so that its tokens are those of the whole text."""
 
 SAMPLES = ("a", "the", "1", ".", "中")
 """Texts of which a tokenizer surely makes a token, to see what it puts around it."""
@@ -155,6 +161,62 @@ def encode(
     return encodings
 
 
+@dataclass(frozen=True)
+class Joined:
+    """What a tokenizer makes of a text that it reads in parts, as an ``Encoding`` has it.
+
+    Attributes:
+        ids: ``(T,)`` int64, token numbers.
+        offsets: ``(T, 2)`` int64, where each token begins and ends, in characters.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def between(self, first: int, last: int) -> Joined:
+        """Return the tokens that begin in a stretch of the text."""
+        inside = (self.offsets[:, 0] >= first) & (self.offsets[:, 0] < last)
+        return Joined(self.ids[inside], self.offsets[inside])
+
+    def same(self, other: Joined) -> bool:
+        """Tell whether other tokens are the same."""
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.offsets, other.offsets)
+
+
+def in_parts(
+    tokenizer: PreTrainedTokenizerBase, text: str, length: int = PART, context: int = CONTEXT
+) -> Joined | Encoding:
+    """Return the tokens of a long text, read in parts; at once where two parts do not agree on what both have read.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        text: The text.
+        length: About how many characters a part has.
+        context: How many characters beside it are read with it.
+    """
+    seams = [0, *(seam_before(text, place, context) for place in range(length, len(text), length)), len(text) + 1]
+    parts: list[Joined] = []
+    before: Joined | None = None
+    for begin, end in pairwise(seams):
+        left = max(0, begin - context)
+        (encoding,) = encode(tokenizer, [text[left : end + context]])
+        read = Joined(np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2) + left)
+        around = begin - context // 2, begin + context // 2
+        if before is not None and not before.between(*around).same(read.between(*around)):
+            return encode(tokenizer, [text])[0]
+        parts.append(read.between(begin, end))
+        before = read
+    return Joined(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "offsets")))
+
+
+def seam_before(text: str, place: int, context: int) -> int:
+    """Return where white space begins a word before a place in a text, and the place itself where none is near."""
+    return next((near for near in range(place, place - context // 2, -1) if text[near].isspace()), place)
+
+
 def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None = None) -> Tokens:
     """Return the tokens of some texts, one sequence for each or for each piece of it.
 
@@ -163,7 +225,11 @@ def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncatio
         texts: The texts, of any length.
         truncation: How to cut those that are too long; ``None`` leaves them whole.
     """
-    encodings, owners = flat(encode(tokenizer, texts, truncation), truncation)
+    encodings: Sequence[Encoding | Joined]
+    if truncation is None and max(map(len, texts), default=0) > PART:
+        encodings, owners = [in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
+    else:
+        encodings, owners = flat(encode(tokenizer, texts, truncation), truncation)
     starts, ends = offsets(encodings)
     return assemble(tokenizer, encodings, owners, texts, starts, ends)
 
@@ -197,7 +263,7 @@ def flat(encodings: Sequence[Encoding], truncation: Truncation | None) -> tuple[
 
 def assemble(  # noqa: PLR0913, PLR0917 - the arrays of a value
     tokenizer: PreTrainedTokenizerBase,
-    encodings: Sequence[Encoding],
+    encodings: Sequence[Encoding | Joined],
     owners: np.ndarray,
     texts: Sequence[str],
     starts: np.ndarray,
@@ -215,10 +281,13 @@ def assemble(  # noqa: PLR0913, PLR0917 - the arrays of a value
     return Tokens(ids, starts, ends, subwords, bounds, owners)
 
 
-def offsets(encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
+def offsets(encodings: Sequence[Encoding | Joined]) -> tuple[np.ndarray, np.ndarray]:
     """Return where all tokens begin and end, in characters."""
-    pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
-    table = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
+    if any(isinstance(encoding, Joined) for encoding in encodings):
+        table = np.concatenate([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
+    else:
+        pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
+        table = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 

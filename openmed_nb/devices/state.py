@@ -26,6 +26,7 @@ class DeviceState:
         self.computer = computer
         self.override: DeviceRequest | None = None
         self.in_force: str | None = None
+        self._had_variables = False
 
     def chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
         """Return the wishes that count now, the strongest first."""
@@ -54,15 +55,16 @@ class DeviceState:
 
     def suspend(self) -> None:
         """Take back what was done to the environment, until :meth:`resume`."""
+        self._had_variables = bool(self.computer.changes.applied)
         self.computer.changes.unpublish()
         self.computer.leave_mps()
 
     def resume(self) -> None:
-        """Do again to the environment what the device in force needs."""
-        if self.in_force is not None:
-            self.computer.prepare(self.in_force)
-            if self.override is not None:
-                self.computer.changes.publish(self.in_force)
+        """Do again to the environment what was taken back; the MPS variables may have been asked for on any device."""
+        if self._had_variables:
+            self.computer.prepare("mps")
+        if self.in_force is not None and self.override is not None:
+            self.computer.changes.publish(self.in_force)
 
     def clear(self) -> None:
         """Forget the device and the override, and take back what was done to the environment."""

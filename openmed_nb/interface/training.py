@@ -62,6 +62,7 @@ class EpochHooks(EpochBoundary):
         live: bool = False,
         gate: float = GROWTH_GATE,
     ) -> None:
+        guards = None if guards is None else _all_or(guards)
         process = this_process()
         name = own_device(device_name(device), process) if device is None else device_name(device)
         super().__init__(
@@ -205,7 +206,8 @@ def release(
         What came back, cause by cause.
 
     Raises:
-        ConfigurationError: For a name that is no variable; nothing was released then.
+        ConfigurationError: For a name that is no variable, and for other arguments that cannot be used; nothing was released
+            then.
 
     Example:
         >>> variables = {"losses": [1.5, 1.2]}
@@ -213,8 +215,13 @@ def release(
         >>> variables, report.freed[1].cause
         ({}, 'variables')
     """
+    for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{flag} cannot be {shorten(repr(value))}.", "Pass True or False.")
     shell = _shell()
     variables = _variables(shell) if namespace is None else namespace
+    if not isinstance(variables, MutableMapping):
+        raise ConfigurationError(f"{type(variables).__name__} is no namespace.", "Pass globals(), or nothing.")
     check_names(names, variables, () if shell is None else shell.user_ns_hidden)
     causes: dict[str, Callable[[], Any]] = {}
     if names:

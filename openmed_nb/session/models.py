@@ -94,8 +94,9 @@ class ModelVerbs(DeviceVerbs):
             batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
             running: Those of ``annotation.corpus.annotate_from``.
         """
-        from ..annotation.corpus import NothingLost, annotate_from
+        from ..annotation.corpus import NothingLost, annotate_from, check_running
 
+        check_running(**running)
         with self._listeners.told_after(), NothingLost(running.get("resume")):
             if client is None:
                 name, texts, source = self._source(texts, model, arguments, batch_tokens)

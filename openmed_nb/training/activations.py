@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..devices.random_state import random_numbers_from, random_states
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, shorten
 from ..interface.display import Report, Shown
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
         The switch, for a ``with`` block or for its ``off()``.
 
     Raises:
-        ConfigurationError: For a name that the model does not have, for a plain module without names, for a module
+        ConfigurationError: For what is no module, for a name that the model does not have, for a plain module without names, for a module
             inside of one that is on or named, for a model of transformers that cannot do it, and for modules with batch
             normalisation, whose running mean would be updated twice.
 
@@ -96,6 +96,10 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
         >>> switch.modules
         ('0', '1')
     """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"{type(model).__name__} has no modules.", "Pass the model itself, a torch.nn.Module.")
     if not names and hasattr(model, "supports_gradient_checkpointing"):
         return _transformers(model)
     chosen = _chosen(model, names)
@@ -133,8 +137,10 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
     known = dict(model.named_modules())
     chosen: dict[str, torch.nn.Module] = {}
     for name in names:
-        if name not in known or not name:
-            raise ConfigurationError(f"The model has no module {name!r}.", f"Use some of {_candidates(known)}.")
+        if not isinstance(name, str) or name not in known or not name:
+            raise ConfigurationError(
+                f"The model has no module {shorten(repr(name))}.", f"Use some of {_candidates(known)}."
+            )
         listed = isinstance(known[name], (torch.nn.ModuleList, torch.nn.ModuleDict))
         chosen |= {f"{name}.{key}": one for key, one in known[name].named_children()} if listed else {name: known[name]}
     if not chosen:

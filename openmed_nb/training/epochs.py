@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-import operator
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ..devices.allocators import allocator
 from ..errors import ConfigurationError, OpenMedWarning, shorten
+from ..quantities import whole_number
 from .curve import MemoryCurve
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
 from .processes import check_processes, this_process
@@ -295,8 +295,9 @@ def check_epochs(epochs: Any) -> Iterable[Any]:
         >>> list(check_epochs(2)), check_epochs(["first", "second"])
         ([0, 1], ['first', 'second'])
     """
-    if isinstance(epochs, SupportsIndex) and not isinstance(epochs, bool) and operator.index(epochs) >= 0:
-        return range(operator.index(epochs))
+    number = whole_number(epochs)
+    if number is not None and number >= 0:
+        return range(number)
     if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
         return epochs
     raise ConfigurationError(f"{shorten(repr(epochs))} is no number of epochs.", "Pass a whole number from 0.")

@@ -10,6 +10,7 @@ import gc
 import itertools
 import multiprocessing
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ..devices.conversion import to_device
 from ..devices.machine import import_psutil
 from ..devices.simulation import active
 from ..errors import ConfigurationError, cause, shorten
+from ..quantities import whole_number
 from .loader_figures import LoaderCheck, Rung, WorkerLadder
 from .loaders import CELL_REMEDY, IMPORTING, defined_in_main, in_a_notebook
 
@@ -62,6 +64,8 @@ def check_loader(
 
     place = torch.device(device)
     _check_again(loader)
+    if not callable(step):
+        raise ConfigurationError(f"{type(step).__name__} is no step.", "Pass the model, or a function of a batch.")
     check_count(batches)
     with torch.random.fork_rng(devices=[]):
         reading = read(loader, batches)
@@ -102,18 +106,32 @@ def worker_ladder(
     """
     import torch
 
-    method = (
-        start_method or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    )
+    method = checked_start_method(start_method)
     counts = worker_counts(workers)
     check_count(batches)
     check_free(arguments)
+    if batch_size is not None and not 1 <= (whole_number(batch_size) or 0) <= sys.maxsize:
+        raise ConfigurationError(f"batch_size cannot be {shorten(repr(batch_size))}.", "Pass a whole number from 1.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if counts[-1] and method in IMPORTING:
         check_sendable(settings)
     with torch.random.fork_rng(devices=[]):
         rungs = tuple(_rung(settings, count, batches, method) for count in counts)
     return WorkerLadder(rungs, batch_size)
+
+
+def checked_start_method(method: Any) -> str:
+    """Return how worker processes begin; ``None`` is Python's own way.
+
+    Raises:
+        ConfigurationError: For a way that this computer does not have.
+    """
+    known = multiprocessing.get_all_start_methods()
+    if method is None:
+        return multiprocessing.get_start_method(allow_none=True) or known[0]
+    if not isinstance(method, str) or method not in known:
+        raise ConfigurationError(f"No worker starts by {shorten(repr(method))}.", f"Use one of {', '.join(known)}.")
+    return method
 
 
 def worker_counts(workers: Any) -> list[int]:
@@ -143,7 +161,7 @@ def check_free(arguments: Mapping[str, Any]) -> None:
 
 def check_count(batches: int) -> None:
     """Refuse a number of batches that cannot be measured."""
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+    if isinstance(batches, bool) or not isinstance(batches, int) or not 1 <= batches <= sys.maxsize:
         raise ConfigurationError(f"{shorten(repr(batches))} batches cannot be measured.", "Pass batches=1 or more.")
 
 
@@ -226,7 +244,11 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
     import torch
 
     context = {"multiprocessing_context": method} if workers else {}
-    loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
+    try:
+        loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
+    except (TypeError, ValueError) as error:
+        what = f"torch.utils.data.DataLoader refuses that: {cause(error)}."
+        raise ConfigurationError(what, "Pass what it takes.") from error
     reading = read(loader, batches)
     return Rung(workers, reading.seconds, reading.start_seconds, reading.worker_bytes)
 
@@ -294,7 +316,9 @@ def _inputs(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (list, tuple)) else batch
 
 
-def _check_again(loader: Iterable[Any]) -> None:
+def _check_again(loader: Any) -> None:
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise ConfigurationError(f"{type(loader).__name__} is no loader.", "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
         what = f"A {type(loader).__name__} can be gone through once, and would be used up."
         raise ConfigurationError(what, "Pass the loader itself.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, release_of
 from ..devices.request import kind_of
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, cause
 from ..interface.display import Report, Shown
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
         The optimizer. :func:`explain_fused` tells why it is fused or not.
 
     Raises:
-        ConfigurationError: For parameters that are nothing of these.
-        ValueError: Of torch, for an argument of ``AdamW`` that is out of its range, and for no parameters.
+        ConfigurationError: For parameters that are nothing of these, for none, and for an argument that ``AdamW`` refuses.
 
     Example:
         >>> import torch
@@ -123,7 +122,10 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
 
     kept = _listed(parameters)
     support = explain_fused(kept, scaled=scaled, **options)
-    return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
+    try:
+        return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"torch.optim.AdamW refuses that: {cause(error)}.", AS_TORCH) from error
 
 
 def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> FusedSupport:

@@ -153,7 +153,13 @@ def check_clip(clip: Any) -> None:
 def check_fused(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
 ) -> None:
-    """Refuse a scaler with a fused optimizer that ignores it, and would step with infinite gradients."""
+    """Refuse what is no optimizer, and a scaler with a fused one that ignores it and would step with infinite gradients."""
+    import torch
+
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} is no optimizer.", "Pass one of torch.optim, or nb.adamw()."
+        )
     fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
     ignored = any(ignores_scaler(one.device.type, torch_release) for one in fused)
     if scaler is not None and scaler.is_enabled() and ignored:

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.tokens import Frame, Truncation, encode, tokenise, tokenise_words, without_space
+from openmed_nb.annotation.tokens import (
+    PART,
+    Frame,
+    Joined,
+    Truncation,
+    encode,
+    in_parts,
+    tokenise,
+    tokenise_words,
+    without_space,
+)
 
 KINDS = ("bert", "roberta", "modernbert", "xlm-roberta")
 """One architecture for each kind of tokenizer."""
@@ -112,6 +122,45 @@ class TestTokens:
         assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
         pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
         assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
+
+
+class TestParts:
+    """Long texts, which are read in parts."""
+
+    NOTE = "No asthma — naïve façade; type 2 diabetes mellitus, 糖尿病 and hypothyroidism.\n"
+
+    @staticmethod
+    def whole(tokenizer, text):
+        """Return the tokens of a text that is read at once."""
+        (encoding,) = encode(tokenizer, [text])
+        return list(encoding.ids), [list(pair) for pair in encoding.offsets]
+
+    @pytest.mark.parametrize("name", KINDS)
+    @given(words=some.lists(some.one_of(some.text(max_size=9), some.sampled_from(["asthma", " ", "糖尿病", "é" * 70]))))
+    def test_any_text(self, architectures, name, words):
+        """The tokens of a text that is read in parts are those of the whole text."""
+        text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
+        found = in_parts(tokenizer, text, length=100, context=80)
+
+        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
+
+    @pytest.mark.parametrize("name", KINDS)
+    def test_long_text(self, architectures, name):
+        """A text that is longer than a part is really read in parts, and is no other text for that."""
+        text, tokenizer = self.NOTE * (2 * PART // len(self.NOTE)), architectures.tokenizer_of(name)
+        tokens = tokenise(tokenizer, [text, "asthma"])
+
+        assert isinstance(in_parts(tokenizer, text), Joined)
+        ids, offsets = self.whole(tokenizer, text)
+        assert tokens.ids[: tokens.bounds[1]].tolist() == ids
+        assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.bounds[1]].tolist() == offsets
+
+    def test_word_over_a_seam(self, architectures):
+        """A word that is longer than what two parts both read is read at once with its text."""
+        text, tokenizer = "asthma " + "hypo" * 200, architectures.tokenizer_of("roberta")
+        found = in_parts(tokenizer, text, length=100, context=80)
+
+        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
 
 class TestSubwords:

@@ -241,9 +241,9 @@ def checked_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
 pytorch#177116, pytorch#195163, pytorch#154235, pytorch#108148, pytorch#118115, pytorch#165267, pytorch#156707, \
 pytorch#175189, pytorch#192212, pytorch#191929, pytorch#92311.
     """
-    names = [issues] if isinstance(issues, str) else list(issues)
+    names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
     for name in names:
-        if name not in KNOWN:
+        if not isinstance(name, str) or name not in KNOWN:
             what = f"A simulated MPS device cannot have the silent error {shorten(repr(name))}."
             raise ConfigurationError(what, f"It can have {', '.join(KNOWN)}.")
     return tuple(KNOWN[name] for name in dict.fromkeys(names))

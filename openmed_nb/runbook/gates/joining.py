@@ -64,7 +64,7 @@ def about(context: Context, found: Mapping[type, Any], own: Evidence, task: str 
     return {
         "models": models,
         "device": context.device,
-        "task": task or own.task or task_of(found),
+        "task": (own.task or task_of(found)) if task is None else task,
         "simulated": simulated,
     }
 

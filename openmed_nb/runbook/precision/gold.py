@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigurationError
+from ...quantities import whole_number
 from .spans import Span
 
 GOLD_REMEDY = (
@@ -57,18 +57,10 @@ def span_of(entity: Any) -> Span | None:
     if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
         return None
     start, end, label = entity
-    first, last = whole(start), whole(end)
+    first, last = whole_number(start), whole_number(end)
     if first is None or last is None or not isinstance(label, str):
         return None
     return (first, last, label) if 0 <= first < last else None
-
-
-def whole(number: Any) -> int | None:
-    """Return a whole number of any library as Python's, ``None`` for anything else."""
-    try:
-        return None if isinstance(number, bool) else operator.index(number)
-    except TypeError:
-        return None
 
 
 def is_list(thing: Any) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigurationError, shorten
-from ..workloads.counts import whole_number
+from ...quantities import whole_number
 from .points import KNEE_GAIN
 
 SECONDS = 30.0

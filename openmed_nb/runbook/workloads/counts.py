@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from ...errors import ConfigurationError, shorten
-
-
-def whole_number(value: Any) -> int | None:
-    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false.
-
-    Example:
-        >>> whole_number(3), whole_number(3.0), whole_number(True)
-        (3, None, None)
-    """
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
+from ...quantities import whole_number
 
 
 def checked_count(name: str, value: Any, least: int = 1) -> int:

@@ -207,7 +207,9 @@ class TestPrecision:
 
     def test_validated(self, session, keyword_model):
         """A loaded model with a certificate is in order, and its type is named."""
-        texts = ["no history of asthma ." + " " * number for number in range(50)]
+        diseases = [first + " mellitus" * ends for first in ("asthma", "diabetes") for ends in range(6)]
+        before = ("no", "has", "history of", "the patient has", "a patient was seen")
+        texts = [f"{words} {disease} ." for words in before for disease in diseases]
         for dtype in ("bfloat16", "int8"):
             assert session.validate_precision(str(keyword_model), texts, dtype, {}).accepted
             session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)

@@ -1,0 +1,63 @@
+"""The answers of many families of models against those of transformers' own pipeline, which reads one text at a time."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
+
+STRATEGIES = ("none", "simple", "first", "average", "max")
+BYTE_PAIRS = {
+    "biogpt",
+    "data2vec-text",
+    "deberta",
+    "gpt2",
+    "gpt_neo",
+    "ibert",
+    "longformer",
+    "luke",
+    "markuplm",
+    "modernbert",
+}
+BYTE_PAIRS |= {"mpt", "roberta", "roberta-prelayernorm", "xlm-roberta-xl"}
+UNIGRAMS = {"albert", "big_bird", "camembert", "deberta-v2", "rembert", "xlm-roberta", "xmod"}
+"""Families whose tokenizers split bytes, or choose pieces by their probability; those of the others are WordPiece."""
+
+TEXTS = (
+    "She has asthma; no history of type 2 diabetes mellitus, hypertension or hypothyroidism.",
+    "fever",
+    "Él tomó paracetamol — naïve façade e\u0301 ½ ™",
+    "患者は糖尿病と高血圧です。",
+    "no asthma , " * 30,
+    "",
+)
+"""Of very different lengths, so that all but the longest are filled up beside others."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES["ALL"])
+def family(request, architectures):
+    """A model of a family, and a tokenizer of its kind that was learned from a corpus."""
+    kind = "roberta" if request.param in BYTE_PAIRS else "xlm-roberta" if request.param in UNIGRAMS else "bert"
+    tokenizer = copy.deepcopy(architectures.tokenizer_of(kind))
+    tokenizer.model_max_length = FAMILIES["ALL"][request.param][0]
+    model = FAMILIES["model_of"](request.param, len(tokenizer), architectures.PREFIXED, initializer_range=0.2)
+    architectures.level(model, tokenizer)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("stride", [None, 4])
+def test_answers(architectures, family, strategy, stride):
+    """The answers to texts together and alone equal transformers' to each text alone, with windows that overlap and without."""
+    theirs, ours = architectures.pipelines(*family, strategy)
+    expected = [theirs(text, **({} if stride is None else {"stride": stride})) for text in TEXTS]
+    options = {"truncation": True} if stride is None else {"stride": stride}
+
+    architectures.assert_same(ours(list(TEXTS), **options), expected)
+    architectures.assert_same([ours(text, **options) for text in TEXTS], expected)

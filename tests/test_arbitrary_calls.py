@@ -1,0 +1,127 @@
+"""Every public function and class takes arbitrary values: a result, an error of ours, or Python's own for the signature."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import openmed_nb as nb
+from openmed_nb.errors import OpenMedError
+from openmed_nb.session import SESSION
+
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
+
+OTHERS = {"OpenMedError", "OpenMedWarning", "cluster"}
+"""Errors are made here alone, and a cluster starts processes."""
+
+CALLABLES = {name: getattr(nb, name) for name in set(nb.__all__) - OTHERS if callable(getattr(nb, name))}
+"""All else that is public and can be called."""
+
+MEASURING = {"compare", "doctor", "fallbacks", "forecast", "handoff", "logbook", "parity", "profile", "sweep"}
+"""They measure the bundled model where none is named, for seconds."""
+
+
+OURS = ("OPENMED_", "PYTORCH_ENABLE_MPS", "PYTORCH_MPS", "ACCELERATE_", "HF_")
+"""How the variables begin that are read or set here; libraries set others when they are imported."""
+
+REFUSED = "refused by a thing of the person"
+
+
+class Refusing:
+    """Something that refuses whatever it is asked, with an error that is its own."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(REFUSED)
+
+    def __len__(self):
+        raise RuntimeError(REFUSED)
+
+    def __iter__(self):
+        raise RuntimeError(REFUSED)
+
+
+THINGS = (
+    None, True, 0, -1, 10**30, 0.5, math.nan, math.inf, 1j, "", "cpu", "nope", "x" * 300, "a\0b", "~nobody/x", b"x",
+    Path("nope"), [], [None], ["x", 1], (), ("x",), set(), {}, {"x": 1}, {1: None}, range(3), iter([1]), object(), Refusing(),
+    len, int, Exception, ValueError("x"), torch.zeros(0), torch.ones(2, 3), torch.float16, torch.device("cpu"),
+    torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).parameters, SESSION, pytest, ...,
+)  # fmt: skip
+"""What people pass by mistake."""
+
+
+def arguments_for(name, choose):
+    """Return arguments that the signature of something public takes.
+
+    Args:
+        name: Its name.
+        choose: Takes how many things there are, and returns the number of one.
+    """
+    positional, named, parameters = [], {}, inspect.signature(CALLABLES[name]).parameters.values()
+    for place, parameter in enumerate(parameters):
+        thing = THINGS[choose(len(THINGS))]
+        needed = parameter.default is parameter.empty or parameter.name == "model"
+        if name in MEASURING and parameter.name == "model" and thing is None:
+            thing = "nope"
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional += [thing] * choose(3)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named.update({"nonsense": thing} if choose(2) else {})
+        elif needed or choose(2):
+            if parameter.kind is parameter.KEYWORD_ONLY or len(positional) < place:
+                named[parameter.name] = thing
+            else:
+                positional.append(thing)
+    return positional, named
+
+
+def state():
+    """Return what a call that fails must leave as it was."""
+    loaded = [(one.name, one.device) for one in SESSION.inventory()]
+    environment = {name: value for name, value in os.environ.items() if name.startswith(OURS)}
+    return SESSION.device().requested, loaded, environment, torch.get_num_threads(), torch.is_grad_enabled()
+
+
+def refused(name, positional, named):
+    """Call something public; return whether it was refused in one of the ways that are allowed, and fail for another."""
+    before = state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = CALLABLES[name](*positional, **named)
+            with result if hasattr(type(result), "__enter__") else contextlib.nullcontext():
+                pass
+        except OpenMedError:
+            assert state() == before
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error) and error.__traceback__.tb_next is not None:
+                raise  # From inside, and not of the signature.
+        except RuntimeError as error:
+            if str(error) != REFUSED:
+                raise
+        else:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_a_folder(tmp_path_factory):
+    """Run in an empty folder: some functions write where they are told."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("here"))
+        yield
+
+
+@pytest.mark.parametrize("name", sorted(CALLABLES))
+@given(data=st.data())
+def test_arbitrary_arguments(name, data):
+    """Whatever is passed, what comes is a result or an error of ours, and after an error the session is as before."""
+    refused(name, *arguments_for(name, lambda count: data.draw(st.integers(0, count - 1))))
