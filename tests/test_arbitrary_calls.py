@@ -36,6 +36,11 @@ OURS = ("OPENMED_", "PYTORCH_ENABLE_MPS", "PYTORCH_MPS", "ACCELERATE_", "HF_")
 REFUSED = "refused by a thing of the person"
 
 
+def refuse(*_):
+    """Refuse whatever it is called with, as a function of the person may."""
+    raise RuntimeError(REFUSED)
+
+
 class Refusing:
     """Something that refuses whatever it is asked, with an error that is its own."""
 
@@ -52,7 +57,7 @@ class Refusing:
 THINGS = (
     None, True, 0, -1, 10**30, 0.5, math.nan, math.inf, 1j, "", "cpu", "nope", "x" * 300, "a\0b", "~nobody/x", b"x",
     Path("nope"), [], [None], ["x", 1], (), ("x",), set(), {}, {"x": 1}, {1: None}, range(3), iter([1]), object(), Refusing(),
-    len, int, Exception, ValueError("x"), torch.zeros(0), torch.ones(2, 3), torch.float16, torch.device("cpu"),
+    refuse, Refusing, ValueError("x"), torch.zeros(0), torch.ones(2, 3), torch.float16, torch.device("cpu"),
     torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).parameters, SESSION, pytest, ...,
 )  # fmt: skip
 """What people pass by mistake."""

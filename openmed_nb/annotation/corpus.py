@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -164,13 +163,32 @@ def stream_of(texts: Any) -> Iterator[Any]:
         ...
         openmed_nb.errors.ConfigurationError: str is no series of texts. Pass a list, a generator or a column, such as [text].
     """
-    kind = type(texts).__name__
+    check_series(texts)
+    try:
+        return iter(texts)
+    except TypeError:
+        raise no_series(texts) from None
+
+
+def check_series(texts: Any) -> None:
+    """Refuse what is no series of texts, without reading it.
+
+    Raises:
+        ConfigurationError: For a table, a text, a mapping, and what cannot be gone through.
+    """
     if is_table(texts):
-        raise ConfigurationError(f"{kind} is a table.", "Pass its column of texts, such as table['text'].")
-    with contextlib.suppress(TypeError):  # Some series have no __iter__, transformers' KeyDataset among them.
-        if not isinstance(texts, (str, bytes, Mapping)) and type(texts).__module__ != "dask.delayed":
-            return iter(texts)
-    raise ConfigurationError(f"{kind} is no series of texts.", "Pass a list, a generator or a column, such as [text].")
+        what = f"{type(texts).__name__} is a table."
+        raise ConfigurationError(what, "Pass its column of texts, such as table['text'].")
+    # Some series have no __iter__, transformers' KeyDataset among them.
+    series = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
+    if not series or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
+        raise no_series(texts)
+
+
+def no_series(texts: Any) -> ConfigurationError:
+    """Return the error for what is no series of texts."""
+    what = f"{type(texts).__name__} is no series of texts."
+    return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")
 
 
 def length_of(texts: Any) -> int | None:

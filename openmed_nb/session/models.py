@@ -112,14 +112,15 @@ class ModelVerbs(DeviceVerbs):
     ) -> tuple[str, Any, Source]:
         """Return the name of a model, the texts to read, and what answers them here."""
         from ..annotation.cluster.columns import counted_here, referred
-        from ..annotation.corpus import Source, checked_pipeline
+        from ..annotation.corpus import Source, check_series, checked_pipeline
 
+        found = referred(texts, counted_here, lambda function, *files: function(*files))
+        check_series(found)
         if model is None or isinstance(model, (str, os.PathLike)):
             name = "bundled" if model is None else str(model)
             pipe = self.create_pipeline(name, OpenMedConfig(), **arguments)
         else:
             pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
-        found = referred(texts, counted_here, lambda function, *files: function(*files))
         return name, found, Source.of(pipe, batch_tokens)
 
     def annotate_text(

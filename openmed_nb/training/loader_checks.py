@@ -112,6 +112,10 @@ def worker_ladder(
     check_free(arguments)
     if batch_size is not None and not 1 <= (whole_number(batch_size) or 0) <= sys.maxsize:
         raise ConfigurationError(f"batch_size cannot be {shorten(repr(batch_size))}.", "Pass a whole number from 1.")
+    streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
+    if not streams and not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
+        what = f"{type(dataset).__name__} is no dataset."
+        raise ConfigurationError(what, "Pass a list, a Dataset with a length, or an IterableDataset.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if counts[-1] and method in IMPORTING:
         check_sendable(settings)

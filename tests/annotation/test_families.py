@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Tokenizer does not support real words"),  # A warning of transformers.
+]
 
 FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
 
