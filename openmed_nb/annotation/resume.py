@@ -197,7 +197,7 @@ def with_checksum(line: bytes) -> bytes:
 
 
 def checksum_is_right(line: bytes, *, required: bool) -> bool:
-    r"""Tell whether a line has its checksum; files of version 0.1.0 have lines without one.
+    r"""Tell whether a line has its checksum; files of the first format have none.
 
     Example:
         >>> line = with_checksum(b'{"entities": []}\n')
