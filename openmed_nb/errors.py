@@ -239,6 +239,22 @@ def check_is_real(module: Any, needs: str, error: type[OpenMedError] = Configura
         raise error(f"{where} hides the real {module.__name__}.", "Rename it, then restart the kernel.")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither true nor false: of many values, such as tensors, nobody can tell which they are.
+
+    Raises:
+        ConfigurationError: For anything but ``True`` and ``False``.
+
+    Example:
+        >>> check_flag("training", "no")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: training cannot be 'no'. Pass True or False.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass True or False.")
+
+
 def given_path(path: Any, what: str) -> Path:
     """Return a path that a person passes, with their home in the place of ``~``; nothing need be there.
 

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import os
+import traceback
 import warnings
 from pathlib import Path
 
@@ -107,8 +108,9 @@ def refused(name, positional, named):
         except OpenMedError:
             assert state() == before
         except TypeError as error:
-            if "unexpected keyword argument" not in str(error) and error.__traceback__.tb_next is not None:
-                raise  # From inside, and not of the signature.
+            inside = error.__traceback__.tb_next is not None and "unexpected keyword argument" not in str(error)
+            if inside and "torch/nn/modules" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+                raise  # From inside, neither of the signature nor of a model of the person that is called.
         except RuntimeError as error:
             if str(error) != REFUSED:
                 raise

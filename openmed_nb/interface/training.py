@@ -8,7 +8,7 @@ from typing import Any
 
 from ..devices.allocators import allocator
 from ..devices.simulation import active
-from ..errors import ConfigurationError, DeviceError, shorten
+from ..errors import ConfigurationError, DeviceError, check_flag, shorten
 from ..session import SESSION
 from ..training.curve import MemoryCurve
 from ..training.epochs import EpochBoundary, Epochs, Hook
@@ -216,8 +216,7 @@ def release(
         ({}, 'variables')
     """
     for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
-        if not isinstance(value, bool):
-            raise ConfigurationError(f"{flag} cannot be {shorten(repr(value))}.", "Pass True or False.")
+        check_flag(flag, value)
     shell = _shell()
     variables = _variables(shell) if namespace is None else namespace
     if not isinstance(variables, MutableMapping):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..activity import Activity
 from ..devices import backend
 from ..devices.request import device_of
-from ..errors import DeviceUnavailable, OpenMedError
+from ..errors import DeviceUnavailable, OpenMedError, check_flag
 from ..models.config import OpenMedConfig
 from .models import ModelVerbs
 
@@ -193,6 +193,7 @@ class RunbookVerbs(ModelVerbs):
         """
         from ..runbook.operators.forecast import forecast
 
+        check_flag("training", training)
         with self._listeners.told_after():
             if model is None or isinstance(model, (str, os.PathLike)):
                 model = self.create_pipeline("bundled" if model is None else str(model), OpenMedConfig())

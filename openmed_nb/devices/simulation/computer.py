@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, MutableMapping
 
-from ...errors import ConfigurationError, shorten
+from ...errors import check_flag
 from .. import backend
 from ..backend import TorchFacts
 from ..computer import Computer
@@ -84,8 +84,8 @@ def simulated_computer(
     Raises:
         ConfigurationError, DeviceUnavailable: As for :func:`.device.simulated_device`; nothing is changed then.
     """
-    if fallback is not None and not isinstance(fallback, bool):
-        raise ConfigurationError(f"fallback cannot be {shorten(repr(fallback))}.", "Pass True, False or None.")
+    if fallback is not None:
+        check_flag("fallback", fallback)
     torch, installed = SimulatedTorch(), parse_memory(memory)
     computer = Computer(environ, lambda: simulated_mac(installed), torch)
     with kept(FALLBACK, environ):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigurationError, shorten
+from ...errors import ConfigurationError, check_flag, shorten
 from ..operators.examples import Example
 from .annotating import LENGTH, full_rows, pipeline_of_files, subject_of_files, subject_of_pipeline
 from .modules import subject_of_module
@@ -120,6 +120,7 @@ class Asked:
         Raises:
             ConfigurationError: For what is no model, and for arguments that would load another.
         """
+        check_flag("training", self.training)
         if isinstance(self.model, type):
             raise ConfigurationError(
                 f"{self.model.__name__} is a class.", f"Pass one that was made: {self.model.__name__}(...)."
