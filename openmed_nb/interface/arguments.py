@@ -51,7 +51,8 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     except (UsageError, ValueError) as error:
         raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
     options = [action.dest for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
-    if [] in (getattr(arguments, option) for option in options):  # what argparse makes of "--option=--"
+    # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
+    if any(getattr(arguments, option) in ([], "--") for option in options):
         raise _mistake(magic, "got an option without its value")
     if others:
         raise _mistake(magic, _unknown(others), _nearest(others, parser))

@@ -530,6 +530,14 @@ def threads_cluster():
         yield SimpleNamespace(cluster=cluster, client=client)
 
 
+@pytest.fixture
+def shrinking(threads_cluster):
+    """The same cluster; afterwards its worker is there again."""
+    yield threads_cluster
+    threads_cluster.cluster.scale(1)
+    threads_cluster.client.wait_for_workers(1)
+
+
 class TestNoWorkers:
     """A run does not wait for ever."""
 
@@ -553,15 +561,15 @@ class TestNoWorkers:
             assert not client.futures
         assert numbers_of(found) == [[number] for number in range(50)]
 
-    def test_all_workers_gone(self, threads_cluster, keyword_model, numbered):
+    def test_all_workers_gone(self, shrinking, keyword_model, numbered):
         """Where no worker is left and none comes, the run ends with what was done."""
-        client = threads_cluster.client
+        client = shrinking.client
         work = Work("gone", str(keyword_model), {"device": "cpu"})
         annotator = ClusterAnnotator(client, work, worker.answers_of, 20000, patience=1)
 
         def texts():
             yield from slowly(numbered(50), 0.01)
-            threads_cluster.cluster.scale(0)
+            shrinking.cluster.scale(0)
             wait_until(lambda: not client.nthreads())
             yield from numbered(5)
 

@@ -74,12 +74,17 @@ class Kernel:
     def run(self, code: str) -> Reply:
         """Run a cell and collect what a front end would get."""
         messages: list[dict[str, Any]] = []
-        reply = self.client.execute_interactive(code, output_hook=messages.append, allow_stdin=False, timeout=PATIENCE)
+        reply = self.client.execute_interactive(
+            code, output_hook=messages.append, allow_stdin=False, stop_on_error=False, timeout=PATIENCE
+        )
         return collect(reply["content"], messages)
 
     def run_cell(self, cell: str, code: str) -> str:
         """Run a cell that the front end names, as JupyterLab names its cells, and return its status."""
         request = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        request["stop_on_error"] = (
+            False  # Else what is sent next may be called off: the reply comes before the queue is emptied.
+        )
         message = self.client.session.msg("execute_request", request, metadata={"cellId": cell})
         self.client.shell_channel.send(message)
         answers = iter(partial(self.client.get_shell_msg, timeout=PATIENCE), None)
