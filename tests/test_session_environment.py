@@ -247,3 +247,18 @@ def test_tuning_by_hand_outlives_a_simulation():
     assert environ == tuned
     session.stop()
     assert environ == {"OPENMED_TORCH_DEVICE": "cpu"}
+
+
+@pytest.mark.real_computer
+def test_limits_of_memory_that_are_in_force():
+    """A limit that was set counts before the watermark of the environment; only MPS has a lower one."""
+    session = Session({"OPENMED_TORCH_DEVICE": "cpu"})
+    session.simulate("8 GiB")
+    watermarks = session.computer.limit("mps"), session.computer.low_watermark("mps")
+    session.computer.limit_memory("mps", 0.5)
+    limits = [session.computer.limit(name) for name in ("mps", "mps:0", "cpu")]
+    low = session.computer.low_watermark("cpu")
+    session.end_simulation()
+
+    assert watermarks == (1.0, 0.9)
+    assert (limits, low) == ([0.5, 0.5, None], None)

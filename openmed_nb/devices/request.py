@@ -56,7 +56,7 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         value = normalised(spelling)
         if match := CUDA.fullmatch(value):
             return cls(f"cuda:{int(match[1])}", source)
-        if value not in SPELLINGS or value == "cuda:n":
+        if value not in SPELLINGS:
             raise _unknown(str(spelling), value, source)
         return cls(value, source)
 

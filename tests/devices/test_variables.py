@@ -66,6 +66,8 @@ def test_only_the_allowed_variables_are_shown():
     environ = dict.fromkeys(reversed(SHOWN), "1") | {"HOME": "/home/me", "PATIENT": "Jane", "HF_TOKEN": SECRET}
 
     assert list(shown_variables(environ)) == list(SHOWN)
+    libraries = {"ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}
+    assert set(SHOWN) == {"OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", *libraries}
     assert shown_variables({"HOME": "/home/me"}) == {}
 
 
