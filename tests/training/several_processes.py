@@ -1,4 +1,4 @@
-"""A training in several processes; each prints a line of JSON for each way to train. The argument is a folder.
+"""A training in several processes; each writes a file for each way to train into a folder, which is the argument.
 
 Started by a launcher, this is one of the processes. Started alone, it forks two, which have nothing to import any more.
 """
@@ -23,12 +23,11 @@ SHOWN: list[str] = []
 
 
 def tell(way: str, curve: Any) -> None:
-    """Print what a process knows of its training, and whether it showed something."""
+    """Write what a process knows of its training, and whether it showed something; printed lines of two would mix."""
     known = {"way": way, "rank": curve.process.rank, "processes": curve.process.count, "device": curve.device}
     sentence = next((line for line in curve.report().sentences if line.startswith("This is process")), "")
     told = {**known, "epochs": len(curve.boundaries), "shown": len(SHOWN), "sentence": sentence}
-    sys.stdout.write(f"{json.dumps(told)}\n")
-    sys.stdout.flush()
+    Path(sys.argv[1], f"{way}-{curve.process.rank}.json").write_text(json.dumps(told), "utf-8")
     SHOWN.clear()
 
 
