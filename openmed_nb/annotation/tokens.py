@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SPACE = ord(" ")
 
 PART = 1 << 19
-"""A text of more characters is read in parts of about as many: a tokenizer takes some two hundred bytes for each."""
+"""A text of more characters is read in parts of about as many: a tokenizer takes about 150 bytes for each (10 MB of
+English notes took 1.5 GB at once, and 0.3 GB in parts)."""
 
 CONTEXT = 1 << 10
 """A part is read with so many characters of its neighbours, so that its tokens are those of the whole text."""

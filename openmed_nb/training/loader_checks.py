@@ -251,8 +251,8 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
     try:
         loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
     except (TypeError, ValueError) as error:
-        what = f"torch.utils.data.DataLoader refuses that: {cause(error)}."
-        raise ConfigurationError(what, "Pass what it takes.") from error
+        what = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
+        raise ConfigurationError(what, "Pass what help(torch.utils.data.DataLoader) names.") from error
     reading = read(loader, batches)
     return Rung(workers, reading.seconds, reading.start_seconds, reading.worker_bytes)
 

@@ -125,7 +125,8 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     try:
         return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"torch.optim.AdamW refuses that: {cause(error)}.", AS_TORCH) from error
+        what = f"torch.optim.AdamW refuses its arguments: {cause(error)}."
+        raise ConfigurationError(what, "Pass what help(torch.optim.AdamW) names.") from error
 
 
 def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> FusedSupport:

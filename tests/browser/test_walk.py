@@ -17,14 +17,8 @@ PAYLOAD = "<img src=x onerror=window.__ran=1>"
 
 REGION = """
 - heading "Device" [level=3]
-- status:
-  - paragraph:
-    - strong: "In force: mps"
-- button "auto"
 - button "mps (in force)"
 - button "cuda" [disabled]
-- button "cpu"
-- button "Reset"
 - table "Devices"
 """
 """What a screen reader is told of the device, on a simulated Mac."""

@@ -37,9 +37,7 @@ WARM_UP = 3
 """How many steps come before any that counts: the first compile, fill caches, and start what reads ahead."""
 
 PHASE_STEPS = 10
-"""How many steps are waited for phase by phase, fewer where they take more than LONGEST_PHASES seconds."""
-
-FEWEST_PHASE_STEPS, LONGEST_PHASES = 3, 5.0
+"""How many steps are waited for phase by phase, fewer where they are slow."""
 
 SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5
 """A turn repeats a quick step until it takes so many seconds, as long as none takes more."""
@@ -233,10 +231,10 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
 def split_on(workload: Workload) -> Split:
     """Return where the time of a step goes; steps follow each other here, as loaders that read ahead need it."""
     with begun(workload) as batches:
-        fitting = int(LONGEST_PHASES / max(1e-6, warmed_up(workload, batches)))
+        warmed_up(workload, batches)
         settle(workload, batches)
-        steps = max(FEWEST_PHASE_STEPS, min(PHASE_STEPS, fitting), ROUNDS_OF_WORKERS * workload.workers)
-        return split_of_steps(workload, batches, whole_rounds(steps, workload.workers))
+        fewest = ROUNDS_OF_WORKERS * workload.workers
+        return split_of_steps(workload, batches, whole_rounds(max(PHASE_STEPS, fewest), workload.workers), fewest)
 
 
 def load_on(workload: Workload, read: Read | None, seconds: float) -> Utilisation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,15 @@ from ...errors import ConfigurationError
 from ..operators.fallbacks import Fallback, fallbacks
 from ..workloads.clock import now
 from ..workloads.counts import checked_count
-from ..workloads.split import split_of
 from ..workloads.timing import (
     begun,
     drop_ready,
     put_on_devices,
     same_random_numbers,
     seconds_of_step,
+    series,
     settle,
+    split_of_steps,
 )
 from ..workloads.workload import Bench, Subject, Workload, starting
 from .empty_operators import CALLS, empty_operators
@@ -40,9 +41,6 @@ WARM_UP = 5
 
 WATCHED = 3
 """How many steps are watched for what they call; that takes several times as long as the step, and the count is exact."""
-
-LONGEST, FEWEST = 3.0, 5
-"""A series of steps ends after so many seconds, where it has so many steps, though more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         settle(workload, batches)
         seconds = series(lambda: seconds_of_step(workload, batches), plan.steps)
         settle(workload, batches)
-        phases = series(lambda: workload.seconds_of_phases(batches), plan.steps)
+        split = split_of_steps(workload, batches, plan.steps)
         drop_ready(workload, batches)
         data = series(lambda: seconds_of_next(batches), plan.steps)
         turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), plan.steps)
@@ -137,7 +135,7 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         steps=plan.steps,
         warm_up=plan.warm_up,
         seconds=statistics.median(seconds),
-        split=split_of(phases, workload.typical),
+        split=split,
         data_only=workload.typical(data),
         compute_only=compute,
         operators=operators[:MOST_OPERATORS],
@@ -154,16 +152,6 @@ def profiled(bench: Bench, device: str, plan: Plan) -> Profile:
         row_shape=workload.row_shape,
         simulated=active(),
     )
-
-
-def series(measure: Callable[[], Any], steps: int) -> list[Any]:
-    """Return what some steps measure; slow ones are cut short after some seconds."""
-    begin, measured = now(), []
-    for number in range(steps):
-        if number >= FEWEST and now() - begin > LONGEST:
-            break
-        measured.append(measure())
-    return measured
 
 
 def seconds_of_next(batches: Iterator[Any]) -> float:

@@ -19,6 +19,9 @@ from .clock import now
 from .split import Split, split_of
 from .workload import Bench, Subject, Workload, starting
 
+LONGEST, FEWEST = 3.0, 5
+"""A series of steps ends after so many seconds, where it has so many steps, though more are asked for."""
+
 TORCH_SAYS = re.compile(
     r"(CUDA|HIP|MPS backend) out of memory|Invalid buffer size|\[enforce fail at |could not (create|execute) a (primitive|memory)"
     r"|CUDA error: CUBLAS_STATUS|cuDNN error: CUDNN_STATUS"
@@ -149,6 +152,17 @@ def seconds_of_step(workload: Workload, batches: Iterator[Any], steps: int = 1) 
     return (now() - begin - apart) / steps
 
 
-def split_of_steps(workload: Workload, batches: Iterator[Any], steps: int) -> Split:
+def series(measure: Callable[[], Any], steps: int, fewest: int = FEWEST) -> list[Any]:
+    """Return what some steps measure; slow ones are cut short after some seconds, and so many are there in any case."""
+    begin, measured = now(), []
+    for number in range(steps):
+        if number >= fewest and now() - begin > LONGEST:
+            break
+        measured.append(measure())
+    return measured
+
+
+def split_of_steps(workload: Workload, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
     """Return where the time of some steps goes."""
-    return split_of([workload.seconds_of_phases(batches) for _ in range(steps)], workload.typical)
+    measured = series(lambda: workload.seconds_of_phases(batches), steps, max(FEWEST, fewest))
+    return split_of(measured, workload.typical)
