@@ -247,8 +247,8 @@ def _roots() -> Iterator[tuple[str, Any]]:
     named = sorted(main.items(), key=lambda item: str(item[0]).startswith("_") or item[0] in {"In", "Out"})
     yield from _with_classes("__main__", named)
     for module in own_modules():
-        variables = _with_classes(module.__name__, list(vars(module).items()))
-        yield from ((f"{module.__name__}.{name}", thing) for name, thing in variables)
+        own = [(name, thing) for name, thing in vars(module).copy().items() if not name.startswith("__")]
+        yield from ((f"{module.__name__}.{name}", thing) for name, thing in _with_classes(module.__name__, own))
     for frame in reversed(list(_frames())):
         if frame.f_globals is not main or frame.f_code.co_name != "<module>":
             yield from ((_own(name, thing), thing) for name, thing in _variables(frame))

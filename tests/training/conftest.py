@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -24,8 +25,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def by_itself(quick_collection: None) -> None:  # noqa: ARG001 - it ends the freeze
-    """A test whose memory is looked at: neither pytest's functions above it nor older objects are part of it."""
+def by_itself(
+    quick_collection: None,  # noqa: ARG001 - it ends the freeze
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A test whose memory is looked at: pytest's functions above it, older objects and other tests are no part of it."""
+    for name in [name for name in sys.modules if name.startswith("tests.") and name != request.module.__name__]:
+        monkeypatch.delitem(sys.modules, name)
     gc.freeze()
 
 
