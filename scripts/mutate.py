@@ -85,6 +85,7 @@ ROOMS = {
 
 EQUIVALENT = {
     r"\(KEY\|TOKEN\|SECRET": "the pattern ignores capitals",
+    r"\"default\"\), cutoff=0.4\)|order=\"c\"\)": "the nearest of several comes first; numpy takes the order in small letters too",
     r"field\(default=(False|None), init=(False|None), repr=(False|None)\)$": "set before it is read, so None does as False",
 }
 """What makes a changed line the same as the original, as patterns, and why."""

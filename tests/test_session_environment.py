@@ -250,6 +250,20 @@ def test_tuning_by_hand_outlives_a_simulation():
 
 
 @pytest.mark.real_computer
+def test_override_outlives_a_simulation():
+    """An override is published again after a simulated Mac, as it was before."""
+    environ: dict[str, str] = {}
+    session = Session(environ)
+    session.use("cpu")
+    published = dict(environ)
+    session.simulate("8 GiB")
+    session.end_simulation()
+
+    assert environ == published == {TORCH_DEVICE: "cpu"}
+    session.stop()
+
+
+@pytest.mark.real_computer
 def test_limits_of_memory_that_are_in_force():
     """A limit that was set counts before the watermark of the environment; only MPS has a lower one."""
     session = Session({"OPENMED_TORCH_DEVICE": "cpu"})

@@ -34,10 +34,10 @@ def own_name(device: str, machine: Machine, torch: TorchFacts) -> str:
     return str(machine.chip) if on_the_chip else processor_name()
 
 
-def processor_name() -> str:
+def processor_name(file: Path = CPU_FILE) -> str:
     """Return the name of the processor, or where it has none that can be read, its architecture."""
     try:
-        told = CPU_FILE.read_text("utf-8", "replace")
+        told = file.read_text("utf-8", "replace")
     except OSError:
         told = ""
     return parse_cpuinfo(told) or platform.processor() or platform.machine()

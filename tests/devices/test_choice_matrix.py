@@ -122,6 +122,18 @@ def test_answers():
         assert answer not in ERRORS or (said.endswith(".") and "\n" not in said), f"{row}: {said}"
 
 
+def test_switch_of_accelerate_is_told():
+    """Where Accelerate's switch asks for the CPU, each other device is ruled out for that, with what switches it back."""
+    environ = {"ACCELERATE_USE_CPU": "1"}
+    request = decide(precedence(environ, Wish("argument", None), None))
+    choice = resolve(request, MACHINES["Linux with NVIDIA driver"], TORCHES["two GPUs that work"], environ)
+
+    assert choice.device == "cpu"
+    assert {(one.reason, one.remedy) for one in choice.rejected} >= {
+        ("ACCELERATE_USE_CPU=1 asks for the CPU", "Unset ACCELERATE_USE_CPU.")
+    }
+
+
 def test_table_is_large_and_whole():
     """The table has at least 200 different rows and uses every machine and every torch that is named."""
     assert len(set(ROWS)) == len(ROWS) >= 200

@@ -215,6 +215,14 @@ def test_sparse_and_nested_float64():
                     to_device(tensor, "mps")
 
 
+@pytest.mark.usefixtures("mps", "quiet")
+def test_several_sparse_tensors():
+    """Sparse tensors, which share no memory that can be told, stay different tensors."""
+    moved = to_device([wide(0, 1.0).to_sparse(), wide(0, 2.0).to_sparse()], "mps")
+
+    assert [float(one.to_dense().sum()) for one in moved] == [1.0, 2.0]
+
+
 def flat(thing):
     """Return the leaves of a nested value; of a packed sequence only its data."""
     if isinstance(thing, torch.nn.utils.rnn.PackedSequence):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from openmed_nb.devices.mps_profiler import check_metal_capture, check_signposts, reason_against
 from openmed_nb.devices.simulation.device import simulated_device
@@ -39,3 +40,18 @@ def test_mps():
     """Nothing speaks against them on MPS itself, under either of its names."""
     assert [reason_against("signposts", device) for device in ("mps", "mps:0")] == ["", ""]
     check_signposts("mps")
+
+
+@pytest.mark.real_computer
+def test_captures_that_torch_or_the_process_does_not_allow(monkeypatch):
+    """A torch without captures of Metal names the first that has them, and a process without them the variable."""
+    monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: False)
+    with pytest.raises(ConfigurationError, match="MTL_CAPTURE_ENABLED=1"):
+        check_metal_capture("mps")
+    monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: True)
+    check_metal_capture("mps")
+    monkeypatch.delattr(torch.mps.profiler, "metal_capture")
+    with pytest.raises(
+        ConfigurationError, match=r"no torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
+    ):
+        check_metal_capture("mps")

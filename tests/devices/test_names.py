@@ -39,3 +39,11 @@ def test_name_of_a_processor():
     assert [parse_cpuinfo(text) for text in ("", "processor\t: 0\n", "model name\t:\nflags\t: fpu\n")] == ["", "", ""]
     there = parse_cpuinfo(CPU_FILE.read_text("utf-8", "replace")) if CPU_FILE.exists() else ""
     assert (there or platform.processor() or platform.machine()) == HERE
+
+
+def test_name_in_another_encoding(tmp_path):
+    """A name with a byte that is not UTF-8 is shown with a mark in its place."""
+    (tmp_path / "cpuinfo").write_bytes(b"model name\t: Fast\xae 9\n")
+
+    assert processor_name(tmp_path / "cpuinfo") == "Fast\N{REPLACEMENT CHARACTER} 9"
+    assert processor_name(tmp_path / "none") in {platform.processor(), platform.machine()}
