@@ -17,9 +17,7 @@ from typing import NamedTuple
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.runbook.precision.gate import float32_there
-from openmed_nb.runbook.precision.measurement import parity_of
-from openmed_nb.runbook.precision.pairs import pair_of_files
-from openmed_nb.runbook.precision.speed import speed_up
+from openmed_nb.runbook.precision.measurement import pair_of_files, parity_of, speed_up
 
 SENTENCES = ("ncbi-disease/devel.tsv", "bc5cdr/disease/devel.tsv")
 NOTES = "clinical-notes/aci_valid.csv"

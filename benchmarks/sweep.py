@@ -23,12 +23,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
-from openmed_nb.runbook.sweep.measurement import Measurement
-from openmed_nb.runbook.sweep.memory import limit_of
-from openmed_nb.runbook.sweep.points import Point, best_of, fitting
-from openmed_nb.runbook.sweep.report import SweepReport
-from openmed_nb.runbook.sweep.rules import SweepRules
-from openmed_nb.runbook.workloads.choosing import Asked
+from openmed_nb.runbook.measure.benches import Asked
+from openmed_nb.runbook.sweep import SweepReport
+from openmed_nb.runbook.sweep_search import Measurement, Point, SweepRules, best_of, fitting, limit_of
 from openmed_nb.session import SESSION
 
 ALLOWED = 0.95

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from .devices.choice import DeviceChoice
     from .devices.environment import EnvPlan
     from .errors import OpenMedError, OpenMedWarning
-    from .interface.cluster import cluster
-    from .interface.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
-    from .interface.evidence import handoff, logbook
-    from .interface.models import ModelLoader, annotate, load_model, load_pipeline
-    from .interface.panel.opening import panel
-    from .interface.preparation import check_loader, loader_settings, precision, to_device
-    from .interface.runbook import doctor, fallbacks, forecast, parity, signals, validate_precision
-    from .interface.training import (
+    from .models.config import OpenMedConfig
+    from .notebook.cluster import cluster
+    from .notebook.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
+    from .notebook.evidence import handoff, logbook
+    from .notebook.models import ModelLoader, annotate, load_model, load_pipeline
+    from .notebook.panel.opening import panel
+    from .notebook.preparation import check_loader, loader_settings, precision, to_device
+    from .notebook.runbook import doctor, fallbacks, forecast, parity, signals, validate_precision
+    from .notebook.training import (
         EpochHooks,
         accelerator_arguments,
         epochs,
@@ -49,72 +50,69 @@ if TYPE_CHECKING:
         trainer_arguments,
         trainer_callback,
     )
-    from .interface.worth import compare, gates, profile, sweep, verdict
-    from .models.config import OpenMedConfig
+    from .notebook.worth import compare, gates, profile, sweep, verdict
     from .runbook.logbook.logbook import Logbook
     from .training.activations import checkpoint_activations
-    from .training.curve import MemoryCurve
+    from .training.curve import MemoryCurve, MemorySample
     from .training.guards import Guards
     from .training.holders import who_holds
     from .training.loader_checks import worker_ladder
-    from .training.optimizers import adamw, explain_fused
-    from .training.samples import MemorySample
-    from .training.steps import GradientAccumulation
+    from .training.steps import GradientAccumulation, adamw, explain_fused
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DeviceChoice": "devices.choice",
     "EnvPlan": "devices.environment",
-    "EpochHooks": "interface.training",
+    "EpochHooks": "notebook.training",
     "GradientAccumulation": "training.steps",
     "Guards": "training.guards",
     "Logbook": "runbook.logbook.logbook",
     "MemoryCurve": "training.curve",
-    "MemorySample": "training.samples",
-    "ModelLoader": "interface.models",
+    "MemorySample": "training.curve",
+    "ModelLoader": "notebook.models",
     "OpenMedConfig": "models.config",
     "OpenMedError": "errors",
     "OpenMedWarning": "errors",
-    "accelerator_arguments": "interface.training",
-    "adamw": "training.optimizers",
-    "annotate": "interface.models",
-    "apply_mps_tuning": "interface.devices",
-    "check_loader": "interface.preparation",
+    "accelerator_arguments": "notebook.training",
+    "adamw": "training.steps",
+    "annotate": "notebook.models",
+    "apply_mps_tuning": "notebook.devices",
+    "check_loader": "notebook.preparation",
     "checkpoint_activations": "training.activations",
-    "cluster": "interface.cluster",
-    "compare": "interface.worth",
-    "device": "interface.devices",
-    "doctor": "interface.runbook",
-    "epochs": "interface.training",
-    "explain_fused": "training.optimizers",
-    "fallbacks": "interface.runbook",
-    "forecast": "interface.runbook",
-    "gates": "interface.worth",
-    "handoff": "interface.evidence",
-    "lightning_callback": "interface.training",
-    "limit_memory": "interface.training",
-    "load_model": "interface.models",
-    "load_pipeline": "interface.models",
-    "loader_settings": "interface.preparation",
-    "logbook": "interface.evidence",
-    "memory_curve": "interface.training",
-    "panel": "interface.panel.opening",
-    "parity": "interface.runbook",
-    "precision": "interface.preparation",
-    "profile": "interface.worth",
-    "release": "interface.training",
-    "reset": "interface.devices",
-    "resolve_torch_device": "interface.devices",
-    "signals": "interface.runbook",
-    "simulated_mps": "interface.devices",
-    "sweep": "interface.worth",
-    "to_device": "interface.preparation",
-    "trainer_arguments": "interface.training",
-    "trainer_callback": "interface.training",
-    "use": "interface.devices",
-    "validate_precision": "interface.runbook",
-    "verdict": "interface.worth",
+    "cluster": "notebook.cluster",
+    "compare": "notebook.worth",
+    "device": "notebook.devices",
+    "doctor": "notebook.runbook",
+    "epochs": "notebook.training",
+    "explain_fused": "training.steps",
+    "fallbacks": "notebook.runbook",
+    "forecast": "notebook.runbook",
+    "gates": "notebook.worth",
+    "handoff": "notebook.evidence",
+    "lightning_callback": "notebook.training",
+    "limit_memory": "notebook.training",
+    "load_model": "notebook.models",
+    "load_pipeline": "notebook.models",
+    "loader_settings": "notebook.preparation",
+    "logbook": "notebook.evidence",
+    "memory_curve": "notebook.training",
+    "panel": "notebook.panel.opening",
+    "parity": "notebook.runbook",
+    "precision": "notebook.preparation",
+    "profile": "notebook.worth",
+    "release": "notebook.training",
+    "reset": "notebook.devices",
+    "resolve_torch_device": "notebook.devices",
+    "signals": "notebook.runbook",
+    "simulated_mps": "notebook.devices",
+    "sweep": "notebook.worth",
+    "to_device": "notebook.preparation",
+    "trainer_arguments": "notebook.training",
+    "trainer_callback": "notebook.training",
+    "use": "notebook.devices",
+    "validate_precision": "notebook.runbook",
+    "verdict": "notebook.worth",
     "who_holds": "training.holders",
     "worker_ladder": "training.loader_checks",
 }
@@ -192,13 +190,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics; IPython calls this for ``%load_ext openmed_nb``."""
-    from .interface.extension import load
+    from .notebook.extension import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Remove everything that :func:`load_ipython_extension` added; IPython calls this for ``%unload_ext``."""
-    from .interface.extension import unload
+    from .notebook.extension import unload
 
     unload(shell)

@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from .display import Json
 from .errors import ConfigurationError, OpenMedError, cause
-from .interface.display import Json
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 

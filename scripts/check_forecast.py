@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from openmed_nb.devices.simulation.device import simulated_device
-from openmed_nb.runbook.operators.call_recorder import CallRecord, watching
 from openmed_nb.runbook.operators.forecast import Forecast, forecast
+from openmed_nb.runbook.operators.recorders import CallRecord, watching
 from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, FALLS_BACK, NATIVE, OperatorTable, operator_table
+from openmed_nb.simulation.device import simulated_device
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "tests" / "runbook" / "operators" / "forecast_models.py"

@@ -2,7 +2,7 @@
 
     python -m pip install mutmut                            # for its operators; the tests do not need it
     python scripts/mutate.py                                # 100 mutants of each room, half an hour or more
-    python scripts/mutate.py gates --sample 60 --seed 2     # others of one room
+    python scripts/mutate.py verdict --sample 60 --seed 2     # others of one room
 
 A mutant is a file with one change by an operator of mutmut 3: another number, comparison, argument, string, and so on.
 The room's tests of the first lane, those of the changed module first, run until one fails: then the mutant is killed.
@@ -77,7 +77,7 @@ ROOMS = {
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps", "verdict")),
         tuple(f"tests/training/test_{name}.py" for name in ("curve", "steps", "verdict")),
     ),
-    "gates": Room(("openmed_nb/runbook/gates/*.py",), ("tests/runbook/gates/test_*.py",)),
+    "verdict": Room(("openmed_nb/runbook/verdict/*.py",), ("tests/runbook/verdict/test_*.py",)),
     "certificates": Room(
         ("openmed_nb/runbook/precision/certificate*.py",), ("tests/runbook/precision/test_certificates.py",)
     ),

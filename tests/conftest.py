@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from openmed_nb.devices.simulation import active
+from openmed_nb.devices.simulated import active
 
 FOLDER = Path(__file__).parent
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."

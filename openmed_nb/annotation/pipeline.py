@@ -17,17 +17,14 @@ from transformers import TokenClassificationPipeline
 from ..devices.backend import TENSOR_LOCK
 from ..errors import ConfigurationError, cause
 from ..models.config import check_strategy
-from ..models.loading import move
+from ..models.files import positions_of, usable_length
+from ..models.loading import LoadedModel, collector_at_rest, move
 from ..models.quantization import is_quantized
-from ..models.tokenizer_limits import positions_of, usable_length
-from .batches import Budget
-from .calibration import Calibration, calibrate
-from .compilation import Compilation, compare
-from .decoding import Decoder, Entity
-from .forward import Network, hides_padding, input_names
-from .labels import LabelTables
+from .decoding import Decoder, Entity, LabelTables
+from .forward import Budget, Network, hides_padding, input_names
 from .stream import Annotator, Answer, Settings, entities_of
 from .tokens import Frame
+from .tuning import Calibration, Compilation, calibrate, compare
 
 BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "cuda": Budget(32768, waste=2048)}
 """How much runs at once where nobody says. ``benchmarks/annotate.py --sweep`` measures the tokens for cpu and cuda; those
@@ -76,7 +73,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """What came of ``compile``; ``None`` where it was not asked for."""
 
     precision: Any = None
-    """Why its model has the type that it has (:class:`openmed_nb.runbook.precision.dtype_choice.DtypeChoice`); ``None`` where nothing
+    """Why its model has the type that it has (:class:`openmed_nb.runbook.precision.gate.DtypeChoice`); ``None`` where nothing
     but float32 was asked for."""
 
     _known_padding: tuple[Any, bool] = (None, True)
@@ -344,3 +341,50 @@ def checked_stride(stride: Any, limit: int) -> int | None:
     if stride is None or (isinstance(stride, int) and not isinstance(stride, bool) and 0 <= stride < limit):
         return stride
     raise ConfigurationError(f"stride cannot be {stride!r}.", f"Use a whole number of tokens from 0 to {limit - 1}.")
+
+
+def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+    """Return a token-classification pipeline over a model, the same one when asked again.
+
+    Args:
+        loaded: The model.
+        strategy: How tokens become entities, one of ``STRATEGIES``.
+        options: Further arguments of :class:`.pipeline.AnnotationPipeline`, and ``compile``.
+
+    Raises:
+        ConfigurationError: For an option that the pipeline does not have.
+    """
+    key = strategy, repr(sorted(options.items()))
+    arguments = {name: value for name, value in options.items() if name != "compile"}
+    with TENSOR_LOCK:
+        if key not in loaded.pipelines:
+            loaded.pipelines[key] = build_pipeline(loaded, strategy, arguments)
+        pipe: AnnotationPipeline = loaded.pipelines[key]
+    if options.get("compile") and pipe.compilation is None:
+        pipe.compile()
+    return pipe
+
+
+@collector_at_rest()
+def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+    """Build a pipeline; most options are only read when there is a text, so it proves itself on one word.
+
+    Raises:
+        ConfigurationError: Where the pipeline does not work with the options.
+    """
+    try:
+        pipe = AnnotationPipeline(
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            device=loaded.model.device,
+            aggregation_strategy=strategy,
+            **options,
+        )
+        pipe("word")
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
+        ) from error
+    return pipe

@@ -1,25 +1,267 @@
-"""A stream of texts -> a stream of answers: read, tokenise, run, decode; the host works while the device does."""
+"""Texts in, answers out: readable texts, chunks of them, the annotator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import OpenMedError
-from .batches import Batch, Budget, plan_batches
-from .chunks import Chunk, in_chunks
+from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Entity, Predictions, word_starts
-from .forward import ForwardRun, Network, collect, start
-from .references import read
-from .texts import unreadable
-from .tokens import Tokens, Truncation, tokenise, tokenise_words
-from .windows import Windows, plan_windows
+from .forward import Batch, Budget, ForwardRun, Network, collect, plan_batches, start
+from .references import Reference, read
+from .tokens import Tokens, Truncation, Windows, plan_windows, tokenise, tokenise_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def check_text(text: object, name: str = "The text") -> None:
+    r"""Check that a text can be read.
+
+    Args:
+        text: What should be a string.
+        name: What it is called in the error.
+
+    Raises:
+        UnreadableText: For anything but a text, and for half of a surrogate pair, which no encoding can write.
+
+    Example:
+        >>> check_text("\ud800")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.UnreadableText: The text has half of a surrogate pair at character 0. Remove it, or read the file it comes from with its right encoding.
+    """
+    if not isinstance(text, str):
+        path = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
+        remedy = path if isinstance(text, PurePath) else "Pass a string, '' where there is no text."
+        raise UnreadableText(f"{name} must be a string, not {type(text).__name__}.", remedy)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableText(
+            f"{name} has half of a surrogate pair at character {error.start}.",
+            "Remove it, or read the file it comes from with its right encoding.",
+        ) from None
+
+
+def check_words(words: object, name: str) -> None:
+    """Check that a text that is split into words is a list of strings that can be read.
+
+    Raises:
+        UnreadableText: Where it is not.
+
+    Example:
+        >>> check_words("asthma", "Text 3")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.UnreadableText: Text 3 must be a list of words, not str. Pass a list of strings.
+    """
+    if not isinstance(words, list):
+        raise UnreadableText(f"{name} must be a list of words, not {type(words).__name__}.", "Pass a list of strings.")
+    for word in words:
+        check_text(word, f"A word of {name[0].lower()}{name[1:]}")
+
+
+def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
+    """Return why the text of a number cannot be read, ``None`` where it can; what it failed with stands in its place."""
+    if isinstance(text, UnreadableText):
+        return text
+    try:
+        (check_words if split else check_text)(text, f"Text {number}")
+    except UnreadableText as error:
+        return error
+    return None
+
+
+FIRST_PART = 8
+"""The first chunk has one in so many of the characters of a full one, the next twice as many: answers come soon."""
+
+
+@dataclass(frozen=True, repr=False)
+class Chunk:
+    """Consecutive texts of a stream; it is not shown, because a worker's log would show what failed.
+
+    Attributes:
+        first: The number of the first text in the stream.
+        texts: The texts, each a string or a list of words, or whatever else the stream gave.
+        error: What the stream itself failed with after all texts; such a chunk has none.
+    """
+
+    first: int
+    texts: list[Any]
+    error: Exception | None = None
+
+
+def in_chunks(texts: Iterable[Any], characters: int, first: int = 0, least: int = 1) -> Iterator[Chunk]:
+    """Yield the texts of a stream in order, in chunks of about so many characters; the first text has the number ``first``.
+
+    A text counts ``least`` characters at least, because a short one takes memory too. A failure of the stream comes as a
+    value, in a last chunk without texts, so that the texts before it are not lost.
+
+    Example:
+        >>> [chunk.texts for chunk in in_chunks(["aaaa", "b", "c", "d"], characters=8)]
+        [['aaaa'], ['b'], ['c', 'd']]
+    """
+    stream, size, error = iter(texts), max(1, characters // FIRST_PART), None
+    while error is None:
+        chunk, error = next_chunk(stream, size, least)
+        if chunk:
+            yield Chunk(first, chunk)
+        elif error is None:
+            return
+        first += len(chunk)
+        size = min(2 * size, characters)
+    yield Chunk(first, [], error)
+
+
+def next_chunk(stream: Iterator[Any], characters: int, least: int = 1) -> tuple[list[Any], Exception | None]:
+    """Return the next texts of a stream, none where it is at its end, and what it failed with after them."""
+    texts: list[Any] = []
+    left = characters
+    try:
+        while left > 0:
+            texts.append(next(stream))
+            left -= max(weight(texts[-1]), least)
+    except StopIteration:
+        pass
+    except Exception as error:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it
+        return texts, error
+    return texts, None
+
+
+def weight(text: Any) -> int:
+    """Return about how many characters a text has; every text counts, also an empty one."""
+    if isinstance(text, str):
+        return len(text) + 1
+    if isinstance(text, Reference):
+        return text.characters + 1
+    return 1 + sum(map(weight, text)) if isinstance(text, list) else 1
+
+
+Answered = tuple[int, list[Entity] | str]
+"""The fingerprint of a text, and its entities or why it has none."""
+
+
+def is_entity(value: Any) -> bool:
+    """Tell whether something that was read from a file is an entity: a label and a word, a score, and whole places.
+
+    Example:
+        >>> is_entity({"entity": "B-X", "score": 0.5, "word": "flu", "start": 0, "end": 3}), is_entity({"word": None})
+        (True, False)
+    """
+    if not isinstance(value, dict):
+        return False
+    texts = value.get("word"), value.get("entity", value.get("entity_group"))
+    places = value.get("start"), value.get("end"), value.get("index", 0)
+    score = value.get("score")
+    return (
+        all(isinstance(one, str) for one in texts)
+        and all(type(one) is int for one in places)
+        and isinstance(score, float)
+        and math.isfinite(score)
+    )
+
+
+class Answers(Sequence[list[Entity]]):
+    """The entities of texts in the order of the texts; each list is made when it is asked for.
+
+    Texts that have no answer have an empty list, and their reason in ``errors``. Of a text itself only a fingerprint is
+    kept, to tell on resuming whether it is the same one.
+
+    Args:
+        key: What the label of an entity is called where there is no entity yet to tell it.
+    """
+
+    def __init__(self, key: str = "entity_group") -> None:
+        self.errors: dict[int, str] = {}
+        self.fingerprints = array("Q")
+        self._bounds = array("q", [0])
+        self._starts, self._ends, self._indices = array("q"), array("q"), array("q")
+        self._scores = array("d")
+        self._labels: list[str] = []
+        self._words: list[str] = []
+        self._key = key
+        self._known: dict[str, str] = {}
+
+    def add(self, fingerprint: int, answer: Sequence[Entity] | str) -> None:
+        """Add the answer to the next text: its entities, or why it has none."""
+        if isinstance(answer, str):
+            self.errors[len(self)] = answer
+            answer = ()
+        for entity in answer:
+            self._add_entity(entity)
+        self._bounds.append(len(self._scores))
+        self.fingerprints.append(fingerprint)
+
+    def _add_entity(self, entity: Entity) -> None:
+        self._key = "entity" if "entity" in entity else "entity_group"
+        self._labels.append(self._same(entity[self._key]))
+        self._words.append(self._same(entity["word"]))
+        self._scores.append(entity["score"])
+        self._starts.append(entity["start"])
+        self._ends.append(entity["end"])
+        if "index" in entity:
+            self._indices.append(entity["index"])
+
+    def _same(self, word: str) -> str:
+        """Return a string equal to this one that is already held, where there is one."""
+        return self._known.setdefault(word, word)
+
+    def items(self) -> Iterator[Answered]:
+        """Yield the fingerprint and the answer of each text, in the form that :meth:`add` takes."""
+        for number, fingerprint in enumerate(self.fingerprints):
+            yield fingerprint, self.errors.get(number, self[number])
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        place = range(len(self))[number]
+        return [self._entity(row) for row in range(self._bounds[place], self._bounds[place + 1])]
+
+    def _entity(self, row: int) -> Entity:
+        entity: Entity = {self._key: self._labels[row], "score": self._scores[row]}
+        if self._indices:
+            entity["index"] = self._indices[row]
+        return {**entity, "word": self._words[row], "start": self._starts[row], "end": self._ends[row]}
+
+    def counts(self) -> Iterator[int]:
+        """Yield how many entities each text has."""
+        return (last - first for first, last in pairwise(self._bounds))
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The label of every entity, text after text."""
+        return self._labels[: self._bounds[-1]]
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The word of every entity, text after text."""
+        return self._words[: self._bounds[-1]]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a table of all entities: the number of the text, then what an entity has, as a column each."""
+        numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
+        columns: dict[str, Any] = {
+            "text": numbers,
+            self._key: np.array(self.labels, dtype=object),
+            "score": np.array(self._scores),
+            "index": np.array(self._indices),
+            "word": np.array(self.words, dtype=object),
+            "start": np.array(self._starts),
+            "end": np.array(self._ends),
+        }
+        return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
+
 
 CHUNK_BATCHES, CHUNK_TOKENS = 8, 16384
 """How many batches of texts, and at least how many tokens, are read, sorted by length and held at a time."""

@@ -1,9 +1,14 @@
 """The seam to torch: the only file that asks ``torch.mps`` or ``torch.cuda``, but for two.
 
-``allocators`` knows their memory, and ``mps_profiler`` what only a Mac can write down.
+``memory`` knows their allocators, and ``profilers`` what only a Mac can write down.
 
 What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
 what it says itself once it is loaded.
+
+Moving arrays to a device and back without waiting, where that is safe.
+
+Only towards CUDA, from pinned memory, may a copy go on while the program does. Towards MPS such a copy can read memory
+that was freed meanwhile, and back from it one can be read before it is there (pytorch#189690, #139550).
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +29,9 @@ from ..errors import TorchUnusable, cause, check_is_real
 from .request import canonical, kind_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+
 
 MINIMUM_TORCH = (2, 6)
 """The oldest torch that transformers 5 runs on (its own ``torch>=2.6``)."""
@@ -261,3 +270,73 @@ def gpu_uuid(device: str) -> str | None:
         return None
     uuid = getattr(import_torch().cuda.get_device_properties(device), "uuid", None)
     return None if uuid is None else str(uuid)
+
+
+States = tuple[tuple[str, "torch.Tensor"], ...]
+"""Pairs of a device and the state of its random numbers, a copy in the memory of the host."""
+
+
+def random_states(device: str) -> States:
+    """Return the states of the CPU's random numbers and of the device's; no device is waited for.
+
+    Example:
+        >>> [name for name, state in random_states("cpu")]
+        ['cpu']
+    """
+    return tuple((name, _source(name).get_rng_state(*_which(name))) for name in dict.fromkeys(("cpu", device)))
+
+
+def set_random_states(states: States) -> None:
+    """Let random numbers go on from these states."""
+    for name, state in states:
+        _source(name).set_rng_state(state, *_which(name))
+
+
+@contextmanager
+def random_numbers_from(states: States) -> Iterator[None]:
+    """Let random numbers go on from these states for a while, and then from where they were before.
+
+    Example:
+        >>> import torch
+        >>> states = random_states("cpu")
+        >>> first = torch.rand(3)
+        >>> with random_numbers_from(states):
+        ...     torch.equal(torch.rand(3), first)
+        True
+    """
+    before = tuple((name, _source(name).get_rng_state(*_which(name))) for name, _ in states)
+    set_random_states(states)
+    try:
+        yield
+    finally:
+        set_random_states(before)
+
+
+def _source(name: str) -> Any:
+    torch = import_torch()
+    kind = kind_of(name)
+    return torch.random if kind == "cpu" else torch.get_device_module(kind)
+
+
+def _which(name: str) -> tuple[str, ...]:
+    return (name,) if kind_of(name) == "cuda" else ()  # The others have one device.
+
+
+def array_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device; the copy may still be under way, in order with the work that follows."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def towards_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Begin to copy a tensor to the host where that can be done without waiting; ``backend.synchronize`` before it is read."""
+    return tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor
+
+
+def to_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as an array on the host."""
+    return tensor.cpu().numpy()

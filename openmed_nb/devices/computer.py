@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
-from .allocators import allocator
-from .availability import Rejection, Surroundings, rejection
 from .backend import TorchFacts, TorchSeam
-from .changes import EnvironmentChanges
-from .choice import DeviceChoice, needs_probe, resolve
-from .environment import EnvPlan, Moment, watermarks
-from .explanation import Candidate
+from .choice import Candidate, DeviceChoice, Rejection, Surroundings, needs_probe, rejection, resolve
+from .environment import EnvironmentChanges, EnvPlan, Moment, watermarks
 from .machine import Machine
+from .memory import allocator
 from .request import DeviceRequest, canonical
 
 

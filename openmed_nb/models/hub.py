@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..devices.variables import masked
+from ..devices.request import masked
 from ..errors import ModelError, ModelUnreachable, UnknownModel, cause
 from .config import OpenMedConfig
 from .registry import unknown_model

@@ -1,4 +1,6 @@
-"""The models that are loaded: one copy of the weights for each device asked for.
+"""The models that are loaded, and what they occupy.
+
+The models that are loaded: one copy of the weights for each device asked for.
 
 A model that was loaded without naming a device follows the session: it moves when the session's device changes. A
 model that was loaded for a named device stays there.
@@ -7,17 +9,95 @@ model that was loaded for a named device stays there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..activity import Activity
-from ..devices.allocators import empty_cache
 from ..devices.backend import TENSOR_LOCK
+from ..devices.memory import empty_cache
 from ..devices.request import canonical
-from .inventory import Inventory, model_in_memory
+from ..devices.simulated import shown_device
+from ..display import Report, Shown, Table, in_bytes
 from .loading import LoadedModel, LoadSpec, load, move
+from .quantization import INT8, dtype_of, packed_bytes
+
+
+@dataclass(frozen=True)
+class ModelInMemory:
+    """One copy of a model.
+
+    Attributes:
+        name: What the person calls it.
+        device: Where it is, marked where that is simulated.
+        dtype: The type of its weights, such as ``"float32"``.
+        size: Its weights and buffers, in bytes.
+        follows: Whether it moves along when the session's device changes.
+    """
+
+    name: str
+    device: str
+    dtype: str
+    size: int
+    follows: bool
+
+
+@dataclass(frozen=True, repr=False)
+class Inventory(Shown, Sequence[ModelInMemory]):
+    """The models that are loaded, in the order of loading.
+
+    Example:
+        >>> print(Inventory((ModelInMemory("bundled", "cpu", "float32", 3 << 20, True),)))
+        1 model in memory
+          model    device  type     size     moves along
+          bundled  cpu     float32  3.0 MiB  yes
+    """
+
+    models: tuple[ModelInMemory, ...]
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.models[index]
+
+    def __iter__(self) -> Iterator[ModelInMemory]:
+        return iter(self.models)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, each once."""
+        return tuple(dict.fromkeys(one.name for one in self.models))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the models as plain mappings, ready for JSON."""
+        return {"models": [dict(vars(one)) for one in self.models]}
+
+    def table(self) -> Table:
+        """Return a row for each model."""
+        rows = tuple((one.name, one.device, one.dtype, in_bytes(one.size), moves_along(one)) for one in self.models)
+        return Table("", ("model", "device", "type", "size", "moves along"), rows)
+
+    def report(self) -> Report:
+        """Return what there is to show: a table."""
+        count = len(self.models)
+        return Report(f"{count or 'No'} {'model' if count == 1 else 'models'} in memory", tables=(self.table(),))
+
+
+def model_in_memory(loaded: LoadedModel, follows: bool) -> ModelInMemory:
+    """Return what there is to say of a loaded model; its tensors are asked for their sizes, and nothing is computed."""
+    model = loaded.model
+    tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
+    size = sum(one.numel() * one.element_size() for one in tensors) + packed_bytes(model)
+    return ModelInMemory(loaded.name, shown_device(canonical(str(model.device))), dtype_of(model), size, follows)
+
+
+def moves_along(one: ModelInMemory) -> str:
+    """Return whether a model moves when the session's device changes, in a few words."""
+    if one.follows:
+        return "yes"
+    return "no: int8 stays on the CPU" if one.dtype == INT8 else "no: asked for there"
 
 
 @dataclass(frozen=True)

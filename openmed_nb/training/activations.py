@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..devices.random_state import random_numbers_from, random_states
+from ..devices.backend import random_numbers_from, random_states
+from ..display import Report, Shown
 from ..errors import ConfigurationError, shorten
-from ..interface.display import Report, Shown
 
 if TYPE_CHECKING:
     import torch

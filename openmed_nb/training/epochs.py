@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from ..devices.allocators import allocator
+from ..devices.memory import allocator
+from ..display import whole_number
 from ..errors import ConfigurationError, OpenMedWarning, shorten
-from ..quantities import whole_number
-from .curve import MemoryCurve
+from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, check_processes, take_sample, this_process
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
-from .processes import check_processes, this_process
-from .samples import MemorySample, take_sample
-from .verdict import GROWING, GROWTH_GATE
 
 Hook = Callable[[MemoryCurve], Any]
 """What runs at a boundary: it gets the curve so far."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..devices.request import kind_of
 from ..errors import ConfigurationError
-from .callbacks import GuardedTraining
+from .libraries import GuardedTraining
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..devices.machine import Machine
 from ..devices.request import kind_of
-from ..interface.display import Report, Shown, Table
+from ..display import Report, Shown, Table
 
 MOST_WORKERS = 4
 """The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that

@@ -1,21 +1,311 @@
-"""NaN and infinity: seen in one number, and found by repeating the pass with a look at every layer."""
+"""Find where a loss or gradient became NaN or infinite."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..devices.conversion import numbers_in
-from .nested import named_tensors
-from .passes import Pass, loss_of
+from ..devices.backend import States, random_numbers_from, random_states
+from ..devices.moving import numbers_in, shown_key
+from ..devices.request import kind_of
+from ..errors import cause
+from .nested import named_tensors, with_tensors
 
 if TYPE_CHECKING:
     import torch
+
+
+HELD = 32
+"""The most passes that are held: those of one step with accumulation. What they hold are inputs, no activations."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a forward pass was given.
+
+    Attributes:
+        args: Its arguments, cut off from any graph.
+        kwargs: Its arguments by name.
+        states: The random numbers with which it began.
+        autocast: The type of numbers that autocast was set to; ``None`` where it was off.
+        device: The kind of device, such as ``"mps"``.
+        module: The name of the module that was called, in the watched model; empty for the model itself.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    states: States
+    autocast: torch.dtype | None
+    device: str
+    module: str = ""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, those without one by their number."""
+        return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
+
+    @contextmanager
+    def conditions(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let a pass run as this one did; afterwards, buffers and random numbers are as they were before."""
+        import torch
+
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        with ExitStack() as stack:
+            stack.enter_context(random_numbers_from(self.states))
+            stack.enter_context(torch.enable_grad())
+            if self.autocast is not None:
+                stack.enter_context(torch.autocast(self.device, self.autocast))
+            stack.callback(_put_back, buffers)
+            yield
+
+
+class PassRecorder:
+    """Holds the passes that a model makes in training, from its hooks; a pass without gradients is none.
+
+    It goes along where a model is copied or saved, and is then one that holds nothing.
+
+    Args:
+        device: The device that the model computes on; ``None`` to hold nothing.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self.device = device
+        self._depth = 0
+        self.passes: deque[Pass] = deque(maxlen=HELD)
+        self.losses: deque[torch.Tensor] = deque(maxlen=HELD)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PassRecorder, (None,)
+
+    def watch(self, model: torch.nn.Module, *inner: str) -> Callable[[], None]:
+        """Hold the passes of a model from now on; return what ends that.
+
+        Args:
+            model: The model.
+            inner: The names of modules in it that may be called by themselves, past the model's own ``forward``.
+        """
+        hooks = []
+        for name in ("", *inner):
+            module, called = model.get_submodule(name), PassHooks(self, name)
+            hooks.append(module.register_forward_pre_hook(called.before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(called.after, always_call=True))  # After an error, too.
+
+        def end() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return end
+
+    def before(self, name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hold what a pass is given, if it is not a part of another that is held."""
+        import torch
+
+        self._depth += 1
+        if self.device is None or self._depth > 1 or not (model.training and torch.is_grad_enabled()):
+            return
+        kind = kind_of(self.device)
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        states = random_states(self.device)
+        self.passes.append(Pass(detached(args), detached(kwargs), states, autocast, kind, name))
+
+    def after(self, model: torch.nn.Module, output: Any) -> None:
+        """Hold the loss of a pass, without waiting for it."""
+        import torch
+
+        self._depth = max(0, self._depth - 1)  # Where a hook before ours failed, its beginning was not seen.
+        loss = None if self.device is None or self._depth else loss_of(output)
+        if loss is not None and model.training and torch.is_grad_enabled():
+            self.losses.append(loss.detach())
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self.passes.clear()
+        self.losses.clear()
+
+
+@dataclass(frozen=True)
+class PassHooks:
+    """The hooks of a recorder on one module.
+
+    Attributes:
+        recorder: The recorder.
+        name: The name of the module in the watched model.
+    """
+
+    recorder: PassRecorder
+    name: str
+
+    def before(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell of a pass that begins; a forward pre-hook."""
+        self.recorder.before(self.name, model, args, kwargs)
+
+    def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """Tell of a pass that has ended; a forward hook."""
+        self.recorder.after(model, output)
+
+
+def _put_back(buffers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    import torch
+
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+
+def detached(value: Any) -> Any:
+    """Return tensors without the graphs that made them; they share their memory.
+
+    Example:
+        >>> import torch
+        >>> detached({"inputs_embeds": torch.ones(2, requires_grad=True) * 2})["inputs_embeds"].requires_grad
+        False
+    """
+    return with_tensors(value, lambda tensor: tensor.detach())
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """Return the loss in what a model returned: its ``loss``, or its first value where that is a single number.
+
+    Example:
+        >>> import torch
+        >>> loss_of({"loss": torch.tensor(0.5)}), loss_of((torch.zeros(2, 3),))
+        (tensor(0.5000), None)
+    """
+    import torch
+
+    if isinstance(output, Mapping):  # transformers' ModelOutput is one.
+        loss = output.get("loss")
+    else:
+        loss = output[0] if isinstance(output, (tuple, list)) and output else getattr(output, "loss", output)
+    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+
+
+NO_TOKENS = ("labels", "label", "mask", "type_ids", "position_ids")
+"""The ends of names of whole numbers that are no token ids."""
+
+
+@dataclass(frozen=True)
+class SavedBatch:
+    """What was kept of a batch.
+
+    Attributes:
+        file: Where; ``None`` where nothing could be kept.
+        names: The names of the tensors in the file.
+        left_out: The names of those that no safetensors file can hold, such as sparse ones; as they may be shown.
+        token_ids: Whether token ids are among what was kept.
+    """
+
+    file: Path | None
+    names: tuple[str, ...]
+    left_out: tuple[str, ...]
+    token_ids: bool
+
+    def __str__(self) -> str:
+        total = len(self.names) + len(self.left_out)
+        lost = f" {len(self.left_out)} of its {total} tensors could not be kept: {', '.join(self.left_out)}."
+        if self.file is None:
+            return "The batch could not be kept:" + (lost if self.left_out else " it has no tensors.")
+        content = "; its token ids are clinical content" if self.token_ids else ""
+        return f"The batch is in {str(self.file)!r}{content}.{lost if self.left_out else ''}"
+
+
+def save_batch(batch: Any, folder: Path, step: int) -> SavedBatch:
+    """Write the tensors of a batch into a new safetensors file that only its owner reads; no file is overwritten.
+
+    Args:
+        batch: Tensors, in mappings, lists and tuples; anything else in it is left out.
+        folder: Where the file goes; it is made where it is missing.
+        step: The number in the file's name.
+
+    Returns:
+        What was kept. The file is ``step_7.safetensors``, or ``step_7_2.safetensors`` where that is there already.
+
+    Raises:
+        OSError: Where the file cannot be written.
+    """
+    from safetensors.torch import save
+
+    kept: dict[str, torch.Tensor] = {}
+    left_out: list[str] = []
+    tokens = False
+    for place, (name, tensor) in enumerate(named_tensors(batch)):
+        if (plain := _plain(tensor)) is None:
+            left_out.append(shown_key(name, place))
+        else:
+            kept[_free_name(name or "batch", kept)] = plain
+            tokens |= _may_be_tokens(name, plain)
+    file = _write_new(save(kept), folder, step) if kept else None
+    return SavedBatch(file, tuple(kept), tuple(left_out), tokens)
+
+
+def keep_batch(batch: Any, folder: Path, step: int) -> str:
+    """Save a batch where there is one, and return a sentence about it; whatever goes wrong, there is a sentence.
+
+    Example:
+        >>> keep_batch(None, Path("kept"), 7)
+        'No batch is held.'
+    """
+    if batch is None:
+        return "No batch is held."
+    try:
+        return str(save_batch(batch, folder, step))
+    except OSError as error:
+        return f"The batch could not be saved: {cause(error)}."
+    except Exception as error:  # noqa: BLE001 - what went wrong in training must be said, whatever fails after it
+        return f"The batch could not be saved: {type(error).__name__}."
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy in the memory of the host; ``None`` for what safetensors cannot hold."""
+    from safetensors.torch import save
+
+    try:
+        plain = tensor.detach().cpu().contiguous().clone()
+        save({"tensor": plain})
+    except Exception:  # noqa: BLE001 - each kind of tensor that cannot be kept fails with an error of its own
+        return None
+    return plain
+
+
+def _free_name(name: str, taken: Iterable[str]) -> str:
+    """Return the name, with a number where another tensor has it.
+
+    Example:
+        >>> _free_name("pair.0", ["pair.0", "pair.0 (2)"]), _free_name("labels", [])
+        ('pair.0 (3)', 'labels')
+    """
+    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
+    return next(one for one in names if one not in taken)
+
+
+def _may_be_tokens(name: str, tensor: torch.Tensor) -> bool:
+    import torch
+
+    rows = tensor.ndim > 1 and tensor.dtype in {torch.int32, torch.int64}
+    return name.endswith("input_ids") or (rows and not name.endswith(NO_TOKENS))
+
+
+def _write_new(content: bytes, folder: Path, step: int) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        file = folder / (f"step_{step}.safetensors" if number == 1 else f"step_{step}_{number}.safetensors")
+        try:
+            opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        except FileExistsError:
+            continue
+        with os.fdopen(opened, "wb") as stream:
+            stream.write(content)
+        break
+    return file
+
 
 Kind = Literal["input", "weight", "output", "loss", "input gradient", "weight gradient", "output gradient", "unknown"]
 

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..devices.request import kind_of
-from ..quantities import UNITS
-from .pictures import svg_of
-from .samples import MemorySample
+from ..display import UNITS
+from .curve import MemorySample, svg_of
 
 if TYPE_CHECKING:
     from .curve import MemoryCurve

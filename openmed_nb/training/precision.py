@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ..devices.choice import FLOAT32_REASONS
 from ..devices.machine import Machine, apple_generation
 from ..devices.request import kind_of
+from ..display import Report, Shown
 from ..errors import ConfigurationError
-from ..interface.display import Report, Shown
-from .optimizers import IGNORES_SCALER, ignores_scaler
+from .steps import IGNORES_SCALER, ignores_scaler
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .callbacks import GuardedTraining
+from .libraries import GuardedTraining
 
 
 class OpenMedCallback(GuardedTraining, TrainerCallback):

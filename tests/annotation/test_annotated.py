@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.annotated import AnnotatedText, label
-from openmed_nb.annotation.texts import check_text
+from openmed_nb.annotation.results import AnnotatedText, label
+from openmed_nb.annotation.stream import check_text
 from openmed_nb.errors import UnreadableText
 
 TEXT = "He has asthma and type 2 diabetes."

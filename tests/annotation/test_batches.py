@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.batches import Batch, Budget, allowed_lengths, plan_batches
+from openmed_nb.annotation.forward import Batch, Budget, allowed_lengths, plan_batches
 
 LONGEST = (128, 512, 8192)
 """How many tokens the models of the field take."""

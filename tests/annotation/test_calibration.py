@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.annotation.calibration import LADDER, Calibration
+from openmed_nb.annotation.tuning import LADDER, Calibration
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from openmed_nb.annotation.compilation import Compilation
 from openmed_nb.annotation.pipeline import BUDGETS
+from openmed_nb.annotation.tuning import Compilation
 from openmed_nb.devices.backend import TENSOR_LOCK
 
 TEXTS = ["the patient has diabetes mellitus", "no asthma ."]

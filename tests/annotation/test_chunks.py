@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.chunks import Chunk, in_chunks, weight
+from openmed_nb.annotation.stream import Chunk, in_chunks, weight
 
 
 def failing(texts):

@@ -21,14 +21,13 @@ import numpy as np
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.chunks import Chunk
-from openmed_nb.annotation.cluster.calls import asked, computed
-from openmed_nb.annotation.cluster.clients import ask_all
-from openmed_nb.annotation.cluster.streaming import AHEAD, ClusterAnnotator, while_workers_last
-from openmed_nb.annotation.cluster.work import Work
 from openmed_nb.annotation.corpus import Source, annotate_from
-from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS
+from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS, Chunk
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
+from openmed_nb.distributed import worker
+from openmed_nb.distributed.client import ask_all, asked, computed
+from openmed_nb.distributed.stream import AHEAD, ClusterAnnotator, while_workers_last
+from openmed_nb.distributed.worker import Work
 from openmed_nb.errors import (
     ClusterError,
     ClusterUnusable,
@@ -40,7 +39,6 @@ from openmed_nb.errors import (
     WorkerKilled,
     WorkersDiffer,
 )
-from openmed_nb.session import worker
 
 pytestmark = [
     pytest.mark.real_computer,  # Workers are processes.

@@ -15,8 +15,10 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.chunks import weight
-from openmed_nb.annotation.cluster.columns import (
+from openmed_nb.annotation.fingerprints import fingerprint_of
+from openmed_nb.annotation.references import FileText, files_matching, located, read
+from openmed_nb.annotation.stream import weight
+from openmed_nb.distributed.columns import (
     Partition,
     Row,
     counted_by,
@@ -26,8 +28,6 @@ from openmed_nb.annotation.cluster.columns import (
     partitions_of,
     rows_of,
 )
-from openmed_nb.annotation.fingerprints import fingerprint_of
-from openmed_nb.annotation.references import FileText, files_matching, located, read
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]

@@ -20,14 +20,19 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.certificates import Certificates, checked_security
-from openmed_nb.annotation.cluster.hosts import Host, addresses_to_listen_on, checked_answer, connection_to
-from openmed_nb.annotation.cluster.login import Login, checked_hosts
-from openmed_nb.annotation.cluster.plans import WorkerPlan
-from openmed_nb.annotation.cluster.ssh import REMEDY, not_started, running, those_that_share_gpus, worker_options
-from openmed_nb.annotation.cluster.starting import begin
+from openmed_nb.distributed.certificates import Certificates, checked_security
+from openmed_nb.distributed.hosts import (
+    Host,
+    Login,
+    addresses_to_listen_on,
+    checked_answer,
+    checked_hosts,
+    connection_to,
+)
+from openmed_nb.distributed.ssh import REMEDY, not_started, running, those_that_share_gpus, worker_options
+from openmed_nb.distributed.starting import WorkerPlan, begin
+from openmed_nb.distributed.stream import members_of
 from openmed_nb.errors import ClusterUnusable, ConfigurationError, WorkersDiffer
-from openmed_nb.session.cluster import members_of
 
 pytestmark = [
     pytest.mark.real_computer,  # Hosts are processes.
@@ -324,7 +329,7 @@ def test_what_is_leant_on():
         "mps",
     ]
     assert {spec["options"]["remote_python"] for spec in specs} == {
-        "'/my folder/python' -m openmed_nb.annotation.cluster.tethered"
+        "'/my folder/python' -m openmed_nb.distributed.tethered"
     }
     for kind in (ssh.Scheduler, ssh.Worker):
         lines = [line.strip(" ,") for line in inspect.getsource(kind.start).splitlines()]

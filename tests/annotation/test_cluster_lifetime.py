@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from openmed_nb.annotation.cluster.lifetime import Lifetime
+from openmed_nb.distributed.starting import Lifetime
 from openmed_nb.errors import OpenMedWarning
 
 

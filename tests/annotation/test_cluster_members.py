@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.calls import executing
-from openmed_nb.annotation.cluster.clients import failure_of, host_of
-from openmed_nb.annotation.cluster.members import Member, Members, Ready, check_alike, most_common
+from openmed_nb.distributed.client import executing, failure_of, host_of
+from openmed_nb.distributed.members import Member, Members, Ready, check_alike, most_common
 from openmed_nb.errors import ClusterError, UnknownModel, WorkersDiffer
 
 VERSIONS = {"openmed_nb": nb.__version__, "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}

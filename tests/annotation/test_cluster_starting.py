@@ -18,11 +18,18 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.cluster.certificates import checked_security
-from openmed_nb.annotation.cluster.local import local_cluster
-from openmed_nb.annotation.cluster.plans import WorkerPlan, plan_hosts, plan_workers, visible_gpus
-from openmed_nb.annotation.cluster.settings import SET_BY_DASK, TURN, same_environment
-from openmed_nb.annotation.cluster.starting import begin
+from openmed_nb.distributed.certificates import checked_security
+from openmed_nb.distributed.starting import (
+    SET_BY_DASK,
+    TURN,
+    WorkerPlan,
+    begin,
+    local_cluster,
+    plan_hosts,
+    plan_workers,
+    same_environment,
+    visible_gpus,
+)
 from openmed_nb.errors import ClusterUnusable, ConfigurationError
 
 PLANS = {

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openmed_nb.annotation.compilation import compare, judged
-from openmed_nb.devices.simulation import shown_device
+from openmed_nb.annotation.tuning import compare, judged
+from openmed_nb.devices.simulated import shown_device
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 ENTITY = {"entity_group": "DISEASE", "start": 0, "end": 6, "word": "asthma", "score": 0.9}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openmed_nb.annotation.decoding import Decoder, Predictions, best_tokens, word_starts
-from openmed_nb.annotation.labels import LabelTables
+from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, best_tokens, word_starts
 from openmed_nb.annotation.tokens import tokenise
 
 LABELS = {0: "O", 1: "B-DRUG", 2: "I-DRUG", 3: "B-AGE", 4: "I-AGE"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.simulation.device import simulated_device
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from openmed_nb.annotation.batches import Batch
-from openmed_nb.annotation.forward import ForwardRun, Network, collect, fill, input_names, start
-from openmed_nb.annotation.tokens import Frame, tokenise
-from openmed_nb.annotation.windows import Windows, plan_windows
+from openmed_nb.annotation.forward import Batch, ForwardRun, Network, collect, fill, input_names, start
+from openmed_nb.annotation.tokens import Frame, Windows, plan_windows, tokenise
 from openmed_nb.errors import ModelUnusable
 
 ALL = frozenset({"input_ids", "token_type_ids", "attention_mask"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openmed_nb.annotation.labels import LabelTables
+from openmed_nb.annotation.decoding import LabelTables
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.corpus import NothingLost
-from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, line_of, with_checksum
+from openmed_nb.annotation.corpus import (
+    FORMAT,
+    FORMAT_WITHOUT_CHECKSUMS,
+    NothingLost,
+    ResultsFile,
+    line_of,
+    with_checksum,
+)
 from openmed_nb.errors import ConfigurationError, Interrupted
 
 TEXTS = ["the patient has asthma .", "no history", "type 2 diabetes mellitus", "hypertension"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from openmed_nb.devices.simulation.device import simulated_device
 from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.simulation.device import simulated_device
 
 MPS = (
     "MPS backend out of memory (MPS allocated: 5.21 {unit}, other allocations: 384.00 KiB{allowed}). "

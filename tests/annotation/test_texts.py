@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.texts import unreadable
+from openmed_nb.annotation.stream import unreadable
 from openmed_nb.errors import UnreadableText
 
 WHOLE = some.text(some.characters(exclude_categories=["Cs"]), max_size=20)

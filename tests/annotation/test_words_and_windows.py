@@ -12,7 +12,8 @@ from hypothesis import strategies as some
 from transformers import TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
-from openmed_nb.annotation.windows import CONTEXT, plan_windows
+from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
+from openmed_nb.annotation.tokens import plan_windows
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.devices.allocators import (
+from openmed_nb.devices.backend import release_of
+from openmed_nb.devices.memory import (
     AllocatorMemory,
     CpuAllocator,
     CudaAllocator,
@@ -13,8 +14,7 @@ from openmed_nb.devices.allocators import (
     allocator,
     empty_cache,
 )
-from openmed_nb.devices.backend import release_of
-from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.simulation.device import simulated_device
 
 MIB = 1 << 20
 

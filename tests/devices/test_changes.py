@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.changes import EnvironmentChanges
 from openmed_nb.devices.environment import (
     FALLBACK,
     HIGH,
@@ -16,6 +15,7 @@ from openmed_nb.devices.environment import (
     TOO_LATE,
     UNSURE,
     VARIABLES,
+    EnvironmentChanges,
     Moment,
 )
 

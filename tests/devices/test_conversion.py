@@ -13,10 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.conversion import to_device
-from openmed_nb.devices.conversion_report import REPORTED
-from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.devices.moving import REPORTED, to_device
 from openmed_nb.errors import ConfigurationError, NumberTooLarge, OpenMedWarning
+from openmed_nb.simulation.device import simulated_device
 
 Pair = namedtuple("Pair", ["inputs", "labels"])  # noqa: PYI024 - what old loaders return
 

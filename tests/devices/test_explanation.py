@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from openmed_nb.devices.availability import Rejection
-from openmed_nb.devices.choice import DeviceChoice
+from openmed_nb.devices.choice import Candidate, DeviceChoice, DeviceList, Explanation, Rejection
 from openmed_nb.devices.environment import FALLBACK, plan
-from openmed_nb.devices.explanation import Candidate, DeviceList, Explanation
 from openmed_nb.devices.request import DeviceRequest, Wish, precedence
 
 NO_MAC = Rejection("mps", "this computer runs Linux", "Use a Mac.")

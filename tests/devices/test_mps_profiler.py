@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.devices.mps_profiler import check_metal_capture, check_signposts, reason_against
-from openmed_nb.devices.simulation.device import simulated_device
+from openmed_nb.devices.profilers import check_metal_capture, check_signposts, reason_against
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.simulation.device import simulated_device
 
 WRITERS = [
     (check_signposts, "signposts", "Leave signposts=True out."),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 
 from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.names import CPU_FILE, own_name, parse_cpuinfo, processor_name
+from openmed_nb.devices.machine import CPU_FILE, Machine, own_name, parse_cpuinfo, processor_name
 
 LINUX, MAC = Machine("Linux", "x86_64"), Machine("Darwin", "arm64", chip="Apple M2 Pro")
 SIMULATED = Machine("Darwin", "arm64", chip="Apple M2", simulated=True)

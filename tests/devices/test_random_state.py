@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.devices.random_state import random_numbers_from, random_states, set_random_states
+from openmed_nb.devices.backend import random_numbers_from, random_states, set_random_states
 
 
 def test_numbers_are_repeated():

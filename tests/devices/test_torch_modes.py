@@ -13,7 +13,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openmed_nb.devices.torch_modes import modes_like, modes_on
+from openmed_nb.devices.profilers import modes_like, modes_on
 
 
 class Passing(TorchDispatchMode):

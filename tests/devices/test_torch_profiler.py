@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.devices.torch_profiler import check_no_profiler, memory_changes, profiler_is_on, profiling
+from openmed_nb.devices.profilers import check_no_profiler, memory_changes, profiler_is_on, profiling
 from openmed_nb.errors import ConfigurationError
 
 

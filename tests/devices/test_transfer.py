@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from openmed_nb.devices.backend import synchronize
-from openmed_nb.devices.simulation.device import simulated_device
-from openmed_nb.devices.simulation.moving import Copy
-from openmed_nb.devices.transfer import array_to_device, to_array, towards_host
+from openmed_nb.devices.backend import array_to_device, synchronize, to_array, towards_host
+from openmed_nb.simulation.device import simulated_device
+from openmed_nb.simulation.modes import Copy
 
 ARRAYS = [
     np.arange(6).reshape(2, 3),

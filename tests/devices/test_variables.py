@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.variables import MASK, SECRET_NAME, SHOWN, masked, shown_variables
+from openmed_nb.devices.request import MASK, SECRET_NAME, SHOWN, masked, shown_variables
 
 SECRET = "tRuStNo1"  # noqa: S105
 

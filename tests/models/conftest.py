@@ -46,7 +46,7 @@ def load_folder(home: str) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def find(load_folder: Callable[..., Any], words_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """A function that returns the pieces of a text that the model of a folder takes for entities."""
-    from openmed_nb.annotation.building import build_pipeline
+    from openmed_nb.annotation.pipeline import build_pipeline
 
     def find(folder: Path, text: str = NOTE, strategy: str = "first", **config: Any) -> list[str]:
         return words_of(build_pipeline(load_folder(folder, **config), strategy, {}), text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from openmed_nb.annotation.building import pipeline_over
+from openmed_nb.annotation.pipeline import pipeline_over
 from openmed_nb.models.config import DEFAULT_STRATEGY, OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.registry import BUNDLED

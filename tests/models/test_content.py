@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from openmed_nb.models.content import content_of, digest_of, weight_files
+from openmed_nb.models.files import content_of, digest_of, weight_files
 
 PARTS = ("weights", "settings", "tokenizer")
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.simulation import shown_device
+from openmed_nb.devices.simulated import shown_device
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.inventory import Inventory, ModelInMemory
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.models.store import ModelStore
+from openmed_nb.models.store import Inventory, ModelInMemory, ModelStore
 from openmed_nb.session import SESSION, Session
 
 pytestmark = pytest.mark.usefixtures("quick_collection")

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from openmed_nb.annotation.building import build_pipeline
+from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import ModelUnusable
+from openmed_nb.models.files import usable_length
 from openmed_nb.models.loading import _without_float64
-from openmed_nb.models.tokenizer_limits import usable_length
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]

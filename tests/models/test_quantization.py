@@ -9,11 +9,10 @@ import warnings
 import pytest
 import torch
 
-from openmed_nb.annotation.building import build_pipeline
 from openmed_nb.annotation.fingerprints import fingerprint_of_model
+from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.inventory import model_in_memory
 from openmed_nb.models.loading import LoadSpec, load, move
 from openmed_nb.models.quantization import (
     dtype_of,
@@ -23,7 +22,7 @@ from openmed_nb.models.quantization import (
     quantizer,
     without_what_is_said,
 )
-from openmed_nb.models.store import ModelStore
+from openmed_nb.models.store import ModelStore, model_in_memory
 
 pytestmark = pytest.mark.real_computer
 

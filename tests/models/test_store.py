@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from openmed_nb.annotation.building import pipeline_over
+from openmed_nb.annotation.pipeline import pipeline_over
 from openmed_nb.errors import DeviceUnavailable, ModelUnusable
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import openmed_nb as nb
 from openmed_nb.errors import BatchRefused
-from openmed_nb.training.checked_loaders import BatchRefusedInWorker
+from openmed_nb.training.batch_checks import BatchRefusedInWorker
 
 
 class Samples(Dataset):

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import OpenMedError
-from openmed_nb.training.curve import MemoryCurve
+from openmed_nb.training.curve import MemoryCurve, MemorySample, TrainingProcess
 from openmed_nb.training.holders import Holder
-from openmed_nb.training.processes import TrainingProcess
-from openmed_nb.training.samples import MemorySample
 
 MIB = 1 << 20
 FLAT, LEAK, SAWTOOTH = [100] * 6, [100, 150, 200, 250, 300, 350], [100, 180, 100, 180, 100, 180]

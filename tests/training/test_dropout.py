@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openmed_nb.training.dropout import active_dropout, attention_dropout, lstm_advice, without_gradients, wrong_lstm
+from openmed_nb.training.guards import active_dropout, attention_dropout, lstm_advice, without_gradients, wrong_lstm
 
 
 def lstm(layers: int = 2, dropout: float = 0.2, **settings):

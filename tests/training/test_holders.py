@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openmed_nb.devices.simulation import active
+from openmed_nb.devices.simulated import active
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import holders
 from openmed_nb.training.holders import UNNAMED, Holder, grown_holders, who_holds

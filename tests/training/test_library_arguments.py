@@ -10,7 +10,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.request import device_of
 from openmed_nb.errors import DeviceUnavailable, OpenMedWarning
-from openmed_nb.training.library_arguments import warn_of_another_device
+from openmed_nb.training.libraries import warn_of_another_device
 
 
 def test_accelerate_uses_the_cpu():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.training.loader_figures import LoaderCheck, Rung, WorkerLadder
+from openmed_nb.training.loader_checks import LoaderCheck, Rung, WorkerLadder
 
 CHECKS = [
     # (data, step, workers) -> bottleneck, waiting, a word of the advice

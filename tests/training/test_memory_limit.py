@@ -10,7 +10,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.memory_limit import MemoryLimit, check_fraction
+from openmed_nb.training.release import MemoryLimit, check_fraction
 
 GIB = 1 << 30
 

@@ -11,17 +11,19 @@ from torch import nn
 from transformers import BatchEncoding
 
 from openmed_nb.training.nonfinite import (
+    HELD,
     Arrival,
     Found,
+    PassRecorder,
     find,
     from_gradients,
     gradients_of,
     is_finite,
     looks_finite,
+    loss_of,
     origin,
     tensors_in,
 )
-from openmed_nb.training.passes import HELD, PassRecorder, loss_of
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -9,7 +9,7 @@ import openmed_nb as nb
 from openmed_nb import adamw, explain_fused
 from openmed_nb.devices.backend import release_of
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.optimizers import fused_support, ignores_scaler
+from openmed_nb.training.steps import fused_support, ignores_scaler
 
 DECISIONS = [
     # tensors, torch, more -> fused, a word of the reason

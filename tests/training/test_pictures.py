@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.pictures import plotting, svg_of
+from openmed_nb.training.curve import plotting, svg_of
 
 
 def test_picture_describes_itself():

@@ -16,8 +16,8 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.training.curve import TrainingProcess, check_processes, own_device, this_process
 from openmed_nb.training.epochs import unseen_growth
-from openmed_nb.training.processes import TrainingProcess, check_processes, own_device, this_process
 
 PROGRAM = Path(__file__).parent / "several_processes.py"
 

@@ -10,8 +10,8 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb import MemorySample
-from openmed_nb.quantities import counted, in_bytes
-from openmed_nb.training.samples import parse_pressure, take_sample
+from openmed_nb.display import counted, in_bytes
+from openmed_nb.training.curve import parse_pressure, take_sample
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.training.verdict import (
+from openmed_nb.training.curve import (
     GROWTH_GATE,
     SMALLEST_BASELINE,
     judge,

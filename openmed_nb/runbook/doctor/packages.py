@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..findings import FAILED, OK, WARNING, Finding
+from ...display import FAILED, OK, WARNING, Finding
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

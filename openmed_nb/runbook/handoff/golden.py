@@ -1,21 +1,76 @@
-"""The golden run of a bundle: which model on which texts, and the entities that it found."""
+"""SHA256SUMS: the checksums of all files of a bundle, in the form that ``sha256sum -c`` and ``shasum -a 256 -c`` read."""
 
 from __future__ import annotations
 
+import gc
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...annotation.stream import entities_of
+from ...devices.memory import empty_cache
+from ...devices.simulated import MARK, NOTE, active, shows_simulated
+from ...display import Report, Shown, Table
 from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.config import OpenMedConfig
-from ...models.content import Content
+from ...models.files import Content
 from ...models.loading import LoadSpec
+from ...training.curve import GATE_EPOCHS, MemoryCurve, take_sample
+from ..logbook.fingerprints import sha256_of
 from ..logbook.sections import Dataset
-from ..workloads.annotating import TEXTS as SHORT_TEXTS
+from ..measure.benches import TEXTS as SHORT_TEXTS
+from ..measure.timing import now
 
 if TYPE_CHECKING:
-    from ..workloads.workload import Bench
+    from ..measure.workloads import Bench
+
+
+SUMS = "SHA256SUMS"
+
+LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+def write_checksums(bundle: Path) -> None:
+    """Write the checksums of all files that are in a bundle now.
+
+    Raises:
+        OSError: Where one cannot be read, or the file cannot be written.
+    """
+    files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != SUMS)
+    lines = (f"{sha256_of(file)}  {file.relative_to(bundle).as_posix()}\n" for file in files)
+    (bundle / SUMS).write_text("".join(lines), "utf-8")
+
+
+def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
+    """Return which files of a bundle are not as they were: ``"changed"``, ``"missing"`` or ``"without a checksum"``, by name.
+
+    Args:
+        bundle: The folder.
+        needed: Files that must have a checksum.
+
+    Raises:
+        ConfigurationError: Where there are no checksums.
+    """
+    try:
+        text = (bundle / SUMS).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"{bundle.name!r} is no bundle: its {SUMS} cannot be read."
+        raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from error
+    wanted = {name: checksum for checksum, name in LINE.findall(text)}
+    found = {name: _state(bundle / name, checksum) for name, checksum in wanted.items()}
+    bare = dict.fromkeys((name for name in needed if name not in wanted), "without a checksum")
+    return {name: state for name, state in (found | bare).items() if state}
+
+
+def _state(file: Path, checksum: str) -> str:
+    try:
+        return "" if sha256_of(file) == checksum else "changed"
+    except OSError:
+        return "missing"
+
 
 SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
 
@@ -121,3 +176,107 @@ def entities_found(bench: Bench, texts: list[Any]) -> tuple[tuple[Found, ...], .
 def _found(entity: Any) -> Found:
     label = entity.get("entity_group") or entity["entity"]
     return Found(int(entity["start"]), int(entity["end"]), str(label))
+
+
+ROUNDS = GATE_EPOCHS
+"""After how many rounds memory is judged; the gate of memory growth is over as many epochs."""
+
+STEPS = 3
+"""How many steps a round has."""
+
+WARM_UP = 2
+"""Steps that are not timed: the first one of each shape is slower, most of all on MPS."""
+
+LIMITS = {"batch_size": (1, 4096), "rounds": (4, 1000), "steps": (1, 1000)}
+"""The least and the most of each number of a trial; a bundle comes from somebody else, and its trial has to end."""
+
+
+def check_numbers(asked: Any) -> None:
+    """Check the numbers of a trial.
+
+    Args:
+        asked: What has ``batch_size``, ``rounds`` and ``steps``.
+
+    Raises:
+        ConfigurationError: For the first that is out of its limits.
+    """
+    for name, (least, most) in LIMITS.items():
+        number = getattr(asked, name)
+        if type(number) is not int or not least <= number <= most:
+            what = f"{name} cannot be {shorten(repr(number))}."
+            raise ConfigurationError(what, f"Pass a whole number from {least} to {most:,}.")
+
+
+@dataclass(frozen=True, repr=False)
+class Trial(Shown):
+    """What was measured.
+
+    Attributes:
+        name: What a person calls the model.
+        device: Where it ran, marked where it is simulated.
+        batch_size: How many texts a step reads.
+        texts_per_second: Of each round.
+        curve: The memory after each round, the first one a warm-up.
+    """
+
+    name: str
+    device: str
+    batch_size: int
+    texts_per_second: tuple[float, ...]
+    curve: MemoryCurve
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device was a simulated one."""
+        return shows_simulated(self.device)
+
+    @property
+    def fastest(self) -> float:
+        """Texts a second in the fastest round: what other programs disturb least."""
+        return max(self.texts_per_second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
+        return {
+            "name": self.name,
+            "device": self.device,
+            "batch_size": self.batch_size,
+            "texts_per_second": list(self.texts_per_second),
+            "fastest": self.fastest,
+            "memory": self.curve.to_dict(),
+        }
+
+    def report(self) -> Report:
+        """Return what became of the memory; times stand in the HTML alone."""
+        rows = (("fastest round", f"{self.fastest:.1f}"), ("middle round", f"{median(self.texts_per_second):.1f}"))
+        return Report(
+            f"Trial of {self.name} on {self.device}: memory is {self.curve.verdict}",
+            (NOTE,) if self.simulated else (),
+            figures=(Table("Texts a second", ("round", "texts a second"), rows), *self.curve.report().tables),
+        )
+
+
+def measure(bench: Bench, batch_size: int, rounds: int = ROUNDS, steps: int = STEPS) -> Trial:
+    """Annotate the texts of a bench again and again, and look at times and memory.
+
+    Args:
+        bench: The model with its texts.
+        batch_size: How many texts a step reads.
+        rounds: After how many rounds memory is judged; one more goes before them.
+        steps: How many steps a round has.
+    """
+    stream = bench.stream(batch_size)
+    batches, begin = stream.batches(), now()
+    for _ in range(WARM_UP):
+        stream.run(next(batches))
+    curve, rates = MemoryCurve(stream.device), []
+    for number in range(1, rounds + 2):
+        started = now()
+        for _ in range(steps):
+            stream.run(next(batches))
+        rates.append(batch_size * steps / (now() - started))
+        gc.collect()
+        empty_cache(stream.device)
+        curve = curve.with_sample(take_sample(stream.device, number, number * steps, now() - begin))
+    mark = MARK if active() and stream.device.startswith("mps") else ""
+    return Trial(stream.name, f"{stream.device}{mark}", batch_size, tuple(rates), curve)

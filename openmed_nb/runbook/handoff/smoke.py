@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,282 @@ from ...devices import backend
 from ...devices.computer import Computer
 from ...devices.machine import read_machine
 from ...devices.request import DeviceRequest
+from ...devices.simulated import NOTE
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, counted, findings_table, worst
 from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
-from ...models.content import content_of
+from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder
-from ..logbook.files import write_whole
+from ...training.curve import FLAT, GROWING, MEASURES
+from ..logbook.diff import LogbookDiff
+from ..logbook.fingerprints import model_of_files
 from ..logbook.gathering import Said, gather, own_version, version_of
-from ..logbook.logbook import Logbook
-from ..logbook.models import model_of_files
-from ..logbook.plain_values import from_plain
-from ..workloads.annotating import subject_of_files
-from .checksums import changed_files
-from .documents import REQUIREMENTS, RESULT
-from .golden import GOLDEN, LOGBOOK, MODEL, TEXTS, Golden, entities_found
-from .judgement import Observed, SmokeReport
-from .requirements import TOOLKIT, unmet
-from .trial import check_numbers, measure
+from ..logbook.logbook import Logbook, write_whole
+from ..logbook.plain import from_plain
+from ..measure.benches import subject_of_files
+from .bundle import REQUIREMENTS, RESULT
+from .environment import TOOLKIT, unmet
+from .golden import (
+    GOLDEN,
+    LOGBOOK,
+    MODEL,
+    TEXTS,
+    Found,
+    Golden,
+    Trial,
+    changed_files,
+    check_numbers,
+    entities_found,
+    measure,
+)
+
+SLOWER = 0.25
+"""How much slower the fastest round may be than that of the golden run: a choice, so that noise of a quiet computer passes and
+a regression that matters does not."""
+
+BUSY = 0.2
+"""What share of the processors other programs may take before speed is not judged: a choice, because a step that has a fifth
+less of the computer is slower by about what is allowed."""
+
+MOST_NAMED = 5
+
+ANOTHER_BUNDLE = "Take the bundle from where it came from again."
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a smoke test saw.
+
+    Attributes:
+        golden: The golden run.
+        changed: Which files are not as they were, and what became of them.
+        unmet: Which packages are not those of the bundle: for each the version that is wanted and the one that is there.
+        former: The logbook of the bundle; ``None`` where it cannot be read.
+        other_device: Why it did not run on the device of the golden run; empty where it did.
+        other_model: Whether the files of a model that was not copied are others.
+        stopped: Why nothing was run; empty where it was.
+        logbook: What it was measured with, and its figures.
+        trial: What was measured.
+        entities: The entities that were found.
+    """
+
+    golden: Golden
+    changed: Mapping[str, str] = field(default_factory=dict)
+    unmet: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    former: Logbook | None = None
+    other_device: str = ""
+    other_model: bool = False
+    stopped: str = ""
+    logbook: Logbook | None = None
+    trial: Trial | None = None
+    entities: tuple[tuple[Found, ...], ...] = ()
+
+
+def named(things: Mapping[str, str]) -> str:
+    """Return names with what is to be said of each, at most so many.
+
+    Example:
+        >>> named({"a": "changed", "b": "missing"})
+        'a changed, b missing'
+    """
+    shown = [f"{name} {said}" for name, said in list(things.items())[:MOST_NAMED]]
+    more = len(things) - len(shown)
+    return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
+
+
+def files(seen: Observed) -> Finding:
+    """Return whether every file is the one that was written."""
+    if seen.changed:
+        return Finding("files", FAILED, named(seen.changed), ANOTHER_BUNDLE)
+    return Finding("files", OK, "every file is the one that was written")
+
+
+def versions(seen: Observed) -> Finding:
+    """Return whether every package is the one of the bundle."""
+    others = {name: f"{there or 'missing'} instead of {wanted}" for name, (wanted, there) in seen.unmet.items()}
+    if others:
+        return Finding("packages", FAILED, named(others), "Install them: python -m pip install -r requirements.txt.")
+    return Finding("packages", OK, "every package is the one of the bundle")
+
+
+def python(seen: Observed) -> Finding:
+    """Return whether this is the same Python."""
+    former, here = (book.software.python if book else "" for book in (seen.former, seen.logbook))
+    if not former or not here:
+        return Finding("Python", NOT_APPLICABLE, NOT_RUN)
+    if minor(former) == minor(here):
+        return Finding("Python", OK, f"it is Python {minor(here)}")
+    return Finding("Python", WARNING, f"{minor(here)} instead of {minor(former)}", f"Use Python {minor(former)}.")
+
+
+def device(seen: Observed) -> Finding:
+    """Return whether it ran where the golden run did."""
+    if seen.other_device:
+        return Finding("device", WARNING, seen.other_device, "Run it on a computer with such a device.")
+    return ran(seen, "device") or Finding("device", OK, f"it ran on {seen.golden.device}")
+
+
+def model(seen: Observed) -> Finding:
+    """Return whether the model is the one of the bundle."""
+    if seen.other_model:
+        return Finding(
+            "model", FAILED, "its files are not those of the golden run", "Fetch the model in that revision."
+        )
+    return ran(seen, "model") or Finding("model", OK, "its files are those of the golden run")
+
+
+def entities(seen: Observed) -> Finding:
+    """Return whether the entities in every text are exactly those of the golden run."""
+    if not_run := ran(seen, "entities"):
+        return not_run
+    pairs = [
+        (Counter(wanted), Counter(found)) for wanted, found in zip(seen.golden.entities, seen.entities, strict=True)
+    ]
+    others = [number for number, (wanted, found) in enumerate(pairs) if wanted != found]
+    if not others:
+        total = counted(sum(map(len, seen.entities)), "entity", "entities")
+        return Finding("entities", OK, f"the same {total} in {counted(len(pairs), 'text')}")
+    missing = sum((wanted - found).total() for wanted, found in pairs)
+    extra = sum((found - wanted).total() for wanted, found in pairs)
+    which = ", ".join(map(str, others[:MOST_NAMED]))
+    evidence = f"others in {counted(len(others), 'text')} ({which}): {missing} missing, {extra} that were not there"
+    return Finding(
+        "entities", FAILED, evidence, "Do not use this computer for the model until it is known why; see nb.parity()."
+    )
+
+
+def memory(seen: Observed) -> Finding:
+    """Return whether memory stays level, by the gate that judges trainings."""
+    if seen.trial is None:
+        return Finding("memory", NOT_APPLICABLE, seen.stopped or NOT_RUN)
+    curve = seen.trial.curve
+    evidence = f"{curve.verdict} over {counted(seen.golden.rounds, 'round')}"
+    if curve.verdict == FLAT:
+        return Finding("memory", OK, evidence)
+    status = FAILED if curve.verdict == GROWING else WARNING
+    return Finding("memory", status, f"{MEASURES[curve.measure]}: {evidence}", "See what keeps it: nb.who_holds().")
+
+
+def throughput(seen: Observed) -> Finding:
+    """Return whether it is as fast as the golden run, where the two may be compared."""
+    name, wanted = "throughput", texts_per_second(seen.former)
+    if not_run := ran(seen, name):
+        return not_run
+    if seen.former is None or seen.logbook is None or seen.trial is None or wanted is None:
+        return Finding(name, NOT_APPLICABLE, "not judged: the logbook of the bundle has no figures that can be trusted")
+    reasons = LogbookDiff(seen.former, seen.logbook).reasons
+    if reasons:
+        differ = ", ".join(one.name for one in reasons)
+        return Finding(name, NOT_APPLICABLE, f"not judged: it cannot be compared with the logbook ({differ})")
+    if busy := busy_when(seen.former, seen.logbook):
+        evidence = f"not judged: other programs took more than {BUSY:.0%} of the processors {busy}"
+        return Finding(name, WARNING, evidence, "Repeat it on a quiet computer.")
+    if seen.trial.fastest >= wanted * (1 - SLOWER):
+        return Finding(name, OK, "as fast as the logbook says")
+    evidence = f"{1 - seen.trial.fastest / wanted:.0%} slower than the logbook says, and {SLOWER:.0%} are allowed"
+    return Finding(name, FAILED, evidence, "Repeat it, and then look for what is slower.")
+
+
+def busy_when(former: Logbook, here: Logbook) -> str:
+    """Return in which runs other programs took too much for speed to be judged; empty where in none that is known."""
+    runs = {"in the golden run": former, "here": here}
+    return " and ".join(name for name, book in runs.items() if (book.background.share or 0.0) > BUSY)
+
+
+def ran(seen: Observed, name: str) -> Finding | None:
+    """Return the finding that nothing was run, ``None`` where it was."""
+    if seen.trial is not None:
+        return None
+    return Finding(name, NOT_APPLICABLE, f"{NOT_RUN}: {seen.stopped}" if seen.stopped else NOT_RUN)
+
+
+def texts_per_second(book: Logbook | None) -> float | None:
+    """Return the fastest round that a logbook tells of, ``None`` where it tells of none."""
+    trials = [one.values for one in book.figures if one.report == "trial"] if book else []
+    return trials[-1].get("texts_per_second") if trials else None
+
+
+def minor(version: str) -> str:
+    """Return a version of Python without its last number.
+
+    Example:
+        >>> minor("3.11.7")
+        '3.11'
+    """
+    return ".".join(version.split(".")[:2])
+
+
+CHECKS: tuple[Callable[[Observed], Finding], ...] = (
+    files,
+    versions,
+    python,
+    device,
+    model,
+    entities,
+    memory,
+    throughput,
+)
+
+
+def judged(seen: Observed) -> tuple[Finding, ...]:
+    """Return all findings of a smoke test."""
+    return tuple(_stopped(seen)) + tuple(check(seen) for check in CHECKS)
+
+
+def _stopped(seen: Observed) -> Iterator[Finding]:
+    if seen.stopped and not seen.changed and not seen.other_model:
+        yield Finding("run", FAILED, seen.stopped, "Mend that, and run it again.")
+
+
+@dataclass(frozen=True, repr=False)
+class SmokeReport(Shown):
+    """Whether a bundle does here what it did where it was written.
+
+    Attributes:
+        seen: What was seen.
+    """
+
+    seen: Observed
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was looked at, one by one."""
+        return judged(self.seen)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return worst(self.findings) != FAILED
+
+    @property
+    def exit_code(self) -> int:
+        """0 where it passed, 1 where something failed."""
+        return 0 if self.passed else 1
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it ran on a simulated device."""
+        return self.seen.logbook is not None and self.seen.logbook.simulated
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
+        seen = self.seen
+        return {
+            "passed": self.passed,
+            "simulated": self.simulated,
+            "findings": [one.to_dict() for one in self.findings],
+            "trial": seen.trial and seen.trial.to_dict(),
+            "logbook": seen.logbook and seen.logbook.to_dict(),
+            "comparison": LogbookDiff(seen.former, seen.logbook).to_dict() if seen.former and seen.logbook else None,
+        }
+
+    def report(self) -> Report:
+        """Return the findings; times stand in the HTML alone."""
+        failed = [one.name for one in self.findings if one.status == FAILED]
+        title = f"Smoke test failed: {', '.join(failed)}" if failed else "Smoke test passed"
+        figures = self.seen.trial.report().figures if self.seen.trial else ()
+        return Report(title, (NOTE,) if self.simulated else (), (findings_table("", self.findings),), figures=figures)
+
 
 BUNDLE = "bundle"
 AGAIN = "Take the bundle from where it came from again."

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ...devices.request import canonical
-from ...devices.simulation import MARK, shows_simulated
+from ...devices.simulated import MARK, shows_simulated
 from ...errors import ConfigurationError
 from .sections import Figures, Run
 from .variables import short_path
@@ -28,7 +28,7 @@ def told_by(reports: Iterable[Any]) -> tuple[Figures, ...]:
         ConfigurationError: For what is no report.
 
     Example:
-        >>> from openmed_nb.training.loader_figures import LoaderCheck
+        >>> from openmed_nb.training.loader_checks import LoaderCheck
         >>> told_by([LoaderCheck("cpu", 0.03, 0.01, 2, 20)])[0].run.workers
         2
     """

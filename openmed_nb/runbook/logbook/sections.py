@@ -1,17 +1,19 @@
-"""The sections of a logbook about what ran, each a value: what was found, ``None`` where it is not known, never a guess."""
+"""The sections of a logbook, each a value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from .plain_values import Least, Pattern
+from .plain import Least, Pattern
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
 Day = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 Count = Annotated[int, Least(0)]
 Size = Annotated[int, Least(1)]
+
+WARNING = "Hypotheses are kept in the words of the person: no note and no name of a patient may be in them."
 
 
 @dataclass(frozen=True)
@@ -143,3 +145,194 @@ class Figures:
     def key(self) -> tuple[str, str, str | None]:
         """What it is of: the report, what was measured, and the device."""
         return self.report, self.subject, self.device
+
+
+Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
+
+
+@dataclass(frozen=True)
+class Software:
+    """What ran.
+
+    Attributes:
+        openmed_nb: The version of this toolkit.
+        python: The version of Python.
+        torch: The version of torch, with its build.
+        transformers: The version of transformers.
+        packages: The versions of other packages that change speed or answers.
+        system: The operating system with its version, such as ``macOS 14.5``.
+        architecture: What Python was built for, such as ``arm64``.
+    """
+
+    openmed_nb: str
+    python: str
+    torch: str | None
+    transformers: str | None
+    packages: dict[str, str]
+    system: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """The state of the person's own code, as git says; no name of a file, a branch or a remote.
+
+    Attributes:
+        commit: The commit that is checked out.
+        changed: How many files differ from it.
+        untracked: How many files it does not know.
+    """
+
+    commit: Commit | None = None
+    changed: Count | None = None
+    untracked: Count | None = None
+
+    @property
+    def dirty(self) -> bool | None:
+        """Whether the code is not that of the commit."""
+        return None if self.changed is None or self.untracked is None else bool(self.changed + self.untracked)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where it ran.
+
+    Attributes:
+        device: The device, such as ``mps``, ``cuda:0`` or ``cpu``.
+        name: What the device calls itself.
+        chip: The processor.
+        memory_bytes: The memory of the computer.
+        threads: How many threads torch computes with on the CPU.
+        memory_limit: The share of the device's memory at which torch refuses more.
+        device_peak_bytes: The most that tensors used on the device in this process, where torch counts it.
+        resident_peak_bytes: The most memory that this process had.
+    """
+
+    device: str
+    name: str
+    chip: str | None
+    memory_bytes: int | None
+    threads: int | None
+    memory_limit: float | None
+    device_peak_bytes: int | None
+    resident_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Where random numbers came from, and what was asked of torch.
+
+    Attributes:
+        seeds: The seeds that the person named.
+        torch_seed: What torch's generator of the CPU was seeded with last; a random number where nobody did.
+        deterministic_algorithms: Whether torch refuses operators whose results differ from run to run.
+        warn_only: Whether it only warns of them.
+        cudnn_deterministic: Whether cuDNN may only use algorithms that always give the same.
+        cudnn_benchmark: Whether cuDNN tries which algorithm is fastest.
+        matmul_precision: How exactly float32 matrices are multiplied: ``highest``, ``high`` or ``medium``.
+    """
+
+    seeds: dict[str, int] = field(default_factory=dict)
+    torch_seed: int | None = None
+    deterministic_algorithms: bool | None = None
+    warn_only: bool | None = None
+    cudnn_deterministic: bool | None = None
+    cudnn_benchmark: bool | None = None
+    matmul_precision: str | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What became of one of torch's variables for MPS.
+
+    Attributes:
+        name: The variable.
+        value: Its value; null where it is not set.
+        set_by: Who set it.
+        effect: Whether torch has read it.
+    """
+
+    name: str
+    value: str | None
+    set_by: str
+    effect: str
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Power, heat and memory of the computer at one moment.
+
+    Attributes:
+        moment: Whether they were read before the run, or after it, when its reports were there already.
+        power_source: ``adapter``, ``battery`` or ``UPS``.
+        power_mode: ``automatic``, ``low`` (Low Power Mode) or ``high``.
+        heat: ``limited``, ``nominal`` or ``nothing reported``.
+        memory_pressure: ``normal``, ``warning`` or ``critical``.
+        speed_limit: How fast the processor may run, in percent.
+        battery: The charge of the battery, in percent.
+        memory_available: The memory that programs could still have, in bytes.
+        swap_used: What is in the swap, in bytes.
+    """
+
+    moment: Literal["before", "after"]
+    power_source: str | None = None
+    power_mode: str | None = None
+    heat: str | None = None
+    memory_pressure: str | None = None
+    speed_limit: int | None = None
+    battery: int | None = None
+    memory_available: int | None = None
+    swap_used: int | None = None
+
+
+@dataclass(frozen=True)
+class Background:
+    """What other programs did at the same moment.
+
+    Attributes:
+        busy: How many of them took a tenth of a processor or more.
+        share: The share of all processors that was not idle and not ours, 0 to 1.
+        names: The busiest of them, the first the busiest; null where nobody asked for names.
+    """
+
+    busy: int | None = None
+    share: float | None = None
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something lies that is read again and again.
+
+    Attributes:
+        what: What lies there.
+        path: Where, the person's home shortened.
+        filesystem: The type of the file system.
+        kind: What sort of storage that is.
+    """
+
+    what: str
+    path: str
+    filesystem: str | None
+    kind: Literal["local", "network", "external", "memory", "not known"]
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """How long it takes to reach an artifact store: connections over TCP, with nothing sent.
+
+    Attributes:
+        host: The host, without user and password.
+        port: The port.
+        samples: How many connections were made.
+        failures: How many failed.
+        median_seconds: The middle one of those that did not.
+        largest_seconds: The longest one.
+    """
+
+    host: str
+    port: int
+    samples: int
+    failures: int
+    median_seconds: float | None
+    largest_seconds: float | None

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...devices.environment import VARIABLES as MPS_VARIABLES
-from ...devices.variables import MASK, masked
+from ...devices.request import MASK, masked
 
 SECRET = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # keys of AWS

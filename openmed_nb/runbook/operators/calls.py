@@ -1,12 +1,89 @@
-"""What a model called: values that a trace makes, and a forecast judges."""
+"""The calls of operators that a trace has, and where in the model they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from .places import Place
-from .refusals import Refusal
+from .table import Refusal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A module of a model.
+
+    Attributes:
+        module: Its name in the model, such as ``"encoder.layer.0"``; empty for the model itself, and outside of it.
+        kind: The name of its class; empty outside of every module.
+    """
+
+    module: str = ""
+    kind: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.module} ({self.kind})".strip() if self.kind else ""
+
+
+class Places:
+    """Knows which module is running, in each thread."""
+
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._follows = False
+        self._running = threading.local()
+
+    @property
+    def here(self) -> Place:
+        """The innermost module that is running in this thread."""
+        stack = self._stack()
+        return Place(self._names.get(stack[-1], ""), type(stack[-1]).__name__) if stack else Place()
+
+    @contextmanager
+    def watched(self, model: torch.nn.Module | None = None) -> Iterator[None]:
+        """See the modules that run, of any model, through torch's hooks for all modules.
+
+        Args:
+            model: The model whose names are used; ``None`` to take the outermost module that is running for the model.
+        """
+        from torch.nn.modules import module
+
+        self._follows = model is None
+        if model is not None:
+            self._name(model)
+        before = module.register_module_forward_pre_hook(self._enter)
+        after = module.register_module_forward_hook(self._leave, always_call=True)  # After an error, too.
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if self._follows and not self._stack():
+            self._name(module)
+        self._stack().append(module)
+
+    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        stack = self._stack()
+        while stack and stack.pop() is not module:  # Where a hook before ours failed, an end was not seen.
+            pass
+
+    def _name(self, model: torch.nn.Module) -> None:
+        self._names.update({module: name for name, module in model.named_modules()})
+
+    def _stack(self) -> list[torch.nn.Module]:
+        if not hasattr(self._running, "stack"):
+            self._running.stack = []
+        stack: list[torch.nn.Module] = self._running.stack
+        return stack
+
 
 INFERENCE, FORWARD, BACKWARD, OPTIMIZER = "inference", "forward", "backward", "optimizer"
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...devices.random_state import random_numbers_from, random_states
+from ...devices.backend import random_numbers_from, random_states
+from ...display import counted
 from ...errors import ConfigurationError, cause
-from ...quantities import counted
 
 if TYPE_CHECKING:
     import torch

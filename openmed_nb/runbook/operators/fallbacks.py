@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch
-from ...devices.simulation import MARK, NOTE, active
+from ...devices.simulated import MARK, NOTE, active
+from ...display import Report, Shown, Table
 from ...errors import ConfigurationError
-from ...interface.display import Report, Shown, Table
-from .places import Place
+from .calls import Place
 from .table import operator_table
 
 if TYPE_CHECKING:
     import torch
 
-    from .fallback_recorder import Fall, Record
+    from .recorders import Fall, Record
 
 FELL_BACK, REFUSED = "fell back to the CPU", "met an error"
 
@@ -142,7 +142,7 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
     """Write down what falls back to the CPU; see :func:`openmed_nb.fallbacks`."""
     module = module_of(model)
     torch = import_torch()
-    from .fallback_recorder import Record, recording
+    from .recorders import Record, recording
 
     record = Record(operator_table())
     ledger = FallbackLedger(torch.backends.mps.is_available(), active(), record)

@@ -2,24 +2,338 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...devices.backend import release_of
-from ...devices.simulation import active
-from ...errors import ConfigurationError
-from ...interface.display import Report, Shown, Table
-from ...quantities import counted
-from .calls import PHASES, Trace
-from .examples import Example, read_example, synthetic_example
-from .places import Place
-from .refusals import MAY_BE_WRONG, REFUSED
-from .table import ALWAYS_ON_CPU, COMPOSITE, FALLS_BACK, NATIVE, NOT_KNOWN, OperatorTable, operator_table
-from .tracing import trace
+from ...annotation.forward import input_names, taken
+from ...devices.backend import TENSOR_LOCK, release_of
+from ...devices.simulated import active
+from ...display import Report, Shown, Table, counted
+from ...errors import ConfigurationError, cause
+from ...training.nested import named_tensors, with_tensors
+from ...training.nonfinite import loss_of
+from .calls import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, PHASES, Call, Place, Trace
+from .copies import check_memory, cpu_copy, random_numbers_kept
+from .table import (
+    ALWAYS_ON_CPU,
+    COMPOSITE,
+    FALLS_BACK,
+    FLOAT64,
+    MAY_BE_WRONG,
+    NATIVE,
+    NOT_KNOWN,
+    REFUSED,
+    OperatorTable,
+    operator_table,
+)
 
 if TYPE_CHECKING:
     import torch
+
+    from .recorders import CallRecord
+
+
+SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
+"""Synthetic texts of two lengths, so that the batch has padding."""
+
+REMEDY = "Pass a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'."
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a model is called with, on the CPU.
+
+    Attributes:
+        args: The arguments.
+        kwargs: The arguments by name.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: torch.nn.Module) -> Any:
+        """Return what the model returns."""
+        return model(*self.args, **self.kwargs)
+
+    def copied(self) -> Example:
+        """Return copies of the tensors, which a model may change."""
+        return Example(with_tensors(self.args, _copied), with_tensors(self.kwargs, _copied))
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The arguments by name, those without one by their number."""
+        return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
+
+
+def read_example(inputs: Any) -> Example:
+    """Return example inputs as a model is called with them.
+
+    Args:
+        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers, and what else
+            the model takes. Lists of numbers become tensors, with a batch of one where they are those of one text.
+
+    Raises:
+        ConfigurationError: For anything else.
+
+    Example:
+        >>> read_example({"input_ids": [101, 102]}).kwargs["input_ids"].shape
+        torch.Size([1, 2])
+    """
+    import torch
+
+    check_memory(f"The {type(inputs).__name__} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
+    if isinstance(inputs, Mapping):
+        flat = _are_flat(inputs.values())
+        example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
+    else:
+        listed = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
+        values = tuple(inputs) if listed or isinstance(inputs, tuple) else (inputs,)
+        example = Example(tuple(_tensor(value, _are_flat(values)) for value in values))
+    if not any(True for _ in named_tensors(example.tensors)):
+        raise ConfigurationError(f"{type(inputs).__name__} without a tensor is no example input of a model.", REMEDY)
+    return example
+
+
+def synthetic_example(model: Any, tokenizer: Any) -> Example:
+    """Return a batch of two synthetic sentences as a model for token classification takes them, with labels.
+
+    Args:
+        model: The model of transformers.
+        tokenizer: Its tokenizer.
+
+    Example:
+        >>> from openmed_nb import load_pipeline
+        >>> pipe = load_pipeline(device="cpu")
+        >>> sorted(synthetic_example(pipe.model, pipe.tokenizer).kwargs)
+        ['attention_mask', 'input_ids', 'labels', 'token_type_ids']
+    """
+    import torch
+
+    batch = dict(tokenizer(list(SENTENCES), padding=True, return_tensors="pt"))
+    names = input_names(model, tuple(batch))
+    kwargs = {name: tensor for name, tensor in batch.items() if name in names}
+    if "labels" in (taken(type(model).forward) or ()):
+        kwargs["labels"] = torch.zeros_like(batch["input_ids"])
+    return Example(kwargs=kwargs)
+
+
+def _tensor(value: Any, flat: bool) -> Any:
+    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else, such as words, as it is."""
+    import torch
+
+    if isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value):
+        tensor = _made(value)
+        return tensor.unsqueeze(0) if flat else tensor
+    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+        return _made(value)
+    return with_tensors(value, _copied)
+
+
+def _made(value: Any) -> torch.Tensor:
+    import torch
+
+    try:
+        return torch.tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"The example inputs hold a {type(value).__name__} that is no tensor: {cause(error)}."
+        raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _are_flat(values: Iterable[Any]) -> bool:
+    """Tell whether all lists are plain rows of numbers, as a tokenizer returns them for one text."""
+    listed = [one for value in values if isinstance(value, list) for one in value]
+    return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))
+
+
+def trace(model: torch.nn.Module, example: Example, table: OperatorTable, training: bool = True) -> Trace:
+    """Return what a copy of a model calls on the CPU; the model stays as it is, and so do random numbers.
+
+    Args:
+        model: The model, on any device.
+        example: What it is called with.
+        table: What MPS has, which decides what is taken apart.
+        training: Whether to trace one training step too: the loss, its backward pass, clipped gradients, AdamW.
+
+    Raises:
+        ConfigurationError: Where the model cannot be copied, or fails by itself with this example.
+    """
+    import torch
+
+    from .recorders import CallRecord
+
+    with TENSOR_LOCK, random_numbers_kept(), torch.inference_mode(mode=False):
+        record = CallRecord(table)
+        Runs(cpu_copy(model), example.copied(), record).inference()
+        notes = Runs(cpu_copy(model), example.copied(), record).training_step() if training else ()
+        return Trace(dict(record.calls), dict(record.refusals), notes)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a copied model that are traced, each on a copy of its own: a step changes its numbers."""
+
+    model: torch.nn.Module
+    example: Example
+    record: CallRecord
+
+    def inference(self) -> None:
+        """Trace a pass without gradients, below autograd where the model can run so: there, MPS's own choice is seen."""
+        import torch
+
+        self._check()
+        for name, place, _tensor in self._wide_tensors():
+            self.record.refuse(Call(name, INFERENCE, place), [FLOAT64])
+        seen = Counter(self.record.calls), Counter(self.record.refusals)
+        try:
+            with torch.inference_mode():
+                self._traced(self._forward)
+        except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
+            self.record.calls, self.record.refusals = seen
+            with torch.no_grad():
+                self._traced(self._forward)
+
+    def _check(self) -> None:
+        """Run a pass that nobody watches, so that what fails then is the model's own error."""
+        import torch
+
+        self.model.eval()
+        with torch.no_grad():
+            error = _own_error(lambda: self.example.copied()(self.model))
+        if error is not None:
+            what = f"The forward pass of {self._name} failed on the CPU: {type(error).__name__}: {cause(error)}."
+            raise ConfigurationError(what, "Check example_inputs: the model must run with them.") from error
+
+    def training_step(self) -> tuple[str, ...]:
+        """Trace a training step; return what could not be traced.
+
+        Attention is taken apart, as on MPS where gradients are needed; optimizer and clipping go one by one, as MPS is
+        none of the devices of ``torch.utils._foreach_utils``.
+        """
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        self._check()  # After which lazy weights have their shapes.
+        self._wide_tensors()
+        self.model.train()
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            return ("No training step: no parameter of the model needs gradients.",)
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            try:
+                return self._traced(self._step)
+            except Exception:
+                error = _own_error(self._step)
+                if error is None:
+                    raise
+                what = f"A training step of {self._name} failed on the CPU: {type(error).__name__}: {cause(error)}."
+                raise ConfigurationError(what, "Check example_inputs, or pass training=False.") from error
+
+    def _wide_tensors(self) -> list[tuple[str, Place, torch.Tensor]]:
+        """Return the tensors of the model, and of its inputs, that have a type that MPS does not have, and know them."""
+        from .recorders import WIDE
+
+        places = {id(module): Place(name, type(module).__name__) for name, module in self.model.named_modules()}
+        named = [
+            (f"{kind} {name}", places[id(module)], tensor)
+            for module in self.model.modules()
+            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers))  # noqa: SLF001
+            for name, tensor in tensors.items()
+            if tensor is not None
+        ]
+        named += [(f"example input {name}", Place(), tensor) for name, tensor in named_tensors(self.example.tensors)]
+        wide = [one for one in named if one[2].dtype in WIDE]
+        self.record.wide.update((tensor, True) for _, _, tensor in wide)
+        return wide
+
+    @property
+    def _name(self) -> str:
+        return type(self.model).__name__
+
+    def _forward(self) -> tuple[str, ...]:
+        self.record.phase = INFERENCE
+        self.example(self.model)
+        return ()
+
+    def _step(self) -> tuple[str, ...]:
+        import torch
+
+        self.record.phase = FORWARD
+        output = self.example(self.model)
+        loss = loss_or_mean(output)
+        if loss is None:
+            nothing = "no tensor was found that depends on the parameters in what the model returns"
+            return (f"No training step: {nothing}, a {type(output).__name__}.",)
+        self.record.phase = BACKWARD
+        loss.backward()
+        self.record.phase = OPTIMIZER
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
+        torch.optim.AdamW(parameters, foreach=False, fused=False).step()
+        return ()
+
+    def _traced(self, run: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        from .recorders import watching
+
+        with watching(self.record, self.model):
+            return run()
+
+
+def _own_error(run: Callable[[], Any]) -> Exception | None:
+    """Return what a run raises while nobody watches."""
+    try:
+        run()
+    except Exception as error:  # noqa: BLE001 - the code of any model, which can raise anything; told to the person
+        return error
+    return None
+
+
+def loss_or_mean(output: Any) -> torch.Tensor | None:
+    """Return the loss that a model returned, or the sum of the means of its outputs; ``None`` where none has a gradient.
+
+    Example:
+        >>> import torch
+        >>> loss_or_mean((torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([1]))).item()
+        2.0
+    """
+    import torch
+
+    loss = loss_of(output)
+    if loss is not None and loss.requires_grad:
+        return loss
+    learnt = [tensor for tensor in returned_tensors(output) if tensor.requires_grad]
+    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
+    return torch.stack(means).sum() if means else None
+
+
+def returned_tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of what a model returned, also those in the fields of dataclasses.
+
+    Example:
+        >>> import torch
+        >>> [tensor.item() for tensor in returned_tensors({"first": torch.tensor(1), "others": [torch.tensor(2), "text"]})]
+        [1, 2]
+    """
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        yield output
+    for part in _parts_of(output):
+        yield from returned_tensors(part)
+
+
+def _parts_of(output: Any) -> Iterable[Any]:
+    if isinstance(output, Mapping):
+        return output.values()
+    if isinstance(output, (list, tuple)):
+        return output
+    fields = getattr(type(output), "__dataclass_fields__", ())  # ``dataclasses.fields`` checks for these too.
+    return [getattr(output, name, None) for name in fields]
+
 
 VERDICTS = (REFUSED, FALLS_BACK, ALWAYS_ON_CPU, MAY_BE_WRONG, NOT_KNOWN, COMPOSITE, NATIVE)
 """What can become of an operator, the worst first."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .numbers import LARGEST_SIZE, number_in, whole_number_in
-from .values import NOTHING_REPORTED, Gpu
+from .values import LARGEST_SIZE, NOTHING_REPORTED, Gpu, number_in, whole_number_in
 
 IOREG = ["/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"]
 MEMORY_PRESSURE = ["/usr/bin/memory_pressure", "-Q"]

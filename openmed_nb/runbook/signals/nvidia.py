@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from .numbers import number_in, whole_number_in
-from .values import Gpu
+from .values import Gpu, number_in, whole_number_in
 
 PATHS = (
     "/usr/bin/nvidia-smi",

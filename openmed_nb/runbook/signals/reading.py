@@ -1,4 +1,4 @@
-"""Reading the signals of this computer: one function for each kind of computer."""
+"""What psutil knows on every system: memory, swap and the battery."""
 
 from __future__ import annotations
 
@@ -6,12 +6,45 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...devices.machine import Machine, parse_sysctl, run_command
+from ...devices.machine import Machine, import_psutil, parse_sysctl, run_command
 from ...devices.request import kind_of
-from ...training.samples import parse_pressure
+from ...training.curve import parse_pressure
 from . import macos, nvidia
-from .system import Numbers, read_system
 from .values import Gpu, Signals
+
+Numbers = dict[str, Any]
+"""Fields of ``Signals`` and their values."""
+
+PLUGGED = {True: "adapter", False: "battery", None: None}
+"""The power source, by whether the adapter is plugged in; psutil says ``None`` where it does not know."""
+
+
+def read_system() -> Numbers:
+    """Return available memory and swap in bytes, the power source and the battery; what cannot be read is ``None``.
+
+    Example:
+        >>> read_system()["memory_available"] > 0
+        True
+    """
+    psutil = import_psutil()
+    battery = _asked(getattr(psutil, "sensors_battery", lambda: None))
+    charge = getattr(battery, "percent", None)
+    return {
+        "memory_available": getattr(_asked(psutil.virtual_memory), "available", None),
+        "swap_used": getattr(_asked(psutil.swap_memory), "used", None),
+        "power_source": PLUGGED[getattr(battery, "power_plugged", None)],
+        "battery": round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
+    }
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """Return an answer of psutil, ``None`` where the system does not give it: containers hide files, some have no battery."""
+    psutil = import_psutil()
+    try:
+        return question()
+    except (OSError, RuntimeError, NotImplementedError, psutil.Error):
+        return None
+
 
 Run = Callable[[list[str]], str | None]
 """Runs a command and returns what it prints, ``None`` where it cannot be run."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailable, ModelError, UnreadableText
-from openmed_nb.runbook.comparison.comparison import Comparison
+from openmed_nb.runbook.comparison import Comparison
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]

@@ -7,14 +7,19 @@ import re
 
 import pytest
 
+from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.comparison.comparison import Comparison, DeviceFigures
-from openmed_nb.runbook.comparison.intervals import Interval
-from openmed_nb.runbook.comparison.measurement import devices_to_compare, figures_of, rotated, steps_of_turn
-from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.signals.utilisation import Utilisation
-from openmed_nb.runbook.workloads.split import Split, split_of
-from openmed_nb.runbook.workloads.workload import Workload
+from openmed_nb.runbook.comparison import (
+    Comparison,
+    DeviceFigures,
+    Utilisation,
+    devices_to_compare,
+    figures_of,
+    rotated,
+    steps_of_turn,
+)
+from openmed_nb.runbook.measure.timing import Interval
+from openmed_nb.runbook.measure.workloads import Split, Workload, split_of
 
 EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 LOAD = Utilisation(0.05, 0.65, 5)

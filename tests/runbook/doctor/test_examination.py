@@ -12,14 +12,13 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
 from openmed_nb.devices.request import decide
-from openmed_nb.devices.simulation.defects import KNOWN
+from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, TorchUnusable, UnknownModel
-from openmed_nb.runbook.doctor.examination import Experiments, compute_on, examine, try_dtypes
-from openmed_nb.runbook.doctor.facts import Computation
-from openmed_nb.runbook.doctor.report import diagnose
-from openmed_nb.runbook.doctor.silent_bugs import BUGS
-from openmed_nb.runbook.findings import FAILED, OK, WARNING
+from openmed_nb.runbook.doctor.checks import Computation
+from openmed_nb.runbook.doctor.report import Experiments, compute_on, diagnose, examine, try_dtypes
+from openmed_nb.runbook.doctor.silent_errors import BUGS
 from openmed_nb.session import SESSION, Session
+from openmed_nb.simulation.defects import KNOWN
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.runbook.doctor.model_checks import CHECKS, model_findings
-from openmed_nb.runbook.findings import FAILED, OK, WARNING
+from openmed_nb.runbook.doctor.checks import CHECKS, model_findings
 from openmed_nb.session import SESSION, Session
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.metadata import Distribution
 
+from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.runbook.doctor.packages import CHECKED, package_findings, read_packages
-from openmed_nb.runbook.findings import FAILED, OK, WARNING
 
 GOOD = {
     "openmed-nb": "0.1.0",

@@ -8,11 +8,19 @@ import warnings
 import pytest
 import torch
 
-from openmed_nb.devices.simulation.defects import KNOWN
-from openmed_nb.devices.simulation.device import simulated_device
-from openmed_nb.runbook.doctor.probing import ProbeOutcome, bug_findings, fault, result_of, run_probes
-from openmed_nb.runbook.doctor.silent_bugs import BUGS, MENDED, bugs_of
-from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb.runbook.doctor.silent_errors import (
+    BUGS,
+    MENDED,
+    ProbeOutcome,
+    bug_findings,
+    bugs_of,
+    fault,
+    result_of,
+    run_probes,
+)
+from openmed_nb.simulation.defects import KNOWN
+from openmed_nb.simulation.device import simulated_device
 
 
 @pytest.fixture

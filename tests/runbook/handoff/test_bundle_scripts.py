@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.models.content import Content
-from openmed_nb.runbook.handoff.documents import SMOKE_SCRIPT, run_script
+from openmed_nb.models.files import Content
+from openmed_nb.runbook.handoff.bundle import SMOKE_SCRIPT, run_script
 from openmed_nb.runbook.handoff.golden import SCHEMA, Golden
 
 GOLDEN = Golden(

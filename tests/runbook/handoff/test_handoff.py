@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
+from openmed_nb.display import FAILED
 from openmed_nb.errors import ConfigurationError, ModelRefused
-from openmed_nb.runbook.findings import FAILED
-from openmed_nb.runbook.handoff.checksums import changed_files, write_checksums
+from openmed_nb.runbook.handoff.bundle import Order, new_folder
+from openmed_nb.runbook.handoff.golden import changed_files, write_checksums
 from openmed_nb.runbook.handoff.smoke import from_command_line, keep, smoke
-from openmed_nb.runbook.handoff.writing import Order, new_folder
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 

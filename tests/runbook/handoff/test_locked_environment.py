@@ -10,8 +10,7 @@ from packaging.requirements import Requirement
 
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.handoff.requirements import Installed, lock, requirements_text, unmet
-from openmed_nb.runbook.handoff.wheel import write_wheel
+from openmed_nb.runbook.handoff.environment import Installed, lock, requirements_text, unmet, write_wheel
 
 LINUX = "sys_platform == 'linux' or sys_platform == 'darwin' or sys_platform == 'win32'"
 

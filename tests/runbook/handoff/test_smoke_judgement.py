@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.models.content import Content
-from openmed_nb.runbook.findings import FAILED, NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.handoff.golden import SCHEMA, Found, Golden
-from openmed_nb.runbook.handoff.judgement import Observed, SmokeReport
-from openmed_nb.runbook.handoff.trial import Trial
-from openmed_nb.runbook.logbook.surroundings import Background
-from openmed_nb.training.curve import MemoryCurve
-from openmed_nb.training.samples import MemorySample
+from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb.models.files import Content
+from openmed_nb.runbook.handoff.golden import SCHEMA, Found, Golden, Trial
+from openmed_nb.runbook.handoff.smoke import Observed, SmokeReport
+from openmed_nb.runbook.logbook.sections import Background
+from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 LOGBOOKS = Path(__file__).parents[1] / "logbook" / "logbooks.py"
 ENTITIES = ((Found(0, 6, "DISEASE"),), ())

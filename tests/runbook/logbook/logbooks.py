@@ -6,15 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from openmed_nb.runbook.logbook.logbook import SCHEMA, Logbook
-from openmed_nb.runbook.logbook.sections import Dataset, Figures, Hypothesis, Loader, Model, Run
-from openmed_nb.runbook.logbook.surroundings import (
+from openmed_nb.runbook.logbook.sections import (
     Background,
     Code,
     Conditions,
+    Dataset,
+    Figures,
     Hardware,
+    Hypothesis,
+    Loader,
+    Model,
     Place,
     Randomness,
     RoundTrip,
+    Run,
     Setting,
     Software,
 )

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.logbook.comparability import CANNOT_BE_TOLD, LISTED, REFUSING
+from openmed_nb.runbook.logbook.diff import CANNOT_BE_TOLD, LISTED, REFUSING
 from openmed_nb.runbook.logbook.sections import Run
-from openmed_nb.runbook.slices.profile import Profile
-from openmed_nb.runbook.sweep.points import Point
-from openmed_nb.runbook.sweep.report import SweepReport
-from openmed_nb.runbook.workloads.split import Split
+from openmed_nb.runbook.measure.workloads import Split
+from openmed_nb.runbook.profile import Profile
+from openmed_nb.runbook.sweep import SweepReport
+from openmed_nb.runbook.sweep_search import Point
 
 OTHERS = [
     ("simulation", "", {"simulated": True}),

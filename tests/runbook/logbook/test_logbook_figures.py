@@ -8,16 +8,15 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.comparison.comparison import Comparison, DeviceFigures
-from openmed_nb.runbook.comparison.intervals import Interval
+from openmed_nb.runbook.comparison import Comparison, DeviceFigures
 from openmed_nb.runbook.logbook.figures import READERS, check_device, reported_device, told_by
-from openmed_nb.runbook.slices.profile import Profile
-from openmed_nb.runbook.sweep.points import Point
-from openmed_nb.runbook.sweep.report import SweepReport
-from openmed_nb.runbook.workloads.split import Split
-from openmed_nb.training.curve import MemoryCurve
-from openmed_nb.training.loader_figures import LoaderCheck
-from openmed_nb.training.samples import MemorySample
+from openmed_nb.runbook.measure.timing import Interval
+from openmed_nb.runbook.measure.workloads import Split
+from openmed_nb.runbook.profile import Profile
+from openmed_nb.runbook.sweep import SweepReport
+from openmed_nb.runbook.sweep_search import Point
+from openmed_nb.training.curve import MemoryCurve, MemorySample
+from openmed_nb.training.loader_checks import LoaderCheck
 
 SAMPLES = tuple(MemorySample(n, n, 1.0, allocated=n << 20, resident=n << 21, simulated=True) for n in range(1, 8))
 

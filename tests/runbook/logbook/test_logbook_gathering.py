@@ -16,8 +16,8 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
-from openmed_nb.runbook.logbook.models import model_in_memory, weights_in_memory
-from openmed_nb.runbook.logbook.publishing import logbook_schema
+from openmed_nb.runbook.logbook.fingerprints import model_in_memory, weights_in_memory
+from openmed_nb.runbook.logbook.logbook import logbook_schema
 from openmed_nb.session import SESSION
 
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -166,8 +166,8 @@ def test_pipelines_and_modules_are_fingerprinted_in_memory():
 
 def test_reports_fill_what_nobody_said(home):
     """Batch, length and figures come from reports, and from the person where no report says them; reports can be added later."""
-    from openmed_nb.runbook.sweep.points import Point
-    from openmed_nb.runbook.sweep.report import SweepReport
+    from openmed_nb.runbook.sweep import SweepReport
+    from openmed_nb.runbook.sweep_search import Point
 
     sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
     early = nb.logbook()
@@ -183,7 +183,7 @@ def test_reports_fill_what_nobody_said(home):
 
 def test_reports_of_other_devices_are_refused(home):
     """A report of a device that is not here, or of another one than the logbook's, is an error of ours."""
-    from openmed_nb.training.loader_figures import LoaderCheck
+    from openmed_nb.training.loader_checks import LoaderCheck
 
     for device in ("cuda:7", "xpu"):
         with pytest.raises(DeviceError):

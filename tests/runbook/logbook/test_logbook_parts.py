@@ -15,14 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.logbook import repository
-from openmed_nb.runbook.logbook.background import Look, background
-from openmed_nb.runbook.logbook.datasets import dataset_of
-from openmed_nb.runbook.logbook.hypotheses import LONGEST, MOST, hypotheses_of
-from openmed_nb.runbook.logbook.round_trip import measure_round_trip, target
-from openmed_nb.runbook.logbook.storage import Mounted, cache_folders, mounted_at, parse_mount, places
-from openmed_nb.runbook.logbook.surroundings import Code
-from openmed_nb.runbook.logbook.training_facts import loader_of, randomness_of, seeds_of
+from openmed_nb.runbook.logbook import gathering as repository
+from openmed_nb.runbook.logbook.fingerprints import LONGEST, MOST, dataset_of, hypotheses_of
+from openmed_nb.runbook.logbook.gathering import (
+    Look,
+    Mounted,
+    background,
+    cache_folders,
+    loader_of,
+    measure_round_trip,
+    mounted_at,
+    parse_mount,
+    places,
+    randomness_of,
+    seeds_of,
+    target,
+)
+from openmed_nb.runbook.logbook.sections import Code
 from openmed_nb.runbook.logbook.variables import ALLOWED, golden_variables, kept_variables, short_path
 
 MOUNTS = Path(__file__).parents[2] / "recorded" / "mounts"

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.devices.simulation.device import SimulatedMps
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.fallback_recorder import Record, Watch
+from openmed_nb.runbook.operators.calls import Place
 from openmed_nb.runbook.operators.fallbacks import FallbackLedger
-from openmed_nb.runbook.operators.places import Place
+from openmed_nb.runbook.operators.recorders import Record, Watch
 from openmed_nb.runbook.operators.table import operator_table
+from openmed_nb.simulation.device import SimulatedMps
 
 pytestmark = pytest.mark.real_computer
 

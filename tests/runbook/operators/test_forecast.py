@@ -12,12 +12,9 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UnknownModel
-from openmed_nb.runbook.operators.calls import Call, Trace
-from openmed_nb.runbook.operators.examples import SENTENCES
-from openmed_nb.runbook.operators.forecast import SHOWN_ROWS, Forecast, judged
-from openmed_nb.runbook.operators.places import Place
-from openmed_nb.runbook.operators.refusals import ELEMENTS
-from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, NATIVE, OperatorTable, operator_table
+from openmed_nb.runbook.operators.calls import Call, Place, Trace
+from openmed_nb.runbook.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, judged
+from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, ELEMENTS, NATIVE, OperatorTable, operator_table
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "mps_operators_torch_2_13.txt"
 REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines())

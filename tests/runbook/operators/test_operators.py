@@ -119,8 +119,8 @@ def test_operators_of_the_simulated_device_fall_back(table: OperatorTable):
     """What the simulated device does not have falls back by torch's list too, or is made of what does, under that name."""
     if not torch.__version__.startswith("2.13."):
         pytest.skip("the simulated device has the operators of torch 2.13")
-    from openmed_nb.devices.simulation.operators import ALWAYS_ON_CPU as FORCED_IN_SIMULATION
-    from openmed_nb.devices.simulation.operators import UNSUPPORTED
+    from openmed_nb.simulation.operators import ALWAYS_ON_CPU as FORCED_IN_SIMULATION
+    from openmed_nb.simulation.operators import UNSUPPORTED
 
     alone = {operator: name for operator, name in UNSUPPORTED.items() if table.verdict(operator) == FALLS_BACK}
     parts = {operator: name for operator, name in UNSUPPORTED.items() if operator not in alone}

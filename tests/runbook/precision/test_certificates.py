@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.content import content_of
+from openmed_nb.models.files import content_of
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.certificate_store import CertificateStore, certificate_store
 from openmed_nb.runbook.precision.certificates import (
     FORMAT,
     Certificate,
+    CertificateStore,
     Evidence,
     Identity,
+    certificate_store,
+    changes,
+    expired_because,
     identity_of,
 )
-from openmed_nb.runbook.precision.expiry import changes, expired_because
 
 HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
 EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)

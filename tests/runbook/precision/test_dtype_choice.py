@@ -15,9 +15,8 @@ import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.certificate_store import certificate_store
-from openmed_nb.runbook.precision.certificates import Certificate, Evidence, identity_of
-from openmed_nb.runbook.precision.dtype_choice import validating_command
+from openmed_nb.runbook.precision.certificates import Certificate, Evidence, certificate_store, identity_of
+from openmed_nb.runbook.precision.gate import validating_command
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]

@@ -13,7 +13,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.runbook.precision.pairs import float32_copy
+from openmed_nb.runbook.precision.measurement import float32_copy
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 

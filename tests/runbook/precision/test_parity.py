@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.precision.judgement import TOLERANCES
-from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport
+from openmed_nb.runbook.precision.parity import TOLERANCES, Differences, GradientDifference, ParityReport
 from openmed_nb.runbook.precision.spans import Change, Score, Spans
 
 GOOD = ParityReport(

@@ -17,11 +17,9 @@ from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.certificate_store import certificate_store
-from openmed_nb.runbook.precision.certificates import Identity, identity_of
+from openmed_nb.runbook.precision.certificates import Gate, Identity, certificate_store, identity_of
 from openmed_nb.runbook.precision.gate import judge, settle
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
-from openmed_nb.runbook.precision.requirements import Gate
 from openmed_nb.runbook.precision.spans import Score, Spans
 from openmed_nb.session import Session
 

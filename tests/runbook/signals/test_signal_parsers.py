@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import parse_sysctl
 from openmed_nb.runbook.signals import macos, nvidia
-from openmed_nb.runbook.signals.numbers import number_in, whole_number_in
-from openmed_nb.runbook.signals.values import Gpu
+from openmed_nb.runbook.signals.values import Gpu, number_in, whole_number_in
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 

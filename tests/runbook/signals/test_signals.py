@@ -9,7 +9,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.findings import NOT_APPLICABLE, OK, WARNING
+from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.signals import macos, nvidia
 from openmed_nb.runbook.signals.reading import read_signals
 from openmed_nb.runbook.signals.values import FIGURES, Gpu, Signals

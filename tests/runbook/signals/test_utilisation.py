@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.signals.utilisation import (
+from openmed_nb.runbook.comparison import (
     Utilisation,
     busy_share,
     goes_on,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.allocators import allocator
+from openmed_nb.devices.memory import allocator
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
-from openmed_nb.runbook.sweep.search import MEMORY, OUT_OF_MEMORY, TIME
+from openmed_nb.runbook.sweep_search import MEMORY, OUT_OF_MEMORY, TIME
 
 pytestmark = pytest.mark.usefixtures("clock", "quick_collection")
 
@@ -195,7 +195,7 @@ LIMITED = """
 import itertools, json, resource
 import psutil, torch
 import openmed_nb as nb
-from openmed_nb.runbook.workloads.clock import timed_by
+from openmed_nb.runbook.measure.timing import timed_by
 
 MEBIBYTE = 1 << 20
 

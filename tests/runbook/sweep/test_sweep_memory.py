@@ -7,13 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.simulation import active
-from openmed_nb.runbook.sweep.memory import (
+from openmed_nb.devices.simulated import active
+from openmed_nb.runbook.sweep_search import (
     ALLOCATOR,
     HEADROOM,
     HEADROOM_SHARE,
     NOT_KNOWN,
     PROFILER,
+    Point,
     expected_memory,
     given_by_system,
     highest,
@@ -22,7 +23,6 @@ from openmed_nb.runbook.sweep.memory import (
     memory_of,
     peak_seen,
 )
-from openmed_nb.runbook.sweep.points import Point
 
 MEGABYTE = 1 << 20
 

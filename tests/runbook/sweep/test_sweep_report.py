@@ -7,12 +7,21 @@ import json
 import pytest
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.sweep.explanation import ended, explained, none_fits
-from openmed_nb.runbook.sweep.plot import draw
-from openmed_nb.runbook.sweep.points import Point, best_of, close_points, knee_of, rates
-from openmed_nb.runbook.sweep.report import SweepReport
-from openmed_nb.runbook.sweep.rules import SweepRules
-from openmed_nb.runbook.sweep.search import LARGEST, MEMORY, OUT_OF_MEMORY, THROUGHPUT, TIME
+from openmed_nb.runbook.sweep import SweepReport, ended, explained, none_fits
+from openmed_nb.runbook.sweep_plot import draw
+from openmed_nb.runbook.sweep_search import (
+    LARGEST,
+    MEMORY,
+    OUT_OF_MEMORY,
+    THROUGHPUT,
+    TIME,
+    Point,
+    SweepRules,
+    best_of,
+    close_points,
+    knee_of,
+    rates,
+)
 
 MEBIBYTE = 1 << 20
 

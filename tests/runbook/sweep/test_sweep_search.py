@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.runbook.sweep.points import KNEE_GAIN, Point, fitting, knee_of
-from openmed_nb.runbook.sweep.search import LARGEST, MEMORY, OUT_OF_MEMORY, THROUGHPUT, TIME, Search
+from openmed_nb.runbook.sweep_search import (
+    KNEE_GAIN,
+    LARGEST,
+    MEMORY,
+    OUT_OF_MEMORY,
+    THROUGHPUT,
+    TIME,
+    Point,
+    Search,
+    fitting,
+    knee_of,
+)
 
 WITHIN = 0.95
 

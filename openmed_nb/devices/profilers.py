@@ -1,0 +1,220 @@
+"""The profilers of torch and of MPS, and torch's modes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from ..errors import ConfigurationError
+from .backend import import_torch
+from .request import kind_of
+from .simulated import active
+
+
+@contextmanager
+def modes_on(*modes: Any) -> Iterator[None]:
+    """Put modes on for this thread, and take these very ones off at the end.
+
+    torch takes a mode off its stack while the mode computes, and whoever ends takes off what is on top. Where an interrupt
+    falls between the two, the mode would stay behind, and see all that is computed later, or another would be lost
+    (``torch.utils._python_dispatch._pop_mode_temporarily``).
+
+    Args:
+        modes: Modes that see operators (``TorchDispatchMode``) or functions (``TorchFunctionMode``).
+
+    Example:
+        >>> import torch
+        >>> from torch.overrides import BaseTorchFunctionMode
+        >>> mode = BaseTorchFunctionMode()
+        >>> with modes_on(mode):
+        ...     again = mode.__enter__()
+        >>> modes_like(mode)
+        []
+    """
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+            stack.callback(_bring_to_top, mode)
+        yield
+
+
+def modes_like(mode: Any) -> list[Any]:
+    """Return the modes of the same kind that this thread has on, the outermost first."""
+    module, kind = _stack_of(mode)
+    modes: list[Any] = getattr(module, f"_get_current_{kind}_mode_stack")()
+    return modes
+
+
+def _bring_to_top(mode: Any) -> None:
+    """Let a mode be on its stack once, and on top, where its own end takes it off."""
+    module, _kind = _stack_of(mode)
+    now = modes_like(mode)
+    wanted = [*(one for one in now if one is not mode), mode]
+    if [*map(id, now)] == [*map(id, wanted)]:
+        return
+    for _ in now:
+        module._pop_mode()  # noqa: SLF001 - torch has no other name for it
+    for one in wanted:
+        module._push_mode(one)  # noqa: SLF001
+
+
+def _stack_of(mode: Any) -> tuple[Any, str]:
+    """Return the module of torch that keeps the stack of such modes, and what they see."""
+    import_torch()
+    from torch import overrides
+    from torch.utils import _python_dispatch
+
+    if isinstance(mode, _python_dispatch.TorchDispatchMode):
+        return _python_dispatch, "dispatch"
+    return overrides, "function"
+
+
+STANDARD_ERROR = 2
+
+NOTE_OF_KINETO = b"USDT:"
+"""How the notes begin that torch 2.13's profiler writes at each start and end, whatever ``KINETO_LOG_LEVEL`` says."""
+
+MEMORY = "[memory]"
+"""How torch's profiler names what an allocator gave or took back (``torch/autograd/profiler.py``)."""
+
+
+@contextlib.contextmanager
+def profiling(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
+    """Let torch's profiler see a block: names and times, no shapes and no code.
+
+    Args:
+        device: Where the block computes.
+        profile_memory: Whether it sees memory, too.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if kind_of(device) == "cuda" else [])
+    # Without acc_events, torch 2.11 warns that later cycles clear events.
+    profiler = profile(activities=kinds, profile_memory=profile_memory, acc_events=True)
+    with without_notes():
+        profiler.__enter__()
+    try:
+        yield profiler
+    finally:
+        with without_notes():
+            profiler.__exit__(None, None, None)
+
+
+def memory_changes(profiler: Any) -> list[int]:
+    """Return what the host's allocator gave (positive) and took back (negative) while a profiler was on, in bytes, in order.
+
+    ``profiler.events()`` has sums alone; the single changes stand in the results that it makes them of.
+    """
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == MEMORY]
+    return [event.nbytes() for event in sorted(events, key=lambda one: one.start_ns()) if is_of_host(event)]
+
+
+def is_of_host(event: Any) -> bool:
+    """Tell whether an event of a profiler is one of the host."""
+    device = event.device_type
+    return str(device() if callable(device) else device).endswith("CPU")
+
+
+@contextlib.contextmanager
+def without_notes() -> Iterator[None]:
+    """Leave the notes of torch's profiler out of what a block writes on standard error; the rest comes after the block."""
+    try:
+        before = os.dup(STANDARD_ERROR)
+    except OSError:  # A process without a standard error has no notes either.
+        yield
+        return
+    with tempfile.TemporaryFile() as written, contextlib.closing(os.fdopen(before, "wb", buffering=0)) as stream:
+        sys.stderr.flush()
+        os.dup2(written.fileno(), STANDARD_ERROR)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, STANDARD_ERROR)
+            written.seek(0)
+            stream.write(b"".join(line for line in written if not line.startswith(NOTE_OF_KINETO)))
+
+
+def profiler_is_on() -> bool:
+    """Tell whether a profiler of torch is on: a second one would be an error."""
+    enabled: bool = import_torch().autograd._profiler_enabled()  # noqa: SLF001 - torch has no other name for it
+    return enabled
+
+
+def check_no_profiler() -> None:
+    """Check that no other profiler of torch is on.
+
+    Raises:
+        ConfigurationError: Where one is.
+    """
+    if profiler_is_on():
+        raise ConfigurationError("Another profiler of torch is on.", "Leave its with block first.")
+
+
+CAPTURE_SINCE = "2.7"
+"""The first torch with ``torch.mps.profiler.metal_capture``."""
+
+
+def check_signposts(device: str) -> None:
+    """Check that torch can write signposts of what runs on a device.
+
+    Raises:
+        ConfigurationError: Where it cannot, with the reason.
+
+    Example:
+        >>> check_signposts("cpu")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: There are no signposts of cpu: torch writes them for MPS alone. \
+Leave signposts=True out.
+    """
+    why = reason_against("signposts", device)
+    if why:
+        raise ConfigurationError(why, "Leave signposts=True out.")
+
+
+def check_metal_capture(device: str) -> None:
+    """Check that torch can capture the Metal calls of a device.
+
+    Raises:
+        ConfigurationError: Where it cannot, with the reason.
+    """
+    why = reason_against("Metal captures", device)
+    if why:
+        raise ConfigurationError(why, "Leave metal_capture out.")
+    torch = import_torch()
+    if not hasattr(torch.mps.profiler, "metal_capture"):
+        what = f"torch {torch.__version__} has no torch.mps.profiler.metal_capture."
+        raise ConfigurationError(what, f"Install torch {CAPTURE_SINCE} or newer.")
+    if not torch.mps.profiler.is_metal_capture_enabled():
+        what = "Metal captures are off in this process."
+        raise ConfigurationError(what, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
+
+
+def reason_against(what: str, device: str) -> str:
+    """Return why torch's profiler of MPS is of no use for a device, empty where it is.
+
+    Example:
+        >>> reason_against("signposts", "mps")
+        ''
+    """
+    if kind_of(device) != "mps":
+        return f"There are no {what} of {device}: torch writes them for MPS alone."
+    return f"There are no {what} of a simulated MPS device." if active() else ""
+
+
+def signposts() -> AbstractContextManager[Any]:
+    """Return a block whose operators on MPS leave signposts, which Instruments records (``torch.mps.profiler.profile``)."""
+    block: AbstractContextManager[Any] = import_torch().mps.profiler.profile(mode="interval")
+    return block
+
+
+def metal_capture(name: str) -> AbstractContextManager[Any]:
+    """Return a block whose Metal calls are captured under a name (``torch.mps.profiler.metal_capture``), for Xcode."""
+    block: AbstractContextManager[Any] = import_torch().mps.profiler.metal_capture(name)
+    return block

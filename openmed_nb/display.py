@@ -1,0 +1,323 @@
+"""Show a value as text, HTML and JSON: the one place that renders and escapes.
+
+All rendering and all escaping: a value describes itself as a Report; this file makes text and HTML of it.
+
+This is the one room that every floor may use; it imports nothing of the package but the errors. HTML made here needs no script
+and no network, says the same without its style sheet (which Jupyter drops from notebooks it does not trust), and takes
+its colours from the theme of the front end.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import visible
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def in_bytes(size: int | None) -> str:
+    """Return a size in the units that torch uses, empty where there is none.
+
+    Example:
+        >>> in_bytes(512), in_bytes(3 << 20), in_bytes(-(5 << 30)), in_bytes(None)
+        ('512 bytes', '3.0 MiB', '-5.0 GiB', '')
+    """
+    if size is None:
+        return ""
+    amount, unit = float(size), 0
+    while abs(amount) >= 1024 and unit < len(UNITS) - 1:  # noqa: PLR2004 - what the units are
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.1f} {UNITS[unit]}" if unit else f"{size} bytes"
+
+
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """Return a number with its noun; the plural is given where it does not end in a plain s.
+
+    Example:
+        >>> counted(1, "tensor"), counted(1200, "tensor"), counted(2, "entity", "entities")
+        ('1 tensor', '1,200 tensors', '2 entities')
+    """
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false.
+
+    Example:
+        >>> whole_number(3), whole_number(3.0), whole_number(True)
+        (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+COLOURS = 6
+"""How many colours the style sheet has for labels."""
+
+STYLE = """<style>
+.openmed-nb {color: var(--jp-content-font-color1, inherit); line-height: 1.5;}
+.openmed-nb.tex2jax_ignore table {border-collapse: collapse; margin: 0.4em 0; font-size: 1em;}
+.openmed-nb caption {text-align: left; font-weight: 600; color: inherit; padding: 0.2em 0; caption-side: top;}
+.openmed-nb.tex2jax_ignore table th, .openmed-nb.tex2jax_ignore table td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
+.openmed-nb tbody tr {border-top: 1px solid var(--jp-border-color2, #8888);}
+.openmed-nb p {margin: 0.15em 0;}
+.openmed-nb mark {border-radius: 3px; box-decoration-break: clone; -webkit-box-decoration-break: clone; padding: 0 0.2em; color: #000000;}
+.openmed-nb mark small {font-weight: 600;}
+.openmed-nb .openmed-colour-0 {background: #ffd8a8;} .openmed-nb .openmed-colour-1 {background: #a5d8ff;}
+.openmed-nb .openmed-colour-2 {background: #b2f2bb;} .openmed-nb .openmed-colour-3 {background: #eebefa;}
+.openmed-nb .openmed-colour-4 {background: #ffec99;} .openmed-nb .openmed-colour-5 {background: #c3fae8;}
+</style>"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table of strings, perhaps with a caption; the first cell of a row is the name of the row."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a running text, with the label and the details that mark it; without a label it is plain."""
+
+    text: str
+    label: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a value says of itself: a title, sentences, tables, and a running text with marks in it.
+
+    Attributes:
+        figures: Tables of times and other figures that no two runs share. They stand in the HTML; the text form leaves
+            them out, so that two runs can be compared by their texts (nbval does).
+    """
+
+    title: str
+    sentences: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    figures: tuple[Table, ...] = ()
+
+
+class Shown:
+    """Gives a value its text and HTML forms; the value says what there is to show in ``report``.
+
+    A dataclass that is shown has ``repr=False``: its fields may hold what must not be shown, such as a note.
+    """
+
+    def report(self) -> Report:
+        """Return what this value has to say."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return to_text(self.report())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self.report())
+
+
+class Json(str):
+    r"""A string of JSON that a notebook shows as it is, without quotes around it.
+
+    Example:
+        >>> Json.of({"device": "cpu"})
+        '{\n  "device": "cpu"\n}'
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: Any) -> Json:
+        """Return the value, made of mappings, sequences, strings and numbers, as indented JSON."""
+        return cls(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        printer.text(str(self))
+
+
+def escape(value: object) -> str:
+    """Return the value as HTML text that can stand in an element or in a quoted attribute.
+
+    Example:
+        >>> escape('<b title="x">')
+        '&lt;b title=&quot;x&quot;&gt;'
+    """
+    return html.escape(str(value), quote=True)
+
+
+def to_text(report: Report) -> str:
+    """Return the report as plain text.
+
+    Example:
+        >>> print(to_text(Report("cpu", ("Asked for.",), tables=(Table("Others", ("device", "why"), (("mps", "no Mac"),)),))))
+        cpu
+          Asked for.
+        Others
+          device  why
+          mps     no Mac
+    """
+    lines = [report.title, *(f"  {sentence}" for sentence in report.sentences)]
+    if report.pieces:
+        lines += ["".join(_text_piece(piece) for piece in report.pieces).rstrip(), *_legend(report.pieces)]
+    for table in filled(report.tables):
+        lines += [table.caption] if table.caption else []
+        lines.extend(_text_rows(table))
+    return visible("\n".join(line.rstrip() for line in lines))
+
+
+def to_html(report: Report) -> str:
+    """Return the report as one HTML element with its style sheet.
+
+    Example:
+        >>> to_html(Report("<cpu>")).endswith('<p><strong>&lt;cpu&gt;</strong></p></div>')
+        True
+    """
+    return STYLE + html_element(report)
+
+
+def html_element(report: Report) -> str:
+    """Return the report as one HTML element, for a page on which the style sheet stands once."""
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
+    tables = "".join(_html_table(table) for table in filled(report.tables))
+    figures = "".join(_html_table(table) for table in filled(report.figures))
+    figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
+    title = f"<p><strong>{escape(report.title)}</strong></p>"
+    text = _html_text(report.pieces) if report.pieces else ""
+    return f'<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}{figures}</div>'
+
+
+def _html_table(table: Table) -> str:
+    """Return a table as HTML, with its caption and with headers for its columns and rows."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
+        for first, *rest in table.rows
+    )
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def labels(pieces: Iterable[Piece]) -> dict[str, int]:
+    """Return the labels of a running text in alphabetical order, each with how often it occurs.
+
+    Example:
+        >>> labels([Piece("He has "), Piece("asthma", "DISEASE"), Piece("."), Piece("5 mg", "DOSE")])
+        {'DISEASE': 1, 'DOSE': 1}
+    """
+    return dict(sorted(Counter(piece.label for piece in pieces if piece.label).items()))
+
+
+def filled(tables: Iterable[Table]) -> tuple[Table, ...]:
+    """Return the tables that have rows, without the columns that are empty throughout.
+
+    Example:
+        >>> filled([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
+        (Table(caption='Half', columns=('a',), rows=(('1',), ('2',))),)
+    """
+    return tuple(_without_empty_columns(table) for table in tables if table.rows)
+
+
+def _without_empty_columns(table: Table) -> Table:
+    kept = [index for index in range(len(table.columns)) if index == 0 or any(row[index] for row in table.rows)]
+    columns = tuple(table.columns[index] for index in kept)
+    return Table(table.caption, columns, tuple(tuple(row[index] for index in kept) for row in table.rows))
+
+
+def _text_piece(piece: Piece) -> str:
+    return f"[{piece.text}]({piece.label})" if piece.label else piece.text
+
+
+def _legend(pieces: tuple[Piece, ...]) -> list[str]:
+    counts = ", ".join(f"{label} {count}" for label, count in labels(pieces).items())
+    return [f"Labels: {counts}"] if counts else []
+
+
+def _html_text(pieces: tuple[Piece, ...]) -> str:
+    """Return the text with its marks, and a legend; each label keeps one colour."""
+    found = labels(pieces)
+    colours = {label: f"openmed-colour-{index % COLOURS}" for index, label in enumerate(found)}
+    text = "".join(_html_piece(piece, colours.get(piece.label, "")) for piece in pieces)
+    marks = (f'<mark class="{colours[label]}">{escape(label)}</mark> {count}' for label, count in found.items())
+    legend = f"<p>Labels: {', '.join(marks)}</p>" if found else ""
+    return f'<div dir="auto" style="white-space: pre-wrap">{text}</div>{legend}'
+
+
+def _html_piece(piece: Piece, colour: str) -> str:
+    if not piece.label:
+        return escape(piece.text)
+    label, details = escape(piece.label), escape(piece.details)
+    content = f"{escape(piece.text)} <small>{label}</small>"
+    return f'<mark class="{colour}" title="{label} {details}">{content}</mark>'
+
+
+def _text_rows(table: Table) -> list[str]:
+    rows = [table.columns, *table.rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
+NOT_APPLICABLE = "not applicable"
+
+SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
+"""From the mildest to the worst."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What was looked at, in a few words.
+        status: ``"ok"``, ``"warning"``, ``"failed"`` or ``"not applicable"``.
+        evidence: What was seen, in words that are the same in every run; never a time.
+        remedy: One thing to do, as a sentence; empty where nothing is wrong.
+    """
+
+    name: str
+    status: str
+    evidence: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the finding as a mapping of strings."""
+        return dict(vars(self))
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """Return the worst status of findings.
+
+    Example:
+        >>> worst([Finding("torch", OK, "2.13.0"), Finding("MPS", NOT_APPLICABLE, "no Mac")])
+        'ok'
+    """
+    return max((one.status for one in findings), key=SEVERITY.index, default=NOT_APPLICABLE)
+
+
+def findings_table(caption: str, findings: Iterable[Finding]) -> Table:
+    """Return findings as a table.
+
+    Example:
+        >>> findings_table("Checks", [Finding("torch", OK, "2.13.0")]).rows
+        (('torch', 'ok', '2.13.0', ''),)
+    """
+    rows = tuple((one.name, one.status, one.evidence, one.remedy) for one in findings)
+    return Table(caption, ("check", "result", "evidence", "what to do"), rows)

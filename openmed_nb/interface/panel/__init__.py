@@ -1,1 +1,0 @@
-"""The panel: the session's device, environment, memory and models to look at and to click."""

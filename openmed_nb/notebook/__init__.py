@@ -1,0 +1,1 @@
+"""The faces in a notebook: magics, completion, the panel."""

@@ -1,0 +1,355 @@
+"""From the line behind a magic to its arguments; every mistake is one of our errors.
+
+The magics: parse the line, call one verb of the session, return a value that shows itself.
+
+``%openmed_device``            which device, and why
+``%openmed_device cpu``        override it for this session; ``auto``, ``mps``, ``cuda``, ``cuda:1``, ``gpu``
+``%openmed_device --reset``    back to what the shell and the machine say
+``%openmed_device --list``     every device, with why or why not
+``%openmed_device --explain``  who asked, what was ruled out, what became of the environment
+``%openmed_device --json``     the answer as JSON
+``%openmed_device --simulate mps``  run on a simulated Mac until ``--simulate off``; ``--memory "8 GiB"`` is its RAM
+``%%openmed_ner``              find entities in the text of the cell
+``%openmed_panel``             all of it to look at and to click
+``%openmed_doctor``            look at the computer, torch, the environment and the models, and say what is wrong
+``%openmed_doctor --ops MODEL``  forecast which operators of a model would leave MPS for the CPU
+``%openmed_log``               write down what figures are measured with; ``%openmed_log run.json`` keeps it in a file
+``%openmed_log --diff run.json``  compare with a logbook: first whether that may be done at all
+``%openmed_sweep MODEL``       find the batch size from which larger ones no longer pay; ``--training`` for training steps
+``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
+
+Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from keyword import iskeyword
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
+from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.utils.process import arg_split
+from traitlets import Bool, Enum, Unicode
+
+from ..devices.simulated import DEFAULT_MEMORY
+from ..display import Json
+from ..errors import MagicError, cause, given_path, shorten
+from ..models.config import DEFAULT_STRATEGY, STRATEGIES
+from ..session import SESSION
+
+QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
+
+
+def asked(magic: Callable[..., Any], line: str) -> argparse.Namespace | None:
+    """Return the arguments of a magic; ``None`` where help was asked for, which is then printed.
+
+    Args:
+        magic: As for :func:`parse`.
+        line: As for :func:`parse`.
+
+    Raises:
+        MagicError: As for :func:`parse`.
+    """
+    arguments = parse(magic, line)
+    if not arguments.help:
+        return arguments
+    print(usage(magic))
+    return None
+
+
+def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
+    """Return the arguments of a magic.
+
+    A comment and a semicolon at the end are left out, as Python would leave them out.
+
+    Args:
+        magic: The method, decorated with ``magic_arguments``.
+        line: What stands behind the name of the magic.
+
+    Raises:
+        MagicError: For an argument that the magic does not have, or quotes that do not close. IPython's own
+            ``UsageError`` prints a text and lets nbval pass.
+    """
+    parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
+    try:
+        arguments, others = parser.parse_known_args(words(line))
+    except (UsageError, ValueError) as error:
+        raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
+    options = [action.dest for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
+    # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
+    if any(getattr(arguments, option) in ([], "--") for option in options):
+        raise _mistake(magic, "got an option without its value")
+    if others:
+        raise _mistake(magic, _unknown(others), _nearest(others, parser))
+    return arguments
+
+
+def usage(magic: Callable[..., Any]) -> str:
+    """Return the help of a magic, without the marks that IPython puts in front for its documentation."""
+    return (magic.__doc__ or "").removeprefix("::").strip()
+
+
+def words(line: str) -> list[str]:
+    r"""Return the words of a line, without the quotes that hold a word with spaces together.
+
+    A backslash is kept, because Windows writes paths with it.
+
+    Example:
+        >>> words("--model 'my models/mine' --device=\"cpu\" ; # the slow one")
+        ['--model', 'my models/mine', '--device=cpu']
+    """
+    return [QUOTED.sub(r"\2", word) for word in arg_split(clean(line))]
+
+
+def clean(line: str) -> str:
+    """Return the line without a comment and a semicolon at its end.
+
+    A comment starts with a number sign at the start or after white space, outside of quotes.
+
+    Example:
+        >>> clean("cpu;  # the slow one"), clean("--model 'a #b'")
+        ('cpu', "--model 'a #b'")
+    """
+    quote = ""
+    for index, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and (index == 0 or line[index - 1].isspace() or line[index - 1] == ";"):
+            line = line[:index]
+            break
+    return line.strip().removesuffix(";").strip()
+
+
+def _unknown(others: list[str]) -> str:
+    """Name the first unknown flag; other words may be part of a note, so they are only counted."""
+    flags = [word for word in others if word.startswith("-")]
+    return f"has no option {shorten(flags[0])}" if flags else f"got {len(others)} words too many"
+
+
+def _nearest(others: list[str], parser: argparse.ArgumentParser) -> str:
+    """Return the option that the first unknown flag may have meant, empty where there is none like it."""
+    import difflib
+
+    options = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001
+    flags = [word for word in others if word.startswith("-")]
+    near = difflib.get_close_matches(flags[0], options, n=1) if flags else []
+    return near[0] if near else ""
+
+
+def _mistake(magic: Callable[..., Any], what: str, nearest: str = "") -> MagicError:
+    name = f"%{magic.__name__}"
+    remedy = f"Use {nearest}, or see {name} --help." if nearest else f"See {name} --help."
+    return MagicError(f"{name} {what}.", remedy)
+
+
+DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--simulate", "--memory", "--help")
+SIMULATIONS = ("mps", "off")
+RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
+DOCTOR_FLAGS = ("--ops", "--json", "--help")
+LOG_FLAGS = ("--diff", "--json", "--help")
+SWEEP_FLAGS = ("--training", "--length", "--largest", "--seconds", "--device", "--json", "--help")
+PANEL_FLAGS = ("--model", "--close", "--help")
+NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
+
+
+@magics_class
+class OpenMedMagics(Magics):
+    """The magics of openmed_nb; ``%config OpenMedMagics`` lists these settings."""
+
+    default_model = Unicode("bundled", help="The model of %%openmed_ner where --model does not name one.").tag(
+        config=True
+    )
+    aggregation_strategy = Enum(
+        STRATEGIES, DEFAULT_STRATEGY, help="How tokens become entities where --strategy does not say."
+    ).tag(config=True)
+    show_text = Bool(True, help="Whether results show the note's text; outputs are saved in the notebook.").tag(
+        config=True
+    )
+
+    @magic_arguments()
+    @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; nothing shows the device in force")
+    @argument("--reset", action="store_true", help="drop the override; the shell and the machine decide again")
+    @argument("--list", action="store_true", help="list every device, with why it can or cannot be used")
+    @argument("--explain", action="store_true", help="show who asked, what was ruled out, and the environment")
+    @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
+    @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_device(self, line: str) -> Any:
+        """Show the device of this session and why, or change it."""
+        if (arguments := asked(self.openmed_device, line)) is None:
+            return None
+        answer = self._device_verb(arguments)
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    @magic_arguments()
+    @argument("--model", help="an alias, a hub id or a folder; the bundled disease model where it is left out")
+    @argument("--strategy", help="how tokens become entities: none, simple, first, average or max")
+    @argument("--device", help="a device for this cell only")
+    @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @line_cell_magic
+    def openmed_ner(self, line: str, cell: str | None = None) -> Any:
+        """Find entities in the text of the cell and show them in it."""
+        if (arguments := asked(self.openmed_ner, line)) is None:
+            return None
+        if cell is None:
+            raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
+        if arguments.out is not None and not self._may_assign(arguments.out):
+            raise MagicError(f"{shorten(arguments.out)!r} is not a valid variable name.", "Use a name such as 'found'.")
+        model = self.default_model if arguments.model is None else arguments.model
+        strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
+        result = SESSION.annotate_text(cell, model, arguments.device, strategy, self.show_text)
+        if arguments.out is None:
+            return result
+        self.shell.push({arguments.out: result})
+        return None
+
+    @magic_arguments()
+    @argument("names", nargs="*", help="variables to delete")
+    @argument("--keep-models", action="store_true", help="keep the models that were loaded")
+    @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
+    @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_release(self, line: str) -> Any:
+        """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
+        if (arguments := asked(self.openmed_release, line)) is None:
+            return None
+        from .training import release
+
+        return release(
+            *arguments.names,
+            namespace=self.shell.user_ns,
+            models=not arguments.keep_models,
+            history=not arguments.keep_history,
+            traceback=not arguments.keep_traceback,
+        )
+
+    @magic_arguments()
+    @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
+    @argument("--close", action="store_true", help="close every open panel")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_panel(self, line: str) -> Any:
+        """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
+        if (arguments := asked(self.openmed_panel, line)) is None:
+            return None
+        from .panel.opening import close_panels, panel
+
+        if arguments.close:
+            close_panels()
+            return None
+        return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
+
+    @magic_arguments()
+    @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
+    @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_doctor(self, line: str) -> Any:
+        """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
+        if (arguments := asked(self.openmed_doctor, line)) is None:
+            return None
+        if arguments.ops is not None and arguments.model is not None:
+            raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
+        forecasting = arguments.ops is not None
+        verb, name = (SESSION.forecast, arguments.ops) if forecasting else (SESSION.doctor, arguments.model)
+        answer = verb(self._named(name))
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    @magic_arguments()
+    @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
+    @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_log(self, line: str) -> Any:
+        """Write down what figures are measured with here and now, or compare that with a logbook."""
+        if (arguments := asked(self.openmed_log, line)) is None:
+            return None
+        from ..runbook.logbook.gathering import Said
+        from ..runbook.logbook.logbook import Logbook
+
+        if arguments.file is not None and given_path(arguments.file, "the file of a logbook").exists():
+            what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
+            raise MagicError(what, "Write another name, or --diff before it to compare.")
+        former = None if arguments.diff is None else Logbook.read(arguments.diff)
+        book = SESSION.logbook(None, Said())
+        if arguments.file is not None:
+            print(f"Written to {book.save(arguments.file)}.")
+        answer: Any = book if former is None else former.diff(book)
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    @magic_arguments()
+    @argument("model", nargs="?", help="a model by name, or a variable with a pipeline; the bundled one if left out")
+    @argument("--training", action="store_true", help="measure training steps instead of annotating")
+    @argument("--length", type=int, metavar="N", help="how many tokens a row has; 128 if left out")
+    @argument("--largest", type=int, metavar="N", help="the most rows that are tried")
+    @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
+    @argument("--device", help="another device than the one in force")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @output_can_be_silenced
+    @line_magic
+    def openmed_sweep(self, line: str) -> Any:
+        """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
+        if (arguments := asked(self.openmed_sweep, line)) is None:
+            return None
+        from .worth import sweep
+
+        wanted = ("training", "device", "length", "largest", "seconds")
+        said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
+        answer = sweep(self._named(arguments.model), **said)
+        return Json.of(answer.to_dict()) if arguments.json else answer
+
+    def _named(self, name: str | None) -> Any:
+        """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""
+        value = self.shell.user_ns.get(name, name)
+        return name if isinstance(value, str) else value
+
+    def _may_assign(self, name: str) -> bool:
+        """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""
+        return name.isidentifier() and not iskeyword(name) and name not in self.shell.user_ns_hidden
+
+    @staticmethod
+    def _simulate(device: str, memory: str | None) -> Any:
+        """Begin or end a simulation, and return the device that is then in force."""
+        if device not in SIMULATIONS:
+            raise MagicError(f"{shorten(device)!r} cannot be simulated.", "Write --simulate mps, or --simulate off.")
+        if device == "off":
+            SESSION.end_simulation()
+        else:
+            SESSION.simulate(DEFAULT_MEMORY if memory is None else memory, source="%openmed_device")
+        return SESSION.device()
+
+    def _device_verb(self, arguments: Any) -> Any:
+        """Call the one verb that the arguments ask for."""
+        verbs: dict[str, Callable[[], Any]] = {
+            "--reset": SESSION.reset,
+            "--list": SESSION.devices,
+            "--explain": SESSION.explain,
+            "--simulate": lambda: self._simulate(arguments.simulate, arguments.memory),
+        }
+        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-")) not in (None, False)]
+        if arguments.memory is not None and arguments.simulate != "mps":
+            raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
+        if len(asked) + (arguments.device is not None) > 1:
+            said = " and ".join([*asked, *([arguments.device] if arguments.device else [])])
+            raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")
+        if arguments.device is not None:
+            return SESSION.use(arguments.device, "%openmed_device")
+        return verbs[asked[0]]() if asked else SESSION.device()

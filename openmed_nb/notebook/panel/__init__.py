@@ -1,0 +1,1 @@
+"""The panel: what it shows, as values; its widgets."""

@@ -1,0 +1,450 @@
+"""The thread that runs the cells: all that a click asks for happens there, after the cell that runs.
+
+JupyterLab from 4.4 on sends what a widget says over a subshell of the kernel, whose handlers run in a thread of their
+own (its setting ``commsOverSubshells``). Tensor work in two threads can crash the process on MPS (pytorch#197805), and
+torch's modes, which the simulated MPS uses, count in one thread. So a click is handed to the event loop of the main thread,
+and a timer on that loop, not a thread, looks at the memory now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from ...activity import Activity
+from ...display import Report
+from ...errors import OpenMedError
+from ...models.config import OpenMedConfig
+from ...session import SESSION, Session
+from ..training import release
+from .state import PanelState, look, memory_now
+
+ON_ITS_WAY_SECONDS = 0.1
+"""How long what was typed before a click may be under way in another thread of the kernel."""
+
+
+LONGEST_WAIT = timedelta(hours=1)
+"""Two clicks that are further apart did not overtake each other: the clock of the page was set."""
+
+
+class CellThread:
+    """The main thread, which runs the cells, and its event loop.
+
+    Args:
+        loop: The loop of the kernel; ``None`` is the one that runs, if any does. Without a loop everything is done at once.
+
+    Example:
+        >>> done = []
+        >>> CellThread().run(lambda: done.append("at once"))
+        >>> done
+        ['at once']
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or running_loop()
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether there is an event loop, so that something can be done later."""
+        return self._loop is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller may do its work at once: this is the main thread, or there is none to hand it to."""
+        return self._loop is None or threading.current_thread() is threading.main_thread()
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Run a function in the main thread: at once where this is it, otherwise as soon as no cell runs."""
+        if self._loop is None or self.is_here:
+            function()
+        else:
+            self.hand_over(function)
+
+    def hand_over(self, function: Callable[[], None]) -> None:
+        """Let the loop of the main thread run a function, as soon as it comes to it; at once where there is no loop."""
+        if self._loop is None:
+            function()
+        else:
+            self._loop.call_soon_threadsafe(interruptible, function)
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Run a function in the main thread when all that the page has sent by now is here, and no cell runs."""
+        if self._loop is None:
+            function()
+        else:
+            self._loop.call_soon_threadsafe(self._loop.call_later, ON_ITS_WAY_SECONDS, interruptible, function)
+
+    def later(self, seconds: float, function: Callable[[], None]) -> Callable[[], None]:
+        """Run a function in the main thread after some seconds, when no cell runs; return what calls it off."""
+        if self._loop is None:
+            return _nothing
+        return self._loop.call_later(seconds, function).cancel
+
+
+@dataclass(frozen=True)
+class Click:
+    """When something was clicked, by the clock of the page.
+
+    Clicks on one page come to the main thread by two ways, so that a later one may be there first.
+
+    Attributes:
+        page: Which page of a front end; times of two pages do not compare.
+        time: When; ``None`` where nobody can tell.
+    """
+
+    page: str = ""
+    time: datetime | None = None
+
+    def is_before(self, other: Click) -> bool:
+        """Tell whether this click is known to be the earlier one.
+
+        Example:
+            >>> one, two = Click("page", datetime(2026, 1, 1, 12, 0)), Click("page", datetime(2026, 1, 1, 12, 1))
+            >>> one.is_before(two), two.is_before(one), Click().is_before(two)
+            (True, False, False)
+        """
+        if self.page != other.page or self.time is None or other.time is None:
+            return False
+        return timedelta(0) < other.time - self.time < LONGEST_WAIT
+
+
+def click_of(shell: Any) -> Click:
+    """Return the click that is being answered: what the front end said in the message that a kernel works on.
+
+    What code asks for is none: a cell may have been sent long before it runs, and a thread may outlive its cell.
+    """
+    header = shell.get_parent().get("header", {})
+    if header.get("msg_type") != "comm_msg":
+        return Click()
+    date = header.get("date")
+    return Click(str(header.get("session", "")), date if isinstance(date, datetime) else None)
+
+
+def kernel_loop(shell: Any) -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of the kernel, which runs in its main thread, ``None`` where it has no such loop."""
+    loop = getattr(getattr(shell.kernel, "io_loop", None), "asyncio_loop", None)
+    return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, ``None`` where none does, as in a script."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # The only way to learn that there is none.
+        return None
+
+
+def interruptible(function: Callable[[], None]) -> None:
+    """Run a function so that an interrupt of the kernel can end it.
+
+    While no message is worked on, a kernel ignores interrupts (ipykernel's ``init_signal``).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        function()  # A kernel in another thread gets no interrupts, and Python allows no handlers there.
+        return
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass  # It came when the work was done: there is nothing to stop, and asyncio would end the kernel's loop.
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def _nothing() -> None:
+    """Call nothing off."""
+
+
+SOURCE = "the panel"
+"""Who asks, where a device was clicked."""
+
+REFRESH_SECONDS = 2.0
+"""How often the memory is looked at, where that is switched on."""
+
+PROMPT_SECONDS = 1.0
+"""How long after a click a person is taken to look at it still."""
+
+Changes = dict[str, Any]
+Observer = Callable[[PanelState], None]
+
+
+class PanelModel:
+    """What a panel shows, and what it can be asked to do; it decides nothing that the session does not.
+
+    Args:
+        session: The session.
+        model: The model that annotates, ``None`` for the bundled one.
+        show_text: Whether an answer shows the text that was annotated.
+        cells: The thread that does what is clicked.
+        click: Returns the click that is being answered.
+        events: The events of IPython, which tell when a cell begins and ends; ``None`` where there are no cells.
+        clock: Tells the time in seconds, by which an answer is prompt or late.
+
+    Attributes:
+        state: What is shown now; replaced as a whole.
+
+    Example:
+        >>> from openmed_nb.session import SESSION
+        >>> panel = PanelModel(SESSION)
+        >>> panel.choose("cpu")
+        >>> panel.state.choice.device, panel.state.choice.requested_by
+        ('cpu', 'the panel')
+        >>> panel.choose("cdua")
+        >>> panel.state.error.remedy.startswith("Use 'cuda'"), panel.state.choice.device
+        (True, 'cpu')
+        >>> panel.reset()
+        >>> panel.close()
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one thing that differs between a notebook, a script and a test
+        self,
+        session: Session = SESSION,
+        model: str | None = None,
+        show_text: bool = True,
+        *,
+        cells: CellThread | None = None,
+        click: Callable[[], Click] = Click,
+        events: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session = session
+        self.cells = cells or CellThread()
+        self.state = PanelState(**look(session))
+        self._name = model
+        self._show_text = show_text
+        self._click = click
+        self._last_clicks: dict[str, Click] = {}
+        self._lock = threading.RLock()
+        self._observers: list[Observer] = []
+        self._stop_listening = session.listen(self._hear)
+        self._call_off: Callable[[], None] | None = None
+        self._closed = False
+        self._depth = 0
+        self._postponed: list[Callable[[], None]] = []
+        self._last_end = -math.inf
+        self.clock = clock
+        self._events = events
+        for name, callback in self._callbacks.items():
+            events.register(name, callback)
+
+    @property
+    def _callbacks(self) -> dict[str, Callable[..., None]]:
+        """What follows the cells, by the event that IPython has for it."""
+        return {"pre_run_cell": self.cell_begins, "post_run_cell": self.cell_ends} if self._events else {}
+
+    @property
+    def answers_promptly(self) -> bool:
+        """Whether what was clicked just now is answered just now: no cell runs, and none kept the click waiting."""
+        return not self.state.cell_runs and self.clock() - self._last_end > PROMPT_SECONDS
+
+    def observe(self, observer: Observer) -> None:
+        """Tell a function of each new state, beginning with the next one."""
+        self._observers.append(observer)
+
+    def choose(self, device: str) -> None:
+        """Override the device for the session, as ``%openmed_device`` does."""
+        activity = Activity("Changing the device", device)
+        self._do(activity, lambda: self._moved(self.session.use(device, SOURCE).moved), self._click())
+
+    def reset(self) -> None:
+        """Go back to what the shell said."""
+        activity = Activity("Changing the device", "reset")
+        self._do(activity, lambda: self._moved(self.session.reset().moved), self._click())
+
+    def refresh(self) -> None:
+        """Look at everything again."""
+        self._do(Activity("Looking", "device, environment, memory"), dict)
+
+    def release(self) -> None:
+        """Hand memory back, as ``%openmed_release`` does: of the session of this process, whatever session is shown."""
+        self._do(Activity("Releasing", "memory"), lambda: {"said": release().report()})
+
+    def unload(self, name: str) -> None:
+        """Forget the models of a name."""
+        self._do(Activity("Unloading", name), lambda: self._unloaded(self.session.unload(name)))
+
+    def annotate(self, text: str) -> None:
+        """Find entities in a text, which stays in this process."""
+        texts = [text]
+        del text  # The frames of an error would hold it.
+        self._do(Activity("Annotating", self._name or "bundled"), lambda: self._annotated(texts.pop()))
+
+    def annotate_soon(self, read: Callable[[], str]) -> None:
+        """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed.
+
+        Args:
+            read: Returns the text, when it has had time to come.
+        """
+        self._waits(1)
+        self.cells.soon(lambda: self._when_no_cell_runs(lambda: self._annotate_now(read)))
+
+    def _annotate_now(self, read: Callable[[], str]) -> None:
+        self._waits(-1)
+        self.annotate(read())
+
+    def cell_begins(self, *_information: Any) -> None:
+        """Say that a cell runs, for as long as it does: a click then has to wait, and often cannot say so itself."""
+        self._depth += 1
+        self._change(cell_runs=True)
+
+    def cell_ends(self, *_result: Any) -> None:
+        """Show what a cell has changed; IPython calls this after each, also after one that another cell runs."""
+        self._depth = max(0, self._depth - 1)  # The cell that opens a panel began before.
+        self._last_end = self.clock()
+        self._change(cell_runs=self._depth > 0)
+        self.cells.run(lambda: self._change(**self._seen()))
+        if not self._depth:
+            self._resume()
+
+    def refresh_automatically(self, wanted: bool) -> None:
+        """Begin or stop looking at the memory every few seconds, whenever no cell runs."""
+        self.cells.run(lambda: self._switch(wanted))
+
+    def close(self) -> None:
+        """Follow the session and the cells no longer, and do nothing any more; closing twice does no harm."""
+        self._closed = True
+        self._stop_listening()
+        for name, callback in self._callbacks.items():
+            self._events.unregister(name, callback)
+        self._events = None
+        self._observers.clear()
+        self._postponed.clear()
+        self._switch(wanted=False)
+
+    def _do(self, activity: Activity, verb: Callable[[], Changes], click: Click | None = None) -> None:
+        """Let the main thread do what was asked for, and say that it waits where it has to."""
+        if self.cells.is_here:
+            self._answer(activity, verb, click)
+        else:
+            self._waits(1)
+            self.cells.run(lambda: self._when_no_cell_runs(lambda: self._answer(activity, verb, click, waited=1)))
+
+    def _when_no_cell_runs(self, function: Callable[[], None]) -> None:
+        """Run a function now, or after the cell: while a cell awaits something, the loop does what was handed to it."""
+        if self.state.cell_runs:
+            self._postponed.append(function)
+        else:
+            function()
+
+    def _resume(self) -> None:
+        """Let the loop do what was postponed, in the order of the clicks."""
+        postponed, self._postponed = self._postponed, []
+        for function in postponed:
+            self.cells.hand_over(partial(self._when_no_cell_runs, function))
+
+    def _waits(self, more: int, **changes: Any) -> None:
+        with self._lock:
+            self._change(waiting=self.state.waiting + more, **changes)
+
+    def _answer(self, activity: Activity, verb: Callable[[], Changes], click: Click | None, waited: int = 0) -> None:
+        """Attempt what was clicked, unless the panel was closed meanwhile, or the click is out of date."""
+        if self._closed:
+            return
+        if click is not None and self._is_out_of_date(click):
+            self._waits(-waited)
+        else:
+            self._attempt(activity, verb, waited)
+
+    def _is_out_of_date(self, click: Click) -> bool:
+        """Tell whether a later click on its page was answered before it: the last one counts."""
+        if click.is_before(self._last_clicks.get(click.page, click)):
+            return True
+        self._last_clicks[click.page] = click
+        return False
+
+    def _attempt(self, activity: Activity, verb: Callable[[], Changes], waited: int) -> None:
+        """Call a verb of the session, and show what came of it; an error of ours is shown with its remedy.
+
+        The wait ends in the state in which the activity begins: between the two the controls would jump back.
+        A new error with the same words is kept: the frames and causes of the other would keep tensors and the text alive.
+        """
+        changes: Changes = {}
+        failure: OpenMedError | None = None
+        try:
+            self._waits(-waited, activity=activity, error=None, said=None)
+            with self.session.told_after():  # Then all panels look again, this one too.
+                changes = verb()
+        except OpenMedError as error:
+            changes = {"error": type(error)(error.what, error.remedy)}
+        except KeyboardInterrupt:
+            changes = {
+                "error": OpenMedError(f"{activity} was interrupted.", "Click again; restart the kernel if that fails.")
+            }
+        except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
+            failure = unexpected(activity, error)
+            changes = {"error": failure}
+        finally:
+            self._change(activity=None, **changes)
+        if failure is not None:
+            raise type(failure)(failure.what, failure.remedy)  # What is raised gets frames; what is shown has none.
+
+    def _hear(self, activity: Activity | None) -> None:
+        """Show what the session does, whoever asked it, and in whatever thread."""
+        if activity is None:
+            self.cells.run(self._look_again)
+        else:
+            self._change(activity=activity)
+
+    def _look_again(self) -> None:
+        """Show the session as it is now; what was said of the former device is out of date where the device changed."""
+        seen = self._seen()
+        changed = seen.get("devices", self.state.devices).choice != self.state.choice
+        self._change(activity=None, **seen, **({"error": None, "said": None} if changed else {}))
+
+    def _seen(self) -> Changes:
+        """Return what there is to see, nothing while another thread changes it: it tells when it is done."""
+        return look(self.session) if self.session.is_free() else {}
+
+    def _change(self, **changes: Any) -> None:
+        with self._lock:
+            self.state = replace(self.state, **changes)
+            for observer in self._observers:
+                observer(self.state)
+
+    def _annotated(self, text: str) -> Changes:
+        pipe = self.session.create_pipeline(self._name, OpenMedConfig())
+        del pipe  # It is loaded now, so that the time is that of the text alone.
+        start = time.perf_counter()
+        answer = self.session.annotate_text(text, self._name, show_text=self._show_text)
+        return {"answer": answer, "seconds": time.perf_counter() - start}
+
+    @staticmethod
+    def _moved(moved: tuple[str, ...]) -> Changes:
+        return {"said": Report(f"Moved: {', '.join(moved)}.")} if moved else {}
+
+    @staticmethod
+    def _unloaded(names: tuple[str, ...]) -> Changes:
+        if not names:
+            return {"said": Report("Nothing of that name was loaded.")}
+        return {"said": Report(f"Unloaded: {', '.join(names)}. A model that a variable still holds stays in memory.")}
+
+    def _switch(self, wanted: bool) -> None:
+        self._schedule(wanted)
+        self._change(refreshes=self._call_off is not None)
+
+    def _schedule(self, wanted: bool) -> None:
+        if self._call_off is not None:
+            self._call_off()
+        later = wanted and self.cells.has_loop and not self._closed
+        self._call_off = self.cells.later(REFRESH_SECONDS, self._tick) if later else None
+
+    def _tick(self) -> None:
+        self._schedule(wanted=True)
+        self._change(memory=memory_now(self.session, self.state.choice))
+
+
+def unexpected(activity: Activity, error: Exception) -> OpenMedError:
+    """Return what to show of an error that is not ours: not its text, which could quote a note.
+
+    What is raised on has no such text either, because a kernel writes its log into the notebook.
+    """
+    what = f"{activity.doing} failed with {type(error).__name__}."
+    return OpenMedError(what, "Type the same as a command: its traceback tells where.")

@@ -1,0 +1,235 @@
+"""The Python face of the runbook: is this device right? Each function calls one verb of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from ..runbook.operators.fallbacks import fallbacks as ledger_of
+from ..session import SESSION
+
+if TYPE_CHECKING:
+    from ..runbook.doctor.report import DoctorReport
+    from ..runbook.operators.fallbacks import FallbackLedger
+    from ..runbook.operators.forecast import Forecast
+    from ..runbook.precision.gate import PrecisionVerdict
+    from ..runbook.precision.parity import ParityReport
+    from ..runbook.signals.values import Signals
+
+
+def doctor(model: Any = None) -> DoctorReport:
+    """Look at this computer, torch, the environment, the device in force and the models, and say what is wrong.
+
+    Args:
+        model: The name of a model, which is loaded where it is not yet; a torch module; or a pipeline. The models that
+            the session has loaded where nobody says.
+
+    Returns:
+        The report: one finding for each thing that was looked at, with ``status`` (``"ok"``, ``"warning"``, ``"failed"``
+        or ``"not applicable"``), the evidence and one thing to do; ``status``, the worst of them; ``exit_code``, 1 where
+        something failed. Its text is the same in every run, as long as nothing changes.
+
+    Raises:
+        ConfigurationError: For a model that is none.
+        UnknownModel, ModelUnreachable, ModelRefused: For a name under which no model can be had. Whatever else is wrong,
+            also a torch that does not import and a model that cannot be loaded, is a finding.
+
+    Something is computed on the device in force, which loads torch: a product, each type of numbers, and on a GPU small
+    probes of errors that are known to give wrong numbers in silence, each compared with the CPU and run twice, with an
+    empty cache and with dirty memory (the issues are named in ``runbook.doctor.silent_errors``). They take some megabytes and a few
+    seconds, and random numbers go on as if they had not been. The device, the override and the models stay as they are.
+
+    Example:
+        >>> report = doctor()
+        >>> report.exit_code in (0, 1)
+        True
+        >>> [finding.name for finding in report.findings][:3]
+        ['Python', 'macOS', 'torch']
+    """
+    return SESSION.doctor(model)
+
+
+def parity(  # noqa: PLR0913 - each is one thing that a person may want to say
+    model: Any = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    gold: Iterable[Any] | None = None,
+    gradients: bool = False,
+    **arguments: Any,
+) -> ParityReport:
+    """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
+
+    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. The models are
+    loaded for the comparison and let go after it: those of the session, and its device, stay as they are.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model; or a pipeline of
+            :func:`load_pipeline`, which is compared as it is with a float32 copy of its model on the CPU.
+        texts: Any series of texts, at least one.
+        device: The device of the candidate; ``None`` is the session's.
+        dtype: Its type: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or ``"auto"``.
+        gold: For each text its true entities, as ``(start, end, label)`` or as mappings like those of :func:`annotate`;
+            both ways are scored against them, with borders and labels exact.
+        gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
+            the reference itself gives.
+        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+
+    Returns:
+        Counts, figures and what they mean. Its text form has no figure that differs from run to run; no form of it has a
+        word of a text, and where entities differ, it names numbers of texts and characters.
+
+    Raises:
+        ConfigurationError: For no text, for gold that is none or of other texts, for gradients in int8, and for a type that
+            the device does not have.
+        UnreadableText: For a text that cannot be read, by its number.
+        ModelError: Where the model cannot be loaded, or computes no numbers on the CPU in float32.
+        DeviceError: Where the device cannot be used, or fails.
+
+    Example:
+        >>> report = parity("bundled_small", ["She has asthma.", "No fever."], device="cpu", dtype="bfloat16")
+        >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
+        (2, 0, 'every logit is a number')
+    """
+    named = {"device": device, "dtype": dtype, **arguments}
+    given = {name: value for name, value in named.items() if value is not None}
+    return SESSION.parity(model, texts, given, gold=gold, gradients=gradients)
+
+
+def signals() -> Signals:
+    """Read load, memory pressure, swap, power source, Low Power Mode and heat of this computer, without administrator rights.
+
+    Returns:
+        The signals of this moment; what cannot be read is ``None`` and shown as "not known", never a guess. ``gpu`` is
+        the GPU of the device in force. Its text form has the states in words only; the figures stand in the HTML.
+
+    On macOS the system's own commands are asked (``ioreg``, ``sysctl``, ``memory_pressure``, ``pmset``), on CUDA
+    ``nvidia-smi``, elsewhere psutil; each may take up to two seconds, and torch is not loaded. Figures of a GPU are those
+    of all processes together. Under a simulated MPS device nothing is read.
+
+    Example:
+        >>> signals().memory_available > 0
+        True
+    """
+    return SESSION.signals()
+
+
+def validate_precision(
+    model: str | None = None,
+    texts: Iterable[Any] | None = None,
+    dtype: str = "bfloat16",
+    *,
+    device: str | None = None,
+    gold: Iterable[Any] | None = None,
+    **arguments: Any,
+) -> PrecisionVerdict:
+    """Measure on your own texts whether a model keeps its entities in a reduced type, and remember it where it does.
+
+    It is accepted where at least 99 percent of the entities are the same as on the CPU in float32, in the aggregation
+    strategy that loses most, and where at most one percent of the gold entities is lost; of at least 50 entities, 10 of them
+    different, in 20 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
+    names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
+    ``dtype="auto"`` takes the type from then on where nearly every reading was faster than float32, and loading the model in
+    this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its
+    counts are enough for what is asked for. Where something speaks against the type, which too few texts do not, an older
+    certificate of the same is removed. A text whose words come again, with other numbers or spaces, does not count.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+        texts: Any series of texts, such as those that it will read; they are held in memory.
+        dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
+        device: The device; ``None`` is the session's.
+        gold: As for :func:`parity`, with labels of the model alone.
+        arguments: Those of :meth:`ModelLoader.load_model`, such as ``revision``.
+
+    Returns:
+        The verdict with its reasons, what was measured, and the certificate.
+
+    Raises:
+        ConfigurationError: As for :func:`parity`, for a pipeline, which is no file, and where a certificate cannot be stored.
+        UnreadableText, ModelError, DeviceError: As for :func:`parity`.
+
+    Example:
+        >>> validate_precision("bundled_small", ["She has asthma."], dtype="float64")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: 'float64' is no reduced type. Use one of bfloat16, float16, int8.
+    """
+    given = {**arguments, **({} if device is None else {"device": device})}
+    return SESSION.validate_precision(model, texts, dtype, given, gold)
+
+
+def forecast(model: Any = None, example_inputs: Any = None, training: bool = True) -> Forecast:
+    """Foretell, on any computer, which operators of a model would leave MPS for the CPU in the installed torch.
+
+    A copy of the model runs on the CPU: one pass without gradients and one training step (loss, backward pass, clipped
+    gradients, AdamW). What it calls is compared with torch's own list of what MPS has, ``native_functions.yaml``, or with
+    the registrations of a torch that was built with MPS. The model, its mode, its gradients and random numbers stay as
+    they are, wherever it is. In the training step, the CPU's memory holds about four times the model.
+
+    Args:
+        model: A torch module; a pipeline; or the name of a model, as for :func:`openmed_nb.load_pipeline`, ``None`` for the
+            bundled one.
+        example_inputs: What the model is called with: a tensor, a tuple of tensors, or a mapping of tensors or lists of
+            numbers. With ``labels``, the model's own loss is traced, and otherwise the sum of the means of its outputs.
+            Two synthetic sentences for a name and for a pipeline, where nobody says.
+        training: Whether to look at the training step too.
+
+    Returns:
+        The forecast: ``verdict``, a sentence; ``leaving``, the operators that leave MPS; ``refused``, what MPS refuses,
+        such as float64; and ``rows``, for each operator, module and phase: ``verdict`` (``"native"``, ``"composite"``,
+        ``"falls back to the CPU"``, ``"always on the CPU"``, ``"refused"``, ``"may be wrong"`` or ``"not known"``), the
+        count, and what to do. Its text is the same in every run.
+
+    Raises:
+        ConfigurationError: For what is no model, without example inputs that are needed, for a model that cannot be copied,
+            and where the model itself fails with its example inputs on the CPU.
+        TorchUnusable: Where torch came without its list of operators.
+
+    It cannot see branches of the model's own code on ``device.type``, the inside of operators that others wrote in C++, nor
+    what ``torch.compile`` makes. For torch 2.13 the list is exactly what its macOS binary registers
+    (``scripts/check_forecast.py`` also counts how often torch's own list of what fails on MPS is met).
+
+    Example:
+        >>> import torch
+        >>> class Values(torch.nn.Module):
+        ...     def forward(self, matrix):
+        ...         return torch.linalg.eigvalsh(matrix)
+        >>> forecast(Values(), torch.eye(3)).leaving
+        ('aten::_linalg_eigh',)
+    """
+    return SESSION.forecast(model, example_inputs, training)
+
+
+def fallbacks(model: Any = None) -> AbstractContextManager[FallbackLedger]:
+    """Write down what really falls back from MPS to the CPU in a block: which operators, how often, where, how long.
+
+    Args:
+        model: The model whose modules are named, or a pipeline; ``None`` to name those of whatever module is called.
+
+    Returns:
+        A context manager that gives the ledger. Its ``entries`` have, for each operator, module and phase
+        (``"forward"``, ``"backward"`` or ``"elsewhere"``), ``count`` and ``seconds``; ``verdict`` is one sentence. Its text
+        has no seconds, and is the same in every run.
+
+    Raises:
+        ConfigurationError: For what is no model.
+
+    torch by itself warns of the first fallback of the process only. In the block it warns of each
+    (``torch.set_warn_always``), and the ledger takes those warnings, which name the operators, also inside of others; every
+    other warning goes where it went before. A mode of torch measures the outermost operators, which are waited for before
+    and after, but for a backward pass, where what is waited for counts too; and hooks of all modules tell which one is
+    running. Where falling back is off, torch's error passes through, and the ledger keeps what it saw. Warnings, hooks
+    and settings are given back in any case. It sees the thread that opens it.
+
+    Example:
+        >>> import torch
+        >>> from openmed_nb import simulated_mps
+        >>> with simulated_mps(fallback=True), fallbacks() as ledger:
+        ...     mode = torch.ones(3, device="mps").mode()
+        >>> ledger.entries[0].operator, ledger.entries[0].count
+        ('aten::mode', 1)
+    """
+    return ledger_of(model)

@@ -1,1 +1,0 @@
-"""Is it worth it: thresholds with their reasons, and the one recommendation that the reports together lead to."""

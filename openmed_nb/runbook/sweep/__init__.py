@@ -1,1 +1,0 @@
-"""Which batch size is worth it: throughput and memory over sizes, and the knee from which larger ones no longer pay."""

@@ -1,0 +1,1 @@
+"""Gates, and one recommendation from all reports."""

@@ -1,0 +1,282 @@
+"""The thresholds that a verdict asks for, each with its reason."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from ...display import Report, Shown, to_text
+from ...errors import ConfigurationError, shorten
+from ...training.curve import GATE_EPOCHS, GROWTH_GATE
+from ..measure.workloads import DATA_SHARE
+from ..precision.parity import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from ..sweep_search import HEADROOM_SHARE, KNEE_GAIN
+
+SCHEMA = "openmed_nb/gates/1"
+
+SHARE, DIFFERENCE, HOURS, TIMES, RATE = "share", "difference", "hours", "times", "rate"
+COUNT, WORDS, NAMES, PHASES, YES_NO = "count", "words", "names", "phases", "yes or no"
+"""What figures count."""
+
+SPELLED: dict[str, Callable[[Any], str]] = {
+    SHARE: lambda value: f"{digits(100 * value)} %",
+    DIFFERENCE: lambda value: f"{value:.3g}",
+    HOURS: lambda value: f"{digits(value)} hours",
+    TIMES: lambda value: f"{digits(value)} times",
+    RATE: lambda value: f"{digits(value)} a second",
+    COUNT: lambda value: f"{value:,}" if value else "none",
+    WORDS: str,
+    NAMES: lambda value: ", ".join(value) or "none",
+    PHASES: lambda value: ", ".join(f"{name} {in_unit(SHARE, share)}" for name, share in value.items()),
+    YES_NO: lambda value: "yes" if value else "no",
+}
+"""How people read them."""
+
+OWN = "a choice of this toolkit"
+RUNBOOK = "the runbook"
+PARITY = "as nb.parity judges it"
+
+SEEN = "several times the largest difference that was seen where nothing was wrong"
+ABOUT = "about"
+NUMBER_OF = {SHARE: "share", DIFFERENCE: "difference", HOURS: "number of hours"}
+
+
+@dataclass(frozen=True)
+class About:
+    """What is said of a threshold.
+
+    Attributes:
+        says: When it is reached, in words.
+        reason: Why there.
+        source: Who says so.
+        unit: ``"share"``, ``"difference"`` or ``"hours"``.
+        largest: The largest value that makes sense.
+    """
+
+    says: str
+    reason: str
+    source: str = OWN
+    unit: str = SHARE
+    largest: float = 1.0
+
+
+def threshold(value: float | None, about: About) -> Any:
+    """Return a field of a threshold with what is said of it."""
+    return field(default=value, metadata={ABOUT: about})
+
+
+@dataclass(frozen=True, repr=False)
+class Gates(Shown):
+    """The thresholds of a verdict; shares are fractions: 0.22 is 22 %.
+
+    Raises:
+        ConfigurationError: For a value that makes no sense.
+
+    Example:
+        >>> Gates(speed_up=0.3).changed
+        (('speed_up', 0.22, 0.3),)
+    """
+
+    speed_up: float = threshold(
+        0.22,
+        About(
+            "a device must be so much faster than the CPU",
+            "less is not worth a second device to keep right; where it also waits, data and batch are looked at first",
+            RUNBOOK,
+            largest=10.0,
+        ),
+    )
+    utilisation: float = threshold(
+        0.18,
+        About(
+            "a device that is busy for less waits; its utilisation when idle is taken off",
+            "a device that waits is not slow: data and batch are",
+            RUNBOOK,
+        ),
+    )
+    entity_agreement: float = threshold(
+        SPAN_AGREEMENT,
+        About("so many of the entities must be the same as on the CPU", "fewer is more than near ties", PARITY),
+    )
+    recall_loss: float = threshold(
+        RECALL_LOSS,
+        About(
+            "no more of the recall of gold entities may be lost",
+            "a model that finds less of what is there is another model",
+            PARITY,
+        ),
+    )
+    logits: float = threshold(
+        TOLERANCES["float32"].logits,
+        About(
+            "logits in float32 may differ by so much, by more where all entities are the same",
+            SEEN,
+            PARITY,
+            DIFFERENCE,
+            1e6,
+        ),
+    )
+    gradients: float = threshold(
+        TOLERANCES["float32"].gradients,
+        About("gradients in float32 may differ by so much, relatively", SEEN, PARITY, DIFFERENCE, 1e6),
+    )
+    memory_growth: float = threshold(
+        GROWTH_GATE,
+        About(
+            f"more growth over {GATE_EPOCHS} epochs means that something is retained",
+            "caches are emptied at the boundaries of epochs, so what still grows is held",
+            RUNBOOK,
+            largest=10.0,
+        ),
+    )
+    headroom: float = threshold(
+        HEADROOM_SHARE,
+        About(
+            "so much of the memory limit must stay free at the batch in use",
+            "one longer text, or one new shape, is then no out of memory",
+        ),
+    )
+    data_share: float = threshold(
+        DATA_SHARE,
+        About("no more of a step may be spent on waiting for data", "without the wait, a third more steps are done"),
+    )
+    transfer_share: float = threshold(
+        0.25,
+        About("no more of a step may be spent on copies to the device", "without them, a third more steps are done"),
+    )
+    knee_gain: float = threshold(
+        0.1,
+        About(
+            "no more throughput may be gained at the knee of the sweep than at the batch in use",
+            f"the knee itself leaves {KNEE_GAIN:.0%}, and a gain near that is hardly worth another batch",
+            largest=10.0,
+        ),
+    )
+    fallback_time: float = threshold(
+        0.05,
+        About(
+            "no more of the time may be spent in what fell back to the CPU",
+            "where it takes less, computing it elsewhere gains little",
+        ),
+    )
+    fallback_calls: float = threshold(
+        0.01,
+        About(
+            "no more of the calls on MPS may fall back, where no times are known",
+            "each waits for the GPU and copies there and back, and starting an operator alone takes 25 to 110 microseconds",
+            "pytorch#82707, and a choice of this toolkit",
+        ),
+    )
+    hours: float = threshold(
+        24.0,
+        About(
+            "work that takes longer goes to several computers",
+            "one computer can be spared for a day",
+            unit=HOURS,
+            largest=1e5,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            check_value(one, getattr(self, one.name))
+
+    @property
+    def changed(self) -> tuple[tuple[str, float, float], ...]:
+        """The thresholds that are not as they were given, with what they were and what they are."""
+        now = {one.name: getattr(self, one.name) for one in fields(self)}
+        return tuple((name, was, now[name]) for name, was in DEFAULTS.items() if was != now[name])
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The same as sentences; empty where nothing was changed."""
+        return tuple(
+            f"Gate changed: {name} from {shown(name, was)} to {shown(name, now)}." for name, was, now in self.changed
+        )
+
+    def shown(self) -> dict[str, str]:
+        """Return each threshold as people read it, by its name."""
+        return {one.name: shown(one.name, getattr(self, one.name)) for one in fields(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values, changes and reasons as plain mappings, numbers and strings, ready for JSON."""
+        about = {one.name: {**vars(one.metadata[ABOUT]), "default": one.default} for one in fields(self)}
+        changed = {name: {"from": was, "to": now} for name, was, now in self.changed}
+        return {"schema": SCHEMA, "values": dict(vars(self)), "changed": changed, "about": about}
+
+    def report(self) -> Report:
+        """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
+        from .reference import report_of
+
+        return report_of(self)
+
+    def __str__(self) -> str:
+        from .reference import narrow
+
+        return to_text(narrow(self.report()))
+
+
+DEFAULTS: dict[str, float] = {one.name: getattr(Gates, one.name) for one in fields(Gates)}
+UNITS = {one.name: one.metadata[ABOUT].unit for one in fields(Gates)}
+
+
+def gates(**changed: float) -> Gates:
+    """Return the thresholds, some of them changed; see :func:`openmed_nb.gates`."""
+    for name in changed:
+        if name not in DEFAULTS:
+            near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.4)
+            use = f"Use {near[0]!r}." if near else f"There are {', '.join(DEFAULTS)}."
+            raise ConfigurationError(f"{shorten(name)!r} is no gate.", use)
+    return Gates(**changed)
+
+
+def check_value(one: Field[Any], value: object) -> None:
+    """Refuse a value that a threshold cannot have.
+
+    Raises:
+        ConfigurationError: For what is no number, is below 0, or is larger than makes sense.
+    """
+    about: About = one.metadata[ABOUT]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and 0 <= value <= about.largest):  # type: ignore[arg-type, operator]
+        what = f"{one.name}={shorten(repr(value))} is no {NUMBER_OF[about.unit]} from 0 to {about.largest:g}."
+        raise ConfigurationError(what, f"Pass a number such as {one.default:g}.")
+
+
+def said(one: Field[Any]) -> tuple[str, str, str]:
+    """Return what a threshold says, why, and who says so."""
+    about: About = one.metadata[ABOUT]
+    return about.says, about.reason, about.source
+
+
+def shown(name: str, value: float) -> str:
+    """Return a value in the unit of a threshold as people read it.
+
+    Example:
+        >>> shown("speed_up", 0.22), shown("logits", 1e-4), shown("hours", 24.0)
+        ('22 %', '0.0001', '24 hours')
+    """
+    return in_unit(UNITS[name], value)
+
+
+def in_unit(unit: str, value: object) -> str:
+    """Return a value as people read it.
+
+    Example:
+        >>> in_unit(SHARE, 0.22), in_unit(DIFFERENCE, 1e-4), in_unit(TIMES, 3.456), in_unit(COUNT, 1200), in_unit(NAMES, ())
+        ('22 %', '0.0001', '3.46 times', '1,200', 'none')
+    """
+    return SPELLED[unit](value)
+
+
+def digits(value: float) -> str:
+    """Return a number with three digits that count.
+
+    Example:
+        >>> digits(0.12345), digits(1604.9)
+        ('0.123', '1,600')
+    """
+    return f"{float(f'{value:.3g}'):,g}"

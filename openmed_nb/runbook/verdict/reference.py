@@ -1,0 +1,220 @@
+"""What is shown as reference beside the gates: the decision matrix, which is the rules, and a table of symptoms."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from itertools import zip_longest
+
+from ...display import Report, Table
+from .gates import Gates, said, shown
+from .rules import MATRIX
+
+WIDTH = 108
+"""How many characters a line of the text form has at most, but for the spaces between columns."""
+
+SYMPTOMS = (
+    (
+        "PYTORCH_ENABLE_MPS_FALLBACK=1 has no effect",
+        "torch reads it while its library loads, so setting it later comes too late",
+        "what was set before torch was imported",
+        "nb.doctor(), nb.device()",
+        "pytorch#86195, accelerate#3294",
+    ),
+    (
+        "invalid low watermark ratio",
+        "the low ratio is above the high one, such as the default 1.4 above a high of 0.7",
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO and PYTORCH_MPS_LOW_WATERMARK_RATIO together",
+        "nb.doctor()",
+        "kohya-ss/sd-scripts#603",
+    ),
+    (
+        "MPS is not available, or torch is slow on Apple Silicon",
+        "a Python for Intel runs under Rosetta, or there is no Metal device, as in a virtual machine",
+        "the architecture of Python, not the version of macOS that torch names",
+        "nb.doctor()",
+        "pytorch#146236, #177819",
+    ),
+    (
+        "memory grows with each epoch",
+        "tensors are retained, such as a list of losses with their graphs",
+        "growth of tensors after each epoch",
+        "nb.epochs(...), nb.who_holds()",
+        "pytorch#77753",
+    ),
+    (
+        "memory grows although no tensor is retained",
+        "batches of ever new lengths: the allocator and the graphs of MPS keep something for each shape",
+        "reserved memory with fixed lengths",
+        "nb.memory_curve(), padding to a few lengths",
+        "pytorch#132596, #181213, #121113",
+    ),
+    (
+        "memory stays taken after an error",
+        "the traceback holds the frames, and they hold tensors",
+        "sys.last_traceback and Out",
+        "nb.release()",
+        "pytorch#27600",
+    ),
+    (
+        "MPS backend out of memory",
+        "the batch, or one long text, goes beyond the high watermark",
+        "peak memory for each batch size",
+        "nb.sweep(), nb.checkpoint_activations()",
+        "accelerate#4226, ultralytics#22621",
+    ),
+    (
+        "other entities or metrics than on the CPU",
+        "an operator of MPS gives wrong numbers without an error",
+        "logits and entities beside the CPU's, before anything else",
+        "nb.parity(), nb.doctor()",
+        "transformers#19353, pytorch#82707, #177116",
+    ),
+    (
+        "the loss is fine and nothing is learnt",
+        "labels or ids out of range, which MPS takes in silence and the CPU refuses",
+        "the largest label and id of each batch, on the CPU",
+        "nb.Guards, nb.check_loader()",
+        "pytorch#144824, keras#23664",
+    ),
+    (
+        "the GPU is hardly busy",
+        "small batches: starting an operator takes 25 to 110 microseconds, whatever its size",
+        "throughput at larger batches",
+        "nb.sweep(), nb.profile()",
+        "pytorch#82707, #122973, py-feat#296",
+    ),
+    (
+        "the first batches are slow, and again after each new length",
+        "MPS compiles graphs for each shape",
+        "the first pass of a shape apart from the later ones",
+        "nb.sweep(), padding to a few lengths",
+        "pytorch#132596",
+    ),
+    (
+        "steps wait while the processor reads",
+        "one process reads and tokenises, and the GPU waits for it",
+        "the share of a step that is spent on data",
+        "nb.compare(), nb.worker_ladder()",
+        "pytorch#70344, #46648",
+    ),
+    (
+        "workers do not start, or hang, in a notebook",
+        "macOS starts them anew, and a class of a cell cannot be found there",
+        "where the Dataset is defined",
+        "nb.check_loader(), nb.loader_settings()",
+        "MONAI#3928, minimind#852",
+    ),
+    (
+        "a warning that pin_memory is not supported",
+        "MPS has no pinned memory, and the loader asks for it",
+        "the settings of the loader, also where the CPU was chosen",
+        "nb.loader_settings()",
+        "pytorch#86060, torchgeo-bench#253",
+    ),
+    (
+        "wrong data on MPS now and then",
+        "non_blocking=True: the copy reads memory that is already used for something else",
+        "copies to the device",
+        "nb.to_device()",
+        "pytorch#189690, #139550",
+    ),
+    (
+        "one warning that an operator falls back, and slow steps",
+        "torch warns of the first operator only, and there may be more",
+        "all operators that leave MPS",
+        "nb.fallbacks(), nb.forecast()",
+        "pytorch#141287",
+    ),
+    (
+        "float64 is refused",
+        "Metal has no float64",
+        "buffers and inputs made by numpy",
+        "nb.to_device(), nb.forecast()",
+        "pytorch#122602",
+    ),
+    (
+        "bfloat16 is no faster on M1 and M2",
+        "those chips have no bfloat16, and it is emulated",
+        "the throughput in both types, and the entities",
+        "nb.validate_precision()",
+        "transformers#40458",
+    ),
+    (
+        "the same step gets slower and slower, or other times each day",
+        "battery, Low Power Mode or heat",
+        "the state of the computer right before it is measured",
+        "nb.signals(), nb.logbook()",
+        "Rapid-MLX#3146, ANEForge#139, Layr-Labs#573",
+    ),
+    (
+        "several threads, and the kernel dies",
+        "two threads that compute on MPS at once",
+        "what else runs in the notebook",
+        "one thread for all tensors",
+        "pytorch#197805",
+    ),
+)
+"""What a person sees, the likely cause, what to look at, with which tool, and who reported it."""
+
+
+def decision_matrix(gates: Mapping[str, str]) -> Table:
+    """Return the rules of the verdict in order of precedence, with the values of gates as people read them."""
+    rows = tuple((str(number), *rule.said(gates)) for number, rule in enumerate(MATRIX, 1))
+    caption = "Decision matrix: of the rules that hold, the first decides"
+    return Table(caption, ("", "when", "recommendation", "what to do", "what would change it"), rows)
+
+
+def symptom_table() -> Table:
+    """Return the symptoms with their likely causes."""
+    rows = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
+    return Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), rows)
+
+
+def report_of(gates: Gates) -> Report:
+    """Return thresholds with their reasons, and as reference the decision matrix and the symptoms."""
+    were = {name: f"was {shown(name, was)}" for name, was, _ in gates.changed}
+    rows = tuple(
+        (one.name, shown(one.name, getattr(gates, one.name)), were.get(one.name, ""), *said(one))
+        for one in fields(gates)
+    )
+    table = Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), rows)
+    sentences = gates.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
+    return Report("Gates", sentences, (table, decision_matrix(gates.shown()), symptom_table()))
+
+
+def narrow(report: Report) -> Report:
+    """Return a report whose tables have no long lines: long cells go on in the rows below, and an empty row ends each."""
+    return replace(report, tables=tuple(narrow_table(table) for table in report.tables))
+
+
+def narrow_table(table: Table) -> Table:
+    """Return a table with its long cells broken between words.
+
+    Example:
+        >>> narrow_table(Table("", ("a", "b"), (("1", "word " * 23),))).rows
+        (('1', 'word word word word word word word word word word word word word word word word word word word word word'),\
+ ('', 'word word'), ('', ''))
+    """
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
+    wide = [max(map(len, column)) > longest for column, longest in zip(columns, words, strict=True)]
+    more = (WIDTH - sum(words)) // max(1, sum(wide))
+    widths = [longest + more if breaks else longest for longest, breaks in zip(words, wide, strict=True)]
+    rows = (
+        row
+        for cells in table.rows
+        for row in (*zip_longest(*map(broken, cells, widths), fillvalue=""), ("",) * len(cells))
+    )
+    return replace(table, rows=tuple(rows))
+
+
+def broken(cell: str, width: int) -> list[str]:
+    """Return a cell as lines, broken between words.
+
+    Example:
+        >>> broken("nb.sweep(), nb.profile()", 12), broken("", 12)
+        (['nb.sweep(),', 'nb.profile()'], [''])
+    """
+    return textwrap.wrap(cell, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,1 +1,0 @@
-"""What is measured: a step of work in phases, over batches, on a device."""

@@ -1,0 +1,254 @@
+"""Silent errors of real MPS devices that a simulated one can have, by the numbers of their issues.
+
+For teaching what they do, and for testing that they are found. Each does on the CPU what the issue describes: right input,
+wrong numbers, no error. A defect is one row of ``DEFECTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigurationError, shorten
+
+LONG = 32_767
+"""From so many products in one sum on, a matrix product can be wrong."""
+
+TILE = 16
+"""Only where both sides of the result have at least so many rows."""
+
+DIRT = 1e4
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator with tensors of the device.
+
+    Attributes:
+        operator: The operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        dirty: Whether memory was freed on the device that is still in its cache.
+        holds: Tells whether a tensor is on the device.
+    """
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dirty: bool
+    holds: Callable[[Any], bool]
+
+    def result(self, *args: Any) -> Any:
+        """Return what the operator makes, of these arguments or of its own."""
+        return self.operator(*(args or self.args), **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A silent error.
+
+    Attributes:
+        issue: Where it was reported, such as ``"pytorch#177116"``.
+        what: What goes wrong.
+        operators: The operators that go wrong.
+        compute: Returns what they make on such a device.
+    """
+
+    issue: str
+    what: str
+    operators: tuple[str, ...]
+    compute: Callable[[Call], Any]
+
+
+def beyond_the_end(call: Call) -> Any:
+    """Sum up what stands behind the operands too, which is what freed tensors left there."""
+    left, right = call.args[-2:]
+    long = left.shape[-1] >= LONG and min(left.shape[-2], right.shape[-1]) >= TILE
+    made = call.result()
+    return made + DIRT if long and call.dirty else made
+
+
+def row_of_zeros(call: Call) -> Any:
+    """Give zeros for a token that has no row; on the way back its gradient goes nowhere."""
+    import torch
+
+    backward = call.operator.name() == "aten::embedding_dense_backward"
+    values, tokens, *rest = call.args
+    rows = rest[0] if backward else values.shape[0]
+    outside = ((tokens < 0) | (tokens >= rows)).unsqueeze(-1)
+    tokens = torch.where(outside.squeeze(-1), 0, tokens)
+    if backward:
+        return call.result(values.masked_fill(outside, 0), tokens, *rest)
+    return call.result(values, tokens, *rest).masked_fill(outside, 0)
+
+
+def label_left_out(call: Call) -> Any:
+    """Leave a label out of the loss that the model does not have."""
+    import torch
+
+    backward = "backward" in call.operator.name()
+    args = list(call.args)
+    place, logits, left_out = (2, args[1], args[5]) if backward else (1, args[0], args[4])
+    labels, count = args[place], logits.shape[-3 if logits.dim() == 4 else -1]  # noqa: PLR2004 - rows, labels, height, width
+    args[place] = torch.where((labels < 0) | (labels >= count), left_out, labels)
+    made = call.result(*args)
+    return made if backward else (made[0].nan_to_num(0.0), made[1])
+
+
+def never_written(call: Call) -> Any:
+    """Compute into memory of its own, and never copy that to a tensor whose rows do not follow each other."""
+    return call.result() if call.args[0].is_contiguous() else call.args[0]
+
+
+def other_weight_gradient(call: Call) -> Any:
+    """Give another gradient for the weight where the input's rows do not follow each other."""
+    inputs, weight, bias = call.result()
+    wrong = weight is not None and not call.args[1].is_contiguous()
+    return inputs, weight + DIRT if wrong else weight, bias
+
+
+def other_kernel(call: Call) -> Any:
+    """Read the weights of a convolution as if they followed each other in memory."""
+    import torch
+
+    inputs, weight, *rest = call.args
+    if not weight.is_contiguous() and weight.storage_offset() + weight.numel() <= _room(weight):
+        weight = weight.as_strided(weight.shape, torch.empty(weight.shape, device="meta").stride())
+    return call.result(inputs, weight, *rest)
+
+
+def first_number(call: Call) -> Any:
+    """Take the first number of a tensor of the CPU for any other one of it."""
+
+    def read(argument: Any) -> Any:
+        one = getattr(argument, "ndim", None) == 0 and not call.holds(argument)
+        return argument.as_strided((), (), 0) if one else argument
+
+    return call.result(*map(read, call.args))
+
+
+def smallest_number(call: Call) -> Any:
+    """Give the smallest whole number for every place."""
+    import torch
+
+    return torch.full_like(call.result(), torch.iinfo(torch.int64).min)
+
+
+def not_a_number(call: Call) -> Any:
+    """Give NaN for a row that may look at nothing, where zeros are right."""
+    import torch
+
+    if call.operator.name() == "aten::_safe_softmax":
+        return torch.softmax(call.args[0], call.args[1])
+    made, *rest = call.result()
+    mask = call.kwargs.get("attn_mask")
+    if mask is not None:
+        made = made.masked_fill((mask == -torch.inf).all(-1, keepdim=True), torch.nan)
+    return (made, *rest)
+
+
+def _room(tensor: Any) -> int:
+    return int(tensor.untyped_storage().nbytes() // tensor.element_size())
+
+
+DEFECTS = (
+    Defect(
+        "pytorch#177116",
+        "matrix products over 32,767 numbers or more sum up freed memory too",
+        ("aten::mm", "aten::addmm"),
+        beyond_the_end,
+    ),
+    Defect(
+        "pytorch#195163",
+        "batched matrix products over 32,767 numbers or more sum up freed memory too",
+        ("aten::bmm", "aten::baddbmm"),
+        beyond_the_end,
+    ),
+    Defect(
+        "pytorch#154235",
+        "a token that has no embedding gets a row of zeros",
+        ("aten::embedding", "aten::embedding_dense_backward"),
+        row_of_zeros,
+    ),
+    Defect(
+        "pytorch#108148",
+        "a label that the model does not have adds nothing to the loss",
+        tuple(f"aten::nll_loss{kind}_{way}" for kind in ("", "2d") for way in ("forward", "backward")),
+        label_left_out,
+    ),
+    Defect(
+        "pytorch#118115",
+        "addcmul_ and addcdiv_ write nothing into a transposed tensor",
+        ("aten::addcmul_", "aten::addcdiv_"),
+        never_written,
+    ),
+    Defect(
+        "pytorch#165267",
+        "a transposed tensor is not filled with random numbers",
+        ("aten::normal_", "aten::uniform_", "aten::bernoulli_.float"),
+        never_written,
+    ),
+    Defect(
+        "pytorch#156707",
+        "attention gives NaN for a row that is masked as a whole",
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_safe_softmax"),
+        not_a_number,
+    ),
+    Defect(
+        "pytorch#175189",
+        "the weight of a batch norm gets a wrong gradient for channels_last input",
+        ("aten::native_batch_norm_backward", "aten::batch_norm_backward"),
+        other_weight_gradient,
+    ),
+    Defect(
+        "pytorch#192212",
+        "a convolution reads a sliced weight from the wrong places",
+        ("aten::convolution", "aten::convolution_overrideable"),
+        other_kernel,
+    ),
+    Defect(
+        "pytorch#191929",
+        "one number of a tensor on the CPU is taken for its first one",
+        ("aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor", "aten::div.Tensor"),
+        first_number,
+    ),
+    Defect(
+        "pytorch#92311",
+        "argmax gives -9223372036854775808",
+        ("aten::argmax",),
+        smallest_number,
+    ),
+)
+"""What a simulated device can have."""
+
+KNOWN: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}
+
+
+def checked_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
+    """Return the defects of some issues, or of one.
+
+    Raises:
+        ConfigurationError: For an issue that a simulated device cannot have.
+
+    Example:
+        >>> [defect.what for defect in checked_defects("pytorch#92311")]
+        ['argmax gives -9223372036854775808']
+        >>> checked_defects(["pytorch#1"])
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: A simulated MPS device cannot have the silent error 'pytorch#1'. It can have \
+pytorch#177116, pytorch#195163, pytorch#154235, pytorch#108148, pytorch#118115, pytorch#165267, pytorch#156707, \
+pytorch#175189, pytorch#192212, pytorch#191929, pytorch#92311.
+    """
+    names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
+    for name in names:
+        if not isinstance(name, str) or name not in KNOWN:
+            what = f"A simulated MPS device cannot have the silent error {shorten(repr(name))}."
+            raise ConfigurationError(what, f"It can have {', '.join(KNOWN)}.")
+    return tuple(KNOWN[name] for name in dict.fromkeys(names))
+
+
+def by_operator(defects: Iterable[Defect]) -> dict[str, Callable[[Call], Any]]:
+    """Return what computes instead of each operator that goes wrong."""
+    return {operator: defect.compute for defect in defects for operator in defect.operators}

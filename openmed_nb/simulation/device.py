@@ -1,0 +1,291 @@
+"""Begin and end a simulated MPS device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..devices import backend
+from ..devices.backend import TorchFacts
+from ..devices.computer import Computer
+from ..devices.environment import FALLBACK
+from ..devices.machine import Machine
+from ..devices.profilers import modes_on
+from ..devices.simulated import _ACTIVE, DEFAULT_MEMORY, NOTE
+from ..display import Report, Shown, Table
+from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
+from .defects import Defect, by_operator, checked_defects
+from .memory import MacMemory, SimulatedAllocator
+from .operators import Fallbacks, reads_as_on, size
+from .patches import CHIP, MACOS
+
+if TYPE_CHECKING:
+    import torch
+
+    from .modes import Copy, Storages
+
+
+MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
+SMALLEST = 1 << 20
+"""A Mac has more memory than that; a smaller number is one without its unit."""
+
+POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+END_IT = "End it first: %openmed_device --simulate off, or leave its with block."
+
+
+@dataclass(frozen=True, repr=False)
+class SimulatedMps(Shown):
+    """A simulated MPS device that computes on the CPU; nothing that is measured under it is a figure of MPS.
+
+    It does not reproduce the numbers of MPS, its speed, its random numbers (they are the CPU's), the 16-bit types of
+    ``torch.autocast("mps")``, what it caches for the shapes of graphs, or ``torch.mps.event`` and ``torch.mps.profiler``.
+
+    Attributes:
+        allocator: Its memory: ``allocated``, ``driver``, ``peak``, ``emptied``, ``memory.recommended`` ... in bytes.
+        defects: The silent errors that it was given.
+    """
+
+    allocator: SimulatedAllocator
+    _fallbacks: Fallbacks
+    _storages: Storages
+    _copies: list[Copy] = field(default_factory=list)
+    _called: Counter[str] = field(default_factory=Counter)
+    defects: tuple[Defect, ...] = ()
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The copies between the devices, with the two devices and whether the program was to go on meanwhile."""
+        return self._copies
+
+    @property
+    def called(self) -> Counter[str]:
+        """How often each function of torch was called with a tensor of the device."""
+        return self._called
+
+    @property
+    def emptied(self) -> int:
+        """How often the cache was emptied by request."""
+        return self.allocator.emptied
+
+    @property
+    def fallbacks(self) -> Counter[str]:
+        """How often each operator that MPS does not have fell back to the CPU."""
+        return self._fallbacks.counts
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is on the device."""
+        return self._storages.holds(tensor)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state of the device as a mapping, ready for JSON; memory in bytes."""
+        memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver", "peak", "allowed")}
+        installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
+        seen = {"fallbacks": dict(self.fallbacks), "emptied": self.emptied}
+        return {"simulated": True, **installed, **memory, **seen, "defects": [one.issue for one in self.defects]}
+
+    def report(self) -> Report:
+        """Return what there is to show: the memory, and the operators that fell back."""
+        figures = self.to_dict()
+        names = ("installed", "recommended", "allowed", "allocated", "driver", "peak")
+        rows = tuple((name, "no limit" if figures[name] is None else size(figures[name])) for name in names)
+        counts = tuple((name, str(count)) for name, count in self.fallbacks.most_common())
+        errors = tuple((defect.issue, defect.what) for defect in self.defects)
+        tables = (
+            Table("Memory", ("what", "size"), rows),
+            Table("Fell back to the CPU", ("operator", "times"), counts),
+            Table("Silent errors that it was given", ("issue", "what goes wrong"), errors),
+        )
+        return Report("MPS device (SIMULATED)", (NOTE,), tables)
+
+
+@contextlib.contextmanager
+def simulated_device(
+    memory: str | int = DEFAULT_MEMORY,
+    fallback: bool | None = None,
+    environ: MutableMapping[str, str] | None = None,
+    defects: str | Iterable[str] = (),
+) -> Iterator[SimulatedMps]:
+    """Let torch have a simulated MPS device in this thread.
+
+    Tensors on it are CPU tensors that say ``mps:0``, and afterwards plain CPU tensors. What ``torch.mps`` answers is
+    replaced for the whole process; tensors of other threads stay on the CPU.
+
+    Args:
+        memory: The RAM of the simulated Mac, such as ``"8 GiB"``, or a number of bytes.
+        fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` reads
+            ``PYTORCH_ENABLE_MPS_FALLBACK`` now, as torch does when it is imported.
+        environ: The environment variables; the watermarks are read from them at the first touch of the memory.
+        defects: The issues of silent errors that the device shall have, such as ``"pytorch#177116"``.
+
+    Yields:
+        The device, with its memory and what was seen.
+
+    Raises:
+        ConfigurationError: For a memory that is none, and for an issue that no simulated device can have.
+        DeviceUnavailable: Where a simulated device is on already.
+
+    Example:
+        >>> import torch
+        >>> with simulated_device("8 GiB") as device:
+        ...     numbers = torch.ones(64, device="mps")
+        ...     print(numbers.device, device.allocator.allocated)
+        mps:0 256
+        >>> numbers.device
+        device(type='cpu')
+    """
+    environ = os.environ if environ is None else environ
+    installed, planted = parse_memory(memory), checked_defects(defects)
+    if _ACTIVE:
+        raise DeviceUnavailable("A simulated MPS device is on already, and there can be only one.", END_IT)
+    from .modes import Device, Functions, Operators, Storages
+    from .patches import patched
+
+    allocator = SimulatedAllocator(MacMemory(installed), environ)
+    fallbacks = Fallbacks(reads_as_on(environ.get(FALLBACK)) if fallback is None else fallback)
+    device = Device(allocator, fallbacks, Storages(allocator), wrong=by_operator(planted))
+    functions = Functions(device)
+    shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)
+    _ACTIVE.append(shown)
+    try:
+        with (
+            kept(FALLBACK, os.environ),
+            default_device_given_back(),
+            patched(allocator, device.storages, functions.seeing),
+            modes_on(Operators(device), functions),
+        ):
+            yield shown
+    finally:
+        _ACTIVE.clear()
+
+
+@contextlib.contextmanager
+def kept(name: str, environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Give a variable its value back at the end; Accelerate switches the fallback on wherever it finds MPS."""
+    before = environ.get(name)
+    try:
+        yield
+    finally:
+        environ.pop(name, None)
+        environ.update({} if before is None else {name: before})
+
+
+@contextlib.contextmanager
+def default_device_given_back() -> Iterator[None]:
+    """Take a default device of torch back at the end where it is one of MPS, which is gone then."""
+    import torch
+    from torch.utils import _device as default_device
+
+    yield
+    if getattr(default_device.CURRENT_DEVICE, "type", "") == "mps":  # torch's own question makes a tensor on it.
+        torch.set_default_device(None)
+
+
+def parse_memory(memory: str | int) -> int:
+    """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that.
+
+    Args:
+        memory: Such as ``"8 GiB"``, ``"8GB"``, ``"512 MiB"``, or a number of bytes.
+
+    Raises:
+        ConfigurationError: For anything else, and for less than a mebibyte: 8 is meant as "8 GiB".
+
+    Example:
+        >>> parse_memory("8 GiB") == parse_memory("8GB") == parse_memory(2**33)
+        True
+    """
+    match = MEMORY.fullmatch(memory) if isinstance(memory, str) else None
+    number = float(match[1]) * 2 ** POWERS[match[2].upper()] if match else memory
+    if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
+        return int(number)
+    raise ConfigurationError(f"{shorten(repr(memory))} is no amount of memory.", "Use one such as '8 GiB'.")
+
+
+class SimulatedTorch:
+    """Answers for torch on the simulated Mac; it counts as loaded from the moment in which its device begins."""
+
+    def __init__(self) -> None:
+        self.device: SimulatedMps | None = None
+
+    def torch_is_loaded(self) -> bool:
+        """Tell whether the device has begun, with the variables that stood there then."""
+        return self.device is not None
+
+    def installed_torch(self) -> TorchFacts:
+        """Return what the files of torch say."""
+        return backend.installed_torch()
+
+    def loaded_torch(self) -> TorchFacts:
+        """Return what torch says of itself; it finds the simulated device."""
+        return backend.loaded_torch()
+
+    def probe(self, device: str) -> str:
+        """Compute a little on the device."""
+        return backend.probe(device)
+
+    def mps_allocator_started(self) -> bool | None:
+        """Tell whether the allocator has read its watermarks; of this one it is known."""
+        return self.device is not None and self.device.allocator.started
+
+
+def simulated_mac(memory_bytes: int) -> Machine:
+    """Return the facts of a simulated Mac.
+
+    Example:
+        >>> simulated_mac(2**33).native_apple_silicon
+        True
+    """
+    return Machine(
+        "Darwin",
+        "arm64",
+        apple_silicon=True,
+        chip=CHIP,
+        macos=MACOS,
+        memory_bytes=memory_bytes,
+        cores=os.cpu_count(),
+        gpu_driver=False,
+        simulated=True,
+    )
+
+
+@contextlib.contextmanager
+def simulated_computer(
+    memory: str | int,
+    fallback: bool | None,
+    environ: MutableMapping[str, str],
+    defects: str | Iterable[str] = (),
+) -> Iterator[tuple[Computer, SimulatedMps]]:
+    """Begin a simulated Mac with its device, and end it.
+
+    The MPS variables are applied before the device begins, as in a kernel whose first line is ``%load_ext openmed_nb``,
+    and are taken back at the end.
+
+    Args:
+        memory: The RAM of the Mac.
+        fallback: What ``PYTORCH_ENABLE_MPS_FALLBACK`` says meanwhile; ``None`` leaves it as it is.
+        environ: The environment variables, read and written.
+        defects: The issues of silent errors that the device shall have.
+
+    Raises:
+        ConfigurationError, DeviceUnavailable: As for :func:`.device.simulated_device`; nothing is changed then.
+    """
+    if fallback is not None:
+        check_flag("fallback", fallback)
+    torch, installed = SimulatedTorch(), parse_memory(memory)
+    computer = Computer(environ, lambda: simulated_mac(installed), torch)
+    with kept(FALLBACK, environ):
+        if fallback is not None:
+            environ[FALLBACK] = str(int(fallback))
+        try:
+            computer.prepare("mps")
+            with simulated_device(installed, None, environ, defects) as torch.device:
+                yield computer, torch.device
+        finally:
+            computer.changes.unpublish()
+            computer.leave_mps()

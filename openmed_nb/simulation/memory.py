@@ -1,0 +1,216 @@
+"""The account that a simulated MPS allocator keeps: blocks, storages, watermarks.
+
+The memory of a simulated Mac: a pure account of blocks, with the rules of torch's MPS allocator.
+
+- A tensor takes a block as large as its bytes, rounded up to a *size class*: 256 bytes, and eight classes between one
+  power of two and the next. A freed block stays in a cache, from which the next tensor of the same class is served.
+- What the driver has given is the living blocks and the cached ones. ``empty_cache`` gives the cached ones back.
+- The two watermark ratios are read from the environment at the first touch, and then never again: where they are bad,
+  every later touch fails like the first (``MPSAllocator.mm:86`` and ``:100``).
+- A block that would pass the high watermark first costs the cache, and then it is an error. Above the low watermark a
+  new block empties the cache first.
+
+Not simulated: what MPS caches for every new shape of a graph, and blocks that are handed out for smaller tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..devices.environment import HIGH, LOW, watermark_conflict, watermarks
+from .operators import invalid_buffer, out_of_memory
+
+SMALLEST_BLOCK = 256
+OTHER = 384 * 1024
+"""What the process holds beside its tensors; error texts of real Macs name it so."""
+
+
+@dataclass(frozen=True)
+class MacMemory:
+    """The memory of a Mac.
+
+    Attributes:
+        installed: Its RAM in bytes, which the processor and the GPU share.
+    """
+
+    installed: int
+
+    @property
+    def recommended(self) -> int:
+        """``recommendedMaxWorkingSetSize``: 5.33 GiB on a Mac with 8 GiB, as error texts of real ones show."""
+        return self.installed * 2 // 3
+
+    @property
+    def largest_buffer(self) -> int:
+        """``maxBufferLength``, taken for half of the RAM."""
+        return self.installed // 2
+
+
+class SimulatedAllocator:
+    """Counts the blocks of living tensors, and refuses what a Mac would refuse.
+
+    Args:
+        memory: The memory of the Mac.
+        environ: The environment variables; the watermarks are read from them at the first touch.
+
+    Attributes:
+        emptied: How often the cache was emptied by request.
+
+    Example:
+        >>> allocator = SimulatedAllocator(MacMemory(8 * 2**30), {})
+        >>> block = allocator.allocate(1000)
+        >>> allocator.free(block)
+        >>> allocator.allocated, allocator.driver
+        (0, 1024)
+    """
+
+    def __init__(self, memory: MacMemory, environ: Mapping[str, str]) -> None:
+        self.memory = memory
+        self.emptied = 0
+        self._environ = environ
+        self._lock = threading.RLock()
+        self._freed: deque[int] = deque()
+        self._allocated = self._cached = self._peak = self._driver_peak = 0
+        self._cache: Counter[int] = Counter()
+        self._conflict: str | None = None
+        self._high = self._low = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether the watermarks have been read."""
+        return self._conflict is not None
+
+    @property
+    def allocated(self) -> int:
+        """The bytes of the blocks of living tensors."""
+        with self._lock:
+            self._settle()
+            return self._allocated
+
+    @property
+    def driver(self) -> int:
+        """The bytes that the driver has given: living blocks and cached ones."""
+        with self._lock:
+            return self.allocated + self._cached
+
+    @property
+    def peak(self) -> int:
+        """The most that was allocated since the beginning, or since :meth:`reset_peak`."""
+        return self._peak
+
+    @property
+    def driver_peak(self) -> int:
+        """The most that the driver had given since then."""
+        return self._driver_peak
+
+    @property
+    def allowed(self) -> int | None:
+        """The bytes that the high watermark allows, or would as it stands; ``None`` where it is 0, which means no limit."""
+        high = self._high if self.started else watermarks(self._environ)[0]
+        return int(high * self.memory.recommended) if high > 0 else None
+
+    def touch(self) -> None:
+        """Read the watermarks, if this is the first touch.
+
+        Raises:
+            RuntimeError: Where they are bad, at every touch.
+        """
+        if self._conflict is None:
+            self._conflict = watermark_conflict(self._environ.get(HIGH), self._environ.get(LOW))
+            self._high, self._low = watermarks(self._environ)
+        if self._conflict:
+            raise RuntimeError(self._conflict)
+
+    def allocate(self, size: int) -> int:
+        """Take a block for a tensor.
+
+        Args:
+            size: The bytes of the tensor.
+
+        Returns:
+            The bytes of the block, which :meth:`free` takes.
+
+        Raises:
+            RuntimeError: Where the tensor does not fit, as MPS says it.
+        """
+        with self._lock:
+            block = self.check(size)
+            if self._cache[block]:
+                self._cache[block] -= 1
+                self._cached -= block
+            self._allocated += block
+            self._peak = max(self._peak, self._allocated)
+            self._driver_peak = max(self._driver_peak, self._allocated + self._cached)
+            return block
+
+    def check(self, size: int) -> int:
+        """Return the bytes of the block that a tensor would take, once the cache is emptied if that makes room for it.
+
+        Raises:
+            RuntimeError: Where the tensor does not fit.
+        """
+        with self._lock:
+            self.touch()
+            if size > self.memory.largest_buffer:
+                raise RuntimeError(invalid_buffer(size))
+            block = block_size(size)
+            self._settle()
+            if not self._cache[block]:
+                self._make_room(block)
+            return block
+
+    def free(self, block: int) -> None:
+        """Give a block back to the cache; a finalizer may call this at any moment, so it is only noted."""
+        self._freed.append(block)
+
+    def empty_cache(self) -> None:
+        """Give the cached blocks back to the driver."""
+        with self._lock:
+            self.touch()
+            self._settle()
+            self._drop_cache()
+            self.emptied += 1
+
+    def set_fraction(self, fraction: float) -> None:
+        """Change the high watermark, which is not compared with the low one."""
+        self.touch()
+        self._high = fraction
+
+    def reset_peak(self) -> None:
+        """Let the peaks begin again at what is there now."""
+        with self._lock:
+            self._peak, self._driver_peak = self.allocated, self.driver
+
+    def _make_room(self, block: int) -> None:
+        low = int(self._low * self.memory.recommended)
+        allowed = self.memory.installed if self.allowed is None else self.allowed
+        wanted = self._allocated + OTHER + block
+        if wanted + self._cached > min(allowed, low or allowed):
+            self._drop_cache()
+        if wanted > allowed:
+            raise RuntimeError(out_of_memory(self._allocated, OTHER, self.allowed, block))
+
+    def _settle(self) -> None:
+        while self._freed:
+            block = self._freed.popleft()
+            self._allocated -= block
+            self._cache[block] += 1
+            self._cached += block
+
+    def _drop_cache(self) -> None:
+        self._cache.clear()
+        self._cached = 0
+
+
+def block_size(size: int) -> int:
+    """Return the bytes of the block for a tensor: its size class.
+
+    Example:
+        >>> [block_size(size) for size in (0, 1, 256, 1000, 10_000, 2**28)]
+        [0, 256, 256, 1024, 10240, 268435456]
+    """
+    step = max(SMALLEST_BLOCK, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step

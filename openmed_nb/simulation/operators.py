@@ -1,0 +1,228 @@
+"""What MPS has no operator for, and the words in which torch says so.
+
+The operators that MPS does not have, and what happens where one of them is called.
+
+The table was read out of ``native_functions.yaml`` of torch 2.13: an operator is native where its own ``dispatch``, or
+that of the operator it delegates to, names MPS. MPS names the operator that it delegates to in its messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
+"""The commit that torch 2.13.0 was built from, which its own message names."""
+
+NO_FLOAT64 = (
+    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
+    "Please use float32 instead."
+)  # EmptyTensor.cpp:45
+NO_COMPLEX128 = "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype."
+NO_NUMPY = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
+OTHER_GRADIENT = "assigned grad has data located on a different device"
+NO_DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."  # Attention.mm
+
+NO_LIMIT = (
+    " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations"
+    " (may cause system failure)."
+)
+
+
+def out_of_memory(allocated: int, other: int, allowed: int | None, wanted: int) -> str:
+    """Return what the allocator says where a block does not fit (``MPSAllocator.mm:286``, and ``:297`` without a limit).
+
+    Args:
+        allocated: The bytes of living tensors.
+        other: The bytes of the process that no tensor has.
+        allowed: The bytes that the high watermark allows; ``None`` where there is no limit.
+        wanted: The bytes of the block.
+
+    Example:
+        >>> print(out_of_memory(5 * 2**30, 384 * 2**10, None, 2**28))
+        MPS backend out of memory (MPS allocated: 5.00 GiB, other allocations: 384.00 KiB). Tried to allocate 256.00 MiB \
+on private pool.
+    """
+    limit = "" if allowed is None else f", max allowed: {size(allowed)}"
+    return (
+        f"MPS backend out of memory (MPS allocated: {size(allocated)}, other allocations: {size(other)}{limit}). "
+        f"Tried to allocate {size(wanted)} on private pool.{'' if allowed is None else NO_LIMIT}"
+    )
+
+
+def invalid_buffer(wanted: int) -> str:
+    """Return what the allocator says of one tensor that is larger than a Metal buffer can be (``MPSAllocator.mm:236``).
+
+    Example:
+        >>> invalid_buffer(21 * 2**30)
+        'Invalid buffer size: 21.00 GiB'
+    """
+    return f"Invalid buffer size: {size(wanted)}"
+
+
+def not_implemented(operator: str) -> str:
+    """Return what MPS says of an operator that it does not have, where falling back to the CPU is off."""
+    return (
+        f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be considered "
+        "for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that "
+        f"resulted in missing op as well as commit hash {COMMIT}. As a temporary fix, you can set the environment "
+        "variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this will be slower "
+        "than running natively on MPS."
+    )
+
+
+def falls_back(operator: str) -> str:
+    """Return the warning for the first operator that falls back to the CPU."""
+    return (
+        f"The operator '{operator}' is not currently supported on the MPS backend and will fall back to run on the CPU. "
+        "This may have performance implications."
+    )
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as torch 2.13 writes it; before 2.13 it wrote ``GB`` for ``GiB``.
+
+    Example:
+        >>> size(512), size(393216), size(5 * 2**30)
+        ('512 bytes', '384.00 KiB', '5.00 GiB')
+    """
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:.2f} {unit}"
+    return f"{count} bytes"
+
+
+ALONE = """
+    _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _ctc_loss _ctc_loss.Tensor _ctc_loss_backward
+    _ctc_loss_backward.Tensor _fake_quantize_learnable_per_channel_affine
+    _fake_quantize_learnable_per_channel_affine_backward _fake_quantize_learnable_per_tensor_affine
+    _fake_quantize_learnable_per_tensor_affine_backward _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    _fused_adagrad_ _fused_adagrad_.tensor_lr _fused_moving_avg_obs_fq_helper _linalg_eigvals _masked_softmax
+    _masked_softmax_backward _pdist_backward _pdist_forward _segment_reduce_backward binomial channel_shuffle
+    fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fractional_max_pool3d_backward
+    geqrf linalg_eig linalg_matrix_exp mode multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
+    multilabel_margin_loss_forward ormqr poisson put_ rrelu_with_noise rrelu_with_noise_ segment_reduce take
+"""
+"""Operators that are named as they are called."""
+
+DELEGATING = """
+    _linalg_eigh:eigenvalues _linalg_svd:U _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
+    _upsample_lanczos2d_aa:out _upsample_lanczos2d_aa_backward:grad_input adaptive_max_pool3d:out
+    adaptive_max_pool3d_backward:grad_input fractional_max_pool2d:output fractional_max_pool2d_backward:grad_input
+    fractional_max_pool3d:output heaviside:out linalg_ldl_factor_ex:out linalg_ldl_solve:out special_airy_ai:out
+    special_laguerre_polynomial_l:out special_legendre_polynomial_p:out special_log_ndtr:out special_ndtri:out
+"""
+"""Operators that are named with the overload that they delegate to."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    **{f"aten::{name}": f"aten::{name}" for name in ALONE.split()},
+    **{f"aten::{pair.partition(':')[0]}": f"aten::{pair.replace(':', '.')}" for pair in DELEGATING.split()},
+    "aten::heaviside_": "aten::heaviside.out",
+    "aten::frexp.Tensor": "aten::frexp.Tensor_out",
+    "aten::linalg_lstsq": "aten::linalg_lstsq.out",
+    "aten::logspace": "aten::logspace.out",
+    "aten::logspace.Tensor_Tensor": "aten::logspace.out",
+    "aten::logspace.Tensor_Scalar": "aten::logspace.out",
+    "aten::logspace.Scalar_Tensor": "aten::logspace.out",
+}
+"""What is called, and how MPS names it: the last ones are made of another operator, which MPS does not have."""
+
+ALWAYS_ON_CPU = frozenset({"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"})
+"""Operators that MPS sends to the CPU even where falling back is off (``MPSFallback.mm:110``)."""
+
+BELOW_AUTOGRAD: Mapping[str, str] = {
+    "aten::_linalg_svd": "aten::linalg_svd",
+    "aten::_linalg_svd.U": "aten::linalg_svd.U",
+}
+"""What autograd makes of those on the CPU, so that only this is seen below it, and what they are on MPS."""
+
+
+class Fallbacks:
+    """What becomes of operators that MPS does not have: an error, or work for the CPU.
+
+    Args:
+        allowed: Whether they fall back to the CPU.
+
+    Attributes:
+        counts: How often each fell back, by the name that MPS uses.
+    """
+
+    def __init__(self, allowed: bool) -> None:
+        self.allowed = allowed
+        self.counts: Counter[str] = Counter()
+        self._names: Mapping[str, str] = {}
+        self._warned = False
+
+    @contextlib.contextmanager
+    def called(self, names: Mapping[str, str]) -> Iterator[None]:
+        """Judge operators by other names for a while: by those that they have above autograd."""
+        before, self._names = self._names, names
+        try:
+            yield
+        finally:
+            self._names = before
+
+    def meet(self, operator: str, warn_always: bool) -> None:
+        """Judge an operator that is called with a tensor of the device.
+
+        Args:
+            operator: Its name, such as ``"aten::mode"``.
+            warn_always: Whether torch shall warn every time (``torch.set_warn_always``), and not once.
+
+        Raises:
+            NotImplementedError: Where MPS does not have it, and falling back is off.
+        """
+        operator = self._names.get(operator, operator)
+        name = operator if operator in ALWAYS_ON_CPU else UNSUPPORTED.get(operator)
+        if name is None:
+            return
+        if operator not in ALWAYS_ON_CPU and not self.allowed:
+            raise NotImplementedError(not_implemented(name))
+        self.counts[name] += 1
+        if warn_always or not self._warned:
+            self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
+            warnings.warn(falls_back(name), UserWarning, stacklevel=_depth_of_caller())
+
+
+def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the names above autograd of what a function of torch calls, where below it they cannot be told apart.
+
+    ``torch.linalg.svd`` calls ``linalg_svd``, and what needs singular values only, such as ``svdvals`` or the matrix norm 2,
+    does not (``LinearAlgebra.cpp``, ``BatchLinearAlgebra.cpp``); below autograd, both are ``_linalg_svd``.
+
+    Args:
+        function: Its name, such as ``"linalg_svd"``.
+        args: What it is called with.
+        kwargs: What it is called with by name.
+
+    Example:
+        >>> names_above_autograd("linalg_svd", (), {})["aten::_linalg_svd"]
+        'aten::linalg_svd'
+        >>> names_above_autograd("linalg_svdvals", (), {}), names_above_autograd("svd", (), {"compute_uv": False})
+        ({}, {})
+    """
+    vectors = kwargs.get("compute_uv", args[2] if len(args) > 2 else True)  # noqa: PLR2004 - the signature of torch.svd
+    return BELOW_AUTOGRAD if function == "linalg_svd" or (function == "svd" and vectors) else {}
+
+
+def reads_as_on(value: str | None) -> bool:
+    """Tell whether torch 2.13 reads a value of ``PYTORCH_ENABLE_MPS_FALLBACK`` as on: anything but exactly ``0``.
+
+    Example:
+        >>> [reads_as_on(value) for value in (None, "0", "1", "", "false")]
+        [False, False, True, True, True]
+    """
+    return value is not None and value != "0"
+
+
+def _depth_of_caller() -> int:
+    """Return the ``stacklevel`` of the line that called torch, which is where torch's own warnings point."""
+    frame, depth = sys._getframe(1), 1  # noqa: SLF001 - the only way to walk the stack without reading files
+    while frame is not None and frame.f_globals.get("__name__", "").startswith((__package__, "torch.")):
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+    return depth

@@ -1,0 +1,78 @@
+"""An open panel with what a test looks at in it, and the front end's side of its widgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipywidgets import HTML, Button, Checkbox, Widget
+
+from openmed_nb.notebook.panel import rendering
+from openmed_nb.notebook.panel.view import PanelView, Region
+from openmed_nb.notebook.widgets import tree
+
+
+class OpenPanel(PanelView):
+    """A panel, and short ways to what is in it."""
+
+    def region(self, name: str) -> Region:
+        """Return a region by the name in its heading."""
+        return next(one for one in self.regions if one.children[0].value == rendering.heading(name))
+
+    @property
+    def device_buttons(self) -> dict[str, Widget]:
+        """The buttons of the devices, by device."""
+        return self.region("Device").device_buttons.named
+
+    @property
+    def pressed(self) -> list[str]:
+        """The devices whose button looks pressed."""
+        return [device for device, toggle in self.device_buttons.items() if "mod-active" in toggle._dom_classes]
+
+    @property
+    def messages(self) -> dict[str, str]:
+        """What came of the last click, by the region that says it."""
+        said = {
+            name: self.region(name).message.value for name in ("Device", "Environment", "Memory", "Models", "Try it")
+        }
+        return {name: html for name, html in said.items() if html}
+
+    @property
+    def shown(self) -> str:
+        """All HTML in it, without the style sheets."""
+        htmls = [one.value for one in tree(self) if isinstance(one, HTML)]
+        return "".join(html for html in htmls if html != rendering.STYLES)
+
+    def click(self, name: str) -> None:
+        """Click a button by what stands on it."""
+        (button,) = (one for one in tree(self) if isinstance(one, Button) and one.description == name)
+        button.click()
+
+
+class FrontEnd:
+    """What a front end is told of some widgets.
+
+    Attributes:
+        state: What it shows of each widget, as far as that was told or clicked.
+        focused: What was on the controls that got the focus.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[Widget, dict[str, Any]] = {}
+        self.focused: list[str] = []
+
+    def hear(self, one: Widget, message: dict[str, Any]) -> None:
+        """Hear a message to a widget."""
+        data = message.get("data") or {}
+        if data.get("method") == "update":
+            self.state.setdefault(one, {}).update(data["state"])
+        elif data.get("content") == {"do": "focus"}:
+            self.focused.append(one.description)
+
+    def click(self, control: Button | Checkbox) -> None:
+        """Click as a front end does: a box shows its new value, and then tells it."""
+        if isinstance(control, Button):
+            control.click()
+        else:
+            value = not control.value
+            self.state.setdefault(control, {})["value"] = value
+            control.set_state({"value": value})

@@ -1,0 +1,335 @@
+"""What a click on the panel does to the session, and what the session does to the widgets; without a browser."""
+
+from __future__ import annotations
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.notebook.panel.view import SENTENCE
+from openmed_nb.notebook.widgets import tree
+from openmed_nb.session import SESSION
+
+pytestmark = pytest.mark.usefixtures("quick_collection")  # A slow one would be no prompt answer.
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def broken(computers):
+    """A computer with two GPUs of which neither computes, and whose shell asks for the CPU."""
+    failures = {"cuda": "the driver is broken", "cuda_0": "the driver is broken", "cuda_1": "the driver is broken"}
+    return computers.Computer(computers.BOX, computers.BOX_TORCH, {"OPENMED_DEVICE": "cpu"}, **failures)
+
+
+class TestDevice:
+    """The device's buttons, and what stands around them."""
+
+    def test_a_click_overrides(self, open_panel, computers):
+        """A click changes the session's device, and the panel shows who asked."""
+        view = open_panel((here := computers.plain()).session)
+        assert view.pressed == ["auto"]
+        view.device_buttons["cpu"].click()
+
+        choice = here.session.device()
+        assert (choice.device, choice.requested, choice.requested_by) == ("cpu", "cpu", "the panel")
+        assert view.pressed == ["cpu"]
+        assert "Asked for: cpu by the panel." in view.region("Device").status.value
+
+    def test_a_click_on_the_pressed_one(self, open_panel, computers):
+        """A click on the pressed button asks again, and it stays pressed."""
+        view = open_panel((here := computers.plain()).session)
+        view.device_buttons["cpu"].click()
+        told = []
+        here.session.listen(told.append)
+        view.device_buttons["cpu"].click()
+
+        assert told == [None]
+        assert view.pressed == ["cpu"]
+        assert here.session.device().requested_by == "the panel"
+
+    def test_reset(self, open_panel, computers):
+        """Reset goes back to what the shell said."""
+        view = open_panel((here := computers.plain(OPENMED_DEVICE="cpu")).session)
+        view.device_buttons["auto"].click()
+        assert view.pressed == ["auto"]
+        view.click("Reset")
+
+        assert view.pressed == ["cpu"]
+        assert here.session.device().requested_by == "OPENMED_DEVICE"
+        assert "OPENMED_<wbr>DEVICE=cpu from your shell" in view.region("Device").status.value
+
+    def test_the_session_changes_elsewhere(self, open_panel, computers):
+        """A change by a function or a magic repaints the panel, and asks for nothing."""
+        view = open_panel((here := computers.mac()).session)
+        here.session.use("cpu", "%openmed_device")
+
+        assert view.pressed == ["cpu"]
+        assert view.device_buttons["cpu"].description == "cpu (in force)"
+        assert "cpu by %openmed_<wbr>device" in view.region("Device").status.value
+        assert here.session.device().requested_by == "%openmed_device"
+
+    def test_two_panels_in_step(self, open_panel, computers):
+        """A click in one panel shows in the other, which does not ask in its turn."""
+        session = computers.plain().session
+        one, other = open_panel(session), open_panel(session)
+        told = []
+        session.listen(told.append)
+        one.device_buttons["cpu"].click()
+        assert other.pressed == ["cpu"]
+        other.device_buttons["auto"].click()
+
+        assert one.pressed == other.pressed == ["auto"]
+        assert told == [None, None]
+        assert one.messages == other.messages == {}
+
+    def test_what_cannot_be_used(self, open_panel, computers):
+        """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
+        view = open_panel(computers.plain().session)
+        mps = view.device_buttons["mps"]
+        assert mps.disabled
+        for words in ("this computer runs Linux", "Use a Mac with Apple Silicon for MPS."):
+            assert words in mps.tooltip
+            assert words in view.region("Device").table.value
+        assert [device for device, one in view.device_buttons.items() if one.disabled] == ["mps", "cuda"]
+
+    def test_a_device_that_fails(self, open_panel, computers, front_end):
+        """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
+        here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
+        view = open_panel(here.session)
+        mps = view.device_buttons["mps"]
+        front = front_end(*view.device_buttons.values())
+        front.click(mps)
+        message = view.messages["Device"]
+
+        choice = here.session.device()
+        assert (choice.device, choice.requested_by) == ("cpu", "OPENMED_DEVICE")
+        assert view.pressed == ["cpu"]
+        assert front.state[mps] == {"disabled": True, "tooltip": mps.tooltip}
+        assert "the driver is broken" in mps.tooltip
+        assert 'role="alert"' in message
+        assert "cannot be used" in message
+        assert "use &#x27;cpu&#x27;" in message
+        assert front.focused == ["cpu (in force)"]
+
+    def test_an_error_goes_with_the_next_click(self, open_panel, computers):
+        """The next click takes the error away."""
+        view = open_panel(computers.mac(failing="broken", OPENMED_DEVICE="cpu").session)
+        view.device_buttons["mps"].click()
+        assert list(view.messages) == ["Device"]
+        view.device_buttons["cpu"].click()
+        assert view.messages == {}
+
+    def test_buttons_come_and_go(self, open_panel, broken, front_end):
+        """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
+        view = open_panel(broken.session)
+        before = dict(view.device_buttons)
+        gone = [*tree(before["cuda"])]
+        assert list(before) == ["auto", "mps", "cuda", "cpu"]
+        front = front_end(*before.values())
+        front.click(before["cuda"])
+
+        after = view.device_buttons
+        assert list(after) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+        assert view.region("Device").device_buttons.children == tuple(after.values())
+        assert all(after[device] is before[device] for device in ("auto", "mps", "cpu"))
+        assert all(one.comm is None for one in gone)
+        assert view.pressed == ["cpu"]
+        assert front.focused == ["cpu (in force)"]
+
+    def test_focus_stays_where_buttons_move(self, open_panel, broken, front_end):
+        """A clicked button that a front end has to draw again, because others came, gets its focus back."""
+        view = open_panel(broken.session)
+        front = front_end(*view.device_buttons.values())
+        broken.torch.read["PYTORCH_ENABLE_MPS_FALLBACK"] = None  # Somebody imported torch.
+        front.click(view.device_buttons["cpu"])
+
+        assert list(view.device_buttons) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+        assert front.focused == ["cpu (in force)"]
+
+    def test_the_focus_is_left_alone(self, open_panel, computers, front_end):
+        """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
+        here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
+        view = open_panel(here.session)
+        front = front_end(*view.device_buttons.values())
+        front.click(view.device_buttons["cpu"])
+        with pytest.raises(nb.OpenMedError):
+            here.session.use("mps")
+
+        assert view.device_buttons["mps"].disabled
+        assert front.focused == []
+
+    def test_a_clicked_button_does_not_jump(self, open_panel, computers, front_end):
+        """A clicked button looks pressed when the device has changed; the front end is told so once."""
+        view = open_panel(computers.plain().session)
+        cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
+        looks = []
+        cpu.observe(lambda change: looks.append(change["new"]), "_dom_classes")
+        front = front_end(cpu, auto)
+        front.click(cpu)
+
+        assert looks == [("openmed-in-force", "mod-active")]
+        assert front.state == {cpu: {"_dom_classes": looks[0]}, auto: {"_dom_classes": ()}}
+
+    def test_in_force_without_colour(self, open_panel, computers):
+        """The device in force is marked in words and by a frame, and the one before is not any more."""
+        view = open_panel((here := computers.mac()).session)
+        marked = {device: "openmed-in-force" in one._dom_classes for device, one in view.device_buttons.items()}
+        assert marked == {"auto": False, "mps": True, "cuda": False, "cpu": False}
+        here.session.use("cpu")
+
+        assert [device for device, one in view.device_buttons.items() if "openmed-in-force" in one._dom_classes] == [
+            "cpu"
+        ]
+        assert [one.description for one in view.device_buttons.values()] == ["auto", "mps", "cuda", "cpu (in force)"]
+
+    def test_no_device(self, open_panel, computers):
+        """Where the shell asks for what there is not, no button is pressed, and a click mends it."""
+        view = open_panel((here := computers.plain(OPENMED_DEVICE="nonsense")).session)
+        assert view.pressed == []
+        assert "No device is in force." in view.region("Device").status.value
+        view.device_buttons["auto"].click()
+
+        assert view.pressed == ["auto"]
+        assert here.session.device().device == "cpu"
+
+
+class TestEnvironment:
+    """The variables."""
+
+    def test_refresh(self, open_panel, computers):
+        """Refresh looks at everything again, also at what nobody told."""
+        view = open_panel((here := computers.plain()).session)
+        here.environ["OPENMED_DEVICE"] = "cpu"
+        assert view.pressed == ["auto"]
+        view.click("Refresh")
+
+        assert view.pressed == ["cpu"]
+        assert "OPENMED_<wbr>DEVICE" in view.region("Environment").table.value
+
+
+@pytest.mark.usefixtures("clean")
+class TestModels:
+    """Models on the session of this process."""
+
+    def test_try_it(self, open_panel, home):
+        """Annotate finds entities in the text, and shows the time, the device and the model, which can be unloaded."""
+        SESSION.unload()
+        view = open_panel(model="bundled_small")
+        view.click("Annotate")
+
+        answer = view.region("Try it").answer.value
+        assert f"on {SESSION.device().device}" in answer
+        assert "Annotated in" in answer
+        assert '<mark class="openmed-colour-0"' in answer
+        assert "bundled_<wbr>small" in view.region("Models").table.value
+        assert [one.device.split()[0] for one in view.model.state.models] == [home]
+        view.click("Unload bundled_small")
+        assert SESSION.inventory().names == ()
+        assert view.region("Models").unloads.children == ()
+        assert "No model is in memory" in view.region("Models").table.value
+        assert list(view.messages) == ["Models"]
+        assert "Unloaded: bundled_small." in view.messages["Models"]
+
+    def test_the_text_that_stands_there(self, open_panel):
+        """What is annotated is what somebody typed."""
+        view = open_panel(model="bundled_small")
+        assert view.region("Try it").text.value == SENTENCE
+        view.region("Try it").text.value = f"Cystic fibrosis. {EVIL}"
+        view.click("Annotate")
+
+        assert view.model.state.answer.text == f"Cystic fibrosis. {EVIL}"
+        assert "onerror" in view.region("Try it").answer.value
+        assert EVIL not in view.shown
+
+    def test_a_text_that_cannot_be_read(self, open_panel):
+        """An error of "Try it" is shown there, with its remedy and without the text."""
+        view = open_panel(model="bundled_small")
+        view.region("Try it").text.value = "asthma \ud800"
+        view.click("Annotate")
+
+        assert list(view.messages) == ["Try it"]
+        assert "What to do:" in view.messages["Try it"]
+        assert "asthma" not in view.shown
+
+    def test_a_model_that_is_not_there(self, open_panel):
+        """A model that nobody has is an error with a remedy, and its name is text."""
+        view = open_panel(model=EVIL)
+        view.click("Annotate")
+
+        assert "What to do:" in view.messages["Try it"]
+        assert "onerror" in view.messages["Try it"]
+        assert EVIL not in view.shown
+
+    def test_buttons_of_the_models(self, open_panel, front_end):
+        """Each loaded name has its button; when one is clicked and gone, the focus goes to the next, then to Annotate."""
+        view = open_panel(model="bundled_small")
+        nb.load_pipeline("bundled_small")
+        nb.load_pipeline("bundled")
+        models, annotate = view.region("Models"), view.region("Try it").neighbour
+        first, second = models.unloads.children
+        assert [one.description for one in (first, second)] == ["Unload bundled_small", "Unload bundled"]
+        front = front_end(second, annotate)
+        first.click()
+        assert models.unloads.children == (second,)
+        assert all(one.comm is None for one in tree(first))
+        assert front.focused == ["Unload bundled"]
+        second.click()
+        assert models.unloads.children == ()
+        assert front.focused == ["Unload bundled", "Annotate"]
+
+    def test_release(self, open_panel):
+        """Release memory forgets the models, and says by how much memory went back, below its button."""
+        view = open_panel()
+        nb.load_pipeline("bundled_small")
+        view.click("Release memory")
+
+        assert SESSION.inventory().names == ()
+        assert list(view.messages) == ["Memory"]
+        assert "loaded models" in view.messages["Memory"]
+        assert "No model is in memory" in view.region("Models").table.value
+
+    @pytest.mark.real_computer  # It begins its own simulation.
+    def test_models_move(self, open_panel):
+        """On a simulated Mac a click moves the models, each step is told, and all that is shown says SIMULATED."""
+        with nb.simulated_mps("8 GiB"):
+            view = open_panel(model="bundled_small")
+            view.click("Annotate")
+            told = []
+            view.region("Device").activity.observe(lambda change: told.append(change["new"]), "value")
+            view.device_buttons["cpu"].click()
+            assert [one.device for one in SESSION.inventory()] == ["cpu"]
+            view.device_buttons["mps"].click()
+            assert [one.device for one in SESSION.inventory()] == ["mps (SIMULATED)"]
+            assert any("Moving to cpu: bundled_small" in one for one in told)
+            assert any("Moving to mps: bundled_small" in one for one in told)
+            assert told[-1] == ""
+            assert "Moved: bundled_small." in view.messages["Device"]
+            status, memory = view.region("Device").status.value, view.region("Memory").bars.value
+            for html in (status, memory, view.region("Models").table.value, view.region("Try it").answer.value):
+                assert "SIMULATED" in html
+            assert "SIMULATED MPS: no figure here is one of MPS." in status
+        assert "SIMULATED" not in view.region("Device").status.value
+
+    def test_it_says_what_is_under_way(self, open_panel):
+        """While a model is loaded, the region of the click says so, and the controls can be clicked all the while."""
+        view = open_panel(model="bundled_small")
+        told, disabled = [], []
+        annotate = view.region("Try it").neighbour
+        annotate.observe(lambda change: disabled.append(change["new"]), "disabled")
+        view.region("Try it").activity.observe(lambda change: told.append(change["new"]), "value")
+        view.click("Annotate")
+
+        assert any("Annotating: bundled_small" in one and 'role="status"' in one for one in told)
+        assert any("Loading: bundled_small" in one for one in told)
+        assert told[-1] == view.region("Device").activity.value == ""
+        assert disabled == []
+
+    def test_another_one_loads_a_model(self, open_panel):
+        """What a cell loads is told in the first region, where nobody clicked anything."""
+        view, told = open_panel(), []
+        view.region("Device").activity.observe(lambda change: told.append(change["new"]), "value")
+        nb.load_pipeline("bundled_small")
+
+        assert any("Loading: bundled_small" in one for one in told)
+        assert told[-1] == ""
+        assert view.region("Models").unloads.children[0].description == "Unload bundled_small"

@@ -1,0 +1,319 @@
+"""The thread that runs the cells: where a click's work is done, and when; in plain Python, in an event loop, in a kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from datetime import datetime, timedelta, timezone
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from openmed_nb.notebook.panel.model import CellThread, Click, click_of, kernel_loop, running_loop
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+class TestWithoutLoop:
+    """In plain Python, where no event loop runs."""
+
+    def test_at_once(self):
+        """What is asked for is done at once."""
+        log = []
+        CellThread().run(lambda: log.append("done"))
+        assert log == ["done"]
+
+    def test_at_once_in_another_thread(self, elsewhere):
+        """From another thread it is done at once too, in that thread: there is no other place."""
+        cells, threads = CellThread(), []
+        ident = elsewhere(
+            lambda: threads.append(cells.is_here) or cells.run(lambda: threads.append(threading.get_ident()))
+        )
+        assert threads == [True, ident]
+
+    def test_nothing_later(self):
+        """There is no later, and calling it off does no harm."""
+        log = []
+        cells = CellThread()
+        assert not cells.has_loop
+        assert running_loop() is None
+        call_off = cells.later(0, lambda: log.append("later"))
+        call_off()
+        call_off()
+        assert log == []
+
+    def test_an_error_goes_on(self):
+        """An error of what is done is that of the caller."""
+        with pytest.raises(ZeroDivisionError):
+            CellThread().run(lambda: 1 / 0)
+
+    def test_an_interrupt_goes_on(self):
+        """An interrupt of what is done at once is that of the caller, who is interrupted."""
+        with pytest.raises(KeyboardInterrupt):
+            CellThread().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
+
+
+@pytest.fixture
+def deaf():
+    """This process without interrupts, as a kernel is between two messages."""
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def interrupt() -> None:
+    """Interrupt this process, and wait for that."""
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(60)
+
+
+class TestInLoop:
+    """In an event loop, as in the thread of a kernel that runs the cells."""
+
+    def test_at_once_in_the_same_thread(self):
+        """In the main thread it is done at once."""
+
+        async def cell():
+            cells, log = CellThread(), []
+            assert cells.has_loop
+            assert cells.is_here
+            cells.run(lambda: log.append("done"))
+            return log
+
+        assert asyncio.run(cell()) == ["done"]
+
+    def test_handed_over(self, elsewhere):
+        """From another thread it is handed over, and done in the main thread after the cell."""
+
+        async def cell():
+            cells, log = CellThread(), []
+
+            def click():
+                log.append(("is here", cells.is_here))
+                cells.run(lambda: log.append(("done", threading.get_ident())))
+
+            elsewhere(click)
+            log.append(("cell ends", threading.get_ident()))
+            await asyncio.sleep(0)
+            return log
+
+        here = threading.get_ident()
+        assert asyncio.run(cell()) == [("is here", False), ("cell ends", here), ("done", here)]
+
+    def test_made_in_another_thread(self, elsewhere):
+        """With the loop of the kernel it is the main thread that works, wherever the object was made."""
+
+        async def cell():
+            loop, made, log = asyncio.get_running_loop(), [], []
+
+            def open_panel():
+                made.append(CellThread(loop))
+                made[0].run(lambda: log.append(threading.get_ident()))
+
+            elsewhere(open_panel)
+            assert log == []
+            await asyncio.sleep(0)
+            made[0].run(lambda: log.append("at once"))
+            return log
+
+        assert asyncio.run(cell()) == [threading.get_ident(), "at once"]
+
+    def test_in_the_order_of_asking(self, elsewhere):
+        """What several threads ask for is done in the order of asking."""
+
+        async def cell():
+            cells, log = CellThread(), []
+            for number in range(20):
+                elsewhere(lambda number=number: cells.run(lambda: log.append(number)))
+            assert log == []
+            await asyncio.sleep(0)
+            return log
+
+        assert asyncio.run(cell()) == list(range(20))
+
+    @pytest.mark.usefixtures("deaf")
+    def test_an_interrupt(self, elsewhere):
+        """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
+
+        async def cell():
+            cells, log = CellThread(), []
+            elsewhere(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
+            elsewhere(lambda: cells.run(lambda: log.append("next")))
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGINT)
+            return log
+
+        assert asyncio.run(cell()) == ["next"]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+    @pytest.mark.usefixtures("deaf")
+    def test_an_error_of_what_was_handed_over(self, elsewhere):
+        """An error of what was handed over is told to the loop, which goes on; the handler of interrupts is as before."""
+
+        async def cell():
+            told = []
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+            cells = CellThread()
+            elsewhere(lambda: cells.run(lambda: 1 / 0))
+            await asyncio.sleep(0)
+            return told
+
+        assert [type(one) for one in asyncio.run(cell())] == [ZeroDivisionError]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+    def test_later(self):
+        """What is to be done later is done when the cell has ended, and not where it was called off."""
+
+        async def cell():
+            cells, log = CellThread(), []
+            cells.later(0, lambda: log.append("later"))
+            call_off = cells.later(0, lambda: log.append("never"))
+            call_off()
+            call_off()
+            assert log == []
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return log
+
+        assert asyncio.run(cell()) == ["later"]
+
+
+class TestClick:
+    """When something was clicked."""
+
+    def test_an_order(self):
+        """Of two clicks with times on one page one is before the other, and none is before itself."""
+        first, second = (Click("page", NOON + timedelta(microseconds=number)) for number in range(2))
+        assert [one.is_before(other) for one, other in product((first, second), repeat=2)] == [
+            False,
+            True,
+            False,
+            False,
+        ]
+
+    @pytest.mark.parametrize(
+        "other",
+        [Click("page"), Click("another page", NOON), Click("", NOON), Click()],
+        ids=["time", "page", "", "both"],
+    )
+    def test_no_order(self, other):
+        """Clicks of which one has no time, or that were on two pages, have no order."""
+        late = Click("page", NOON + timedelta(seconds=1))
+        assert not other.is_before(late)
+        assert not late.is_before(other)
+
+    def test_a_clock_that_was_set(self):
+        """Clicks that are more than an hour apart did not overtake each other: the clock of the page was set between them."""
+        assert Click("page", NOON - timedelta(minutes=59)).is_before(Click("page", NOON))
+        assert not Click("page", NOON - timedelta(minutes=61)).is_before(Click("page", NOON))
+
+    def test_of_a_message(self):
+        """A click is what the page said in the message of a widget: its name and its time."""
+        header = {"msg_type": "comm_msg", "session": "page", "date": NOON}
+        assert click_of(shell(header)) == Click("page", NOON)
+
+    @pytest.mark.parametrize("date", [None, "yesterday", 7])
+    def test_of_a_message_without_a_time(self, date):
+        """Where the page told no time that can be read, there is none."""
+        assert click_of(shell({"msg_type": "comm_msg", "session": "page", "date": date})) == Click("page")
+
+    @pytest.mark.parametrize("header", [{}, {"msg_type": "execute_request", "session": "page", "date": NOON}])
+    def test_of_no_message(self, header):
+        """What code asks for is no click: when its cell was sent says nothing of when it asks."""
+        assert click_of(shell(header)) == Click()
+
+
+def shell(header):
+    """Return what stands for a shell whose kernel works on a message."""
+    return SimpleNamespace(get_parent=lambda: {"header": header} if header else {})
+
+
+@pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])
+def test_a_kernel_without_a_loop(kernel):
+    """A kernel without an event loop of asyncio has none for us."""
+    assert kernel_loop(SimpleNamespace(kernel=kernel)) is None
+
+
+SETUP = """
+import threading
+from openmed_nb.notebook.panel.model import CellThread, kernel_loop
+
+cells, log = CellThread(kernel_loop(get_ipython())), []
+
+def note(word):
+    log.append((word, threading.current_thread() is threading.main_thread()))
+
+def elsewhere(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+def click():
+    note("clicked")
+    cells.run(lambda: note("done"))
+"""
+
+
+@pytest.fixture
+def cells(kernel):
+    """A real kernel with a CellThread that one of its cells has made."""
+    assert kernel.run(SETUP).status == "ok"
+    return kernel
+
+
+@pytest.mark.real_computer  # The kernel is a process of its own.
+class TestInKernel:
+    """In a real kernel, cell by cell."""
+
+    def test_a_click_in_a_cell(self, cells):
+        """In the thread of the cells it is done at once."""
+        cells.run("click(); note('cell ends')")
+        assert cells.value("cells.has_loop")
+        assert cells.value("log") == [("clicked", True), ("done", True), ("cell ends", True)]
+
+    def test_a_click_while_a_cell_runs(self, cells):
+        """From another thread, while a cell runs, it waits, and is done after the cell in the main thread."""
+        cells.run("elsewhere(click); note('cell ends')")
+        assert cells.value("log") == [("clicked", False), ("cell ends", True), ("done", True)]
+
+    def test_a_click_while_a_cell_fails(self, cells):
+        """After a cell that failed it is done as well."""
+        assert cells.run("elsewhere(click); note('cell ends'); 1 / 0").status == "error"
+        assert cells.value("log") == [("clicked", False), ("cell ends", True), ("done", True)]
+
+    def test_a_click_between_cells(self, cells):
+        """From another thread, while no cell runs, it is done in the main thread without a cell."""
+        cells.run(
+            "begin, done = threading.Event(), threading.Event()\n"
+            "def idle():\n"
+            "    begin.wait(60)\n"
+            "    click()\n"
+            "    cells.run(done.set)\n"
+            "waiting = threading.Thread(target=idle)\n"
+            "waiting.start()"
+        )
+        cells.run("cells.later(0, begin.set)")
+        cells.run("waiting.join(60)")
+        assert cells.value("(log, done.is_set())") == ([("clicked", False), ("done", True)], True)
+
+    def test_later_is_between_cells(self, cells):
+        """What is to be done later is done in the main thread after the cell, and not where it was called off."""
+        cells.run("cells.later(0, lambda: note('later')); never = cells.later(0, lambda: note('never')); never()")
+        assert cells.value("log") == [("later", True)]
+
+    def test_an_error_does_not_end_the_kernel(self, cells):
+        """An error of what was handed over leaves the kernel as it was."""
+        cells.run("elsewhere(lambda: cells.run(lambda: 1 / 0))")
+        cells.run("elsewhere(click)")
+        assert cells.value("log") == [("clicked", False), ("done", True)]
+
+    def test_made_in_a_thread(self, cells):
+        """What a thread makes works in the main thread all the same, between cells and at once in a cell."""
+        cells.run("elsewhere(lambda: globals().update(cells=CellThread(kernel_loop(get_ipython()))))")
+        cells.run("elsewhere(click); note('cell ends')")
+        assert cells.value("log") == [("clicked", False), ("cell ends", True), ("done", True)]
+        cells.run("log.clear(); click(); note('cell ends')")
+        assert cells.value("log") == [("clicked", True), ("done", True), ("cell ends", True)]

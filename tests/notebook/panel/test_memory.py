@@ -1,0 +1,128 @@
+"""The memory bars: figures and their words, and that no allocator is asked before its device has computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.devices.choice import DeviceChoice
+from openmed_nb.devices.environment import HIGH
+from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look, memory_bars
+from openmed_nb.session import SESSION
+
+GIB = 1 << 30
+PARTS = (MemoryPart("allocated", 3 * GIB), MemoryPart("cached", GIB))
+CPU = DeviceChoice("cpu", "auto", "nobody", "", certain=True)
+PLANNED = DeviceChoice("mps", "auto", "nobody", "", certain=False)
+
+
+@pytest.fixture
+def simulated():
+    """A simulated Mac with 6 GiB, of which Metal recommends 4."""
+    before = SESSION.computer
+    with nb.simulated_mps("6 GiB") as device:
+        yield device
+    assert SESSION.computer is before
+
+
+def test_what_a_bar_says():
+    """A bar has its parts one by one, their sum, and the words for all of it."""
+    bar = MemoryBar("mps", PARTS, 8 * GIB, "what Metal recommends")
+
+    assert bar.used == 4 * GIB
+    assert [bar.percentage(part.size) for part in bar.parts] == [37.5, 12.5]
+    assert bar.row == ("mps", "allocated 3.0 GiB, cached 1.0 GiB", "8.0 GiB, what Metal recommends")
+
+
+@pytest.mark.parametrize(("size", "limit", "percentage"), [(9, 8, 100.0), (8, 8, 100.0), (0, 8, 0.0), (5, 0, 0.0)])
+def test_a_bar_is_never_longer_than_its_box(size: int, limit: int, percentage: float):
+    """More than the limit fills the bar, and without a limit there is nothing to fill."""
+    assert MemoryBar("mps", (), limit, "").percentage(size) == percentage
+
+
+@pytest.mark.parametrize("choice", [None, CPU, replace(CPU, certain=False)], ids=["no device", "cpu", "planned cpu"])
+def test_without_a_gpu_there_is_the_process(choice: DeviceChoice | None):
+    """Without a GPU in force there is one bar: this process, out of the memory of this computer."""
+    (bar,) = memory_bars(choice)
+
+    assert bar.name == "process"
+    assert 0 < bar.used < bar.limit == psutil.virtual_memory().total
+    assert bar.row[2].endswith("of this computer")
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
+def test_a_planned_gpu_is_not_asked(device: str):
+    """A GPU that was not confirmed has no bar: the question would start its allocator, or fail."""
+    (bar,) = memory_bars(replace(PLANNED, device=device))
+
+    assert bar.name == "process"
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+class TestSimulatedMps:
+    """A device that counts its memory."""
+
+    def test_tensors_and_cache(self, simulated):
+        """Living tensors are allocated, freed ones are cached, and both are counted against what Metal recommends."""
+        kept, gone = (torch.zeros(1 << 26, device="mps") for _ in range(2))
+        bar, process = memory_bars(nb.device())
+        assert [part.name for part in bar.parts] == ["allocated", "cached"]
+        assert bar.parts[0].size >= kept.nbytes + gone.nbytes
+        assert bar.limit == simulated.allocator.memory.recommended == torch.mps.recommended_max_memory()
+        assert process.name == "process"
+
+        del gone
+        after, _ = memory_bars(nb.device())
+        assert bar.parts[0].size - after.parts[0].size == kept.nbytes
+        assert after.parts[1].size >= kept.nbytes
+        assert after.used == torch.mps.driver_allocated_memory()
+
+    def test_it_says_simulated(self, simulated):
+        """The bar of a simulated device is marked as such, and that of the process is not."""
+        assert [bar.name for bar in memory_bars(nb.device())] == ["mps (SIMULATED)", "process"]
+        assert simulated.allocator.started
+
+    @pytest.mark.parametrize(
+        ("fraction", "share", "words"),
+        [
+            (None, 1, "what Metal recommends"),
+            (1.0, 1, "what Metal recommends"),
+            (0.5, 0.5, "the limit: 0.5 of what Metal recommends"),
+            (1.7, 1.7, "the limit: 1.7 of what Metal recommends"),
+        ],
+    )
+    def test_the_limit(self, simulated, fraction, share, words):
+        """The end of the bar is where torch refuses more, and says so where that is not what Metal recommends."""
+        bar = memory_bars(nb.device(), fraction)[0]
+
+        assert bar.limit == int(share * simulated.allocator.memory.recommended)
+        assert bar.limit_name == words
+
+    def test_a_limit_that_was_set(self, simulated):
+        """A limit that the session has set is the end of the bar."""
+        nb.limit_memory(0.25)
+        bar = PanelState(**look(SESSION)).memory[0]
+
+        assert bar.limit == simulated.allocator.memory.recommended // 4
+        assert bar.limit_name == "the limit: 0.25 of what Metal recommends"
+
+    @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
+    def test_a_watermark_that_comes_too_late(self, simulated, monkeypatch, high):
+        """A watermark that torch will not read any more is no limit, however odd it is."""
+        nb.device()
+        monkeypatch.setenv(HIGH, high)
+        bar = PanelState(**look(SESSION)).memory[0]
+
+        assert bar.limit == simulated.allocator.memory.recommended
+        assert bar.limit_name == "what Metal recommends"
+
+    def test_the_cpu_beside_it(self, simulated):
+        """On the CPU of a simulated Mac there is no bar of the device."""
+        nb.use("cpu")
+
+        assert [bar.name for bar in PanelState(**look(SESSION)).memory] == ["process"]
+        assert simulated.allocator.allocated == 0

@@ -1,0 +1,437 @@
+"""The panel without its widgets, each verb: it does what the magic does, and shows what came of it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import traceback
+import weakref
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import PreTokenizer
+
+import openmed_nb as nb
+from openmed_nb.devices.backend import loaded_torch
+from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel, UnreadableText
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.notebook.panel.state import PanelState
+from openmed_nb.session import SESSION
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+NOTE = "Mrs Miller has leprosy."
+SMALL = "bundled_small"
+
+
+def splitting(text: str) -> Any:
+    """Return what fails to split any text, and quotes one in its error."""
+
+    class Quoting:
+        def pre_tokenize(self, _pieces: object) -> None:
+            raise LookupError(f"cannot split {text}")
+
+    return PreTokenizer.custom(Quoting())
+
+
+def held(frame: FrameType) -> list[object]:
+    """Return what a frame holds: its variables, what functions among them have taken along, and what lists hold."""
+    values = list(frame.f_locals.values())
+    taken = [one.cell_contents for value in values for one in getattr(value, "__closure__", None) or ()]
+    deeper = [one.cell_contents for value in taken for one in getattr(value, "__closure__", None) or ()]
+    every = [*values, *taken, *deeper]
+    return [*every, *(one for value in every if isinstance(value, (list, tuple)) for one in value)]
+
+
+@pytest.fixture
+def own(watch):
+    """A panel over the session of this process, which is left without models and wishes."""
+    yield watch(SESSION, SMALL)
+    SESSION.unload()
+    SESSION.reset()
+    SESSION.stop()
+
+
+@pytest.fixture
+def mac(own):
+    """The same on a simulated Mac."""
+    with nb.simulated_mps("8 GiB"):
+        own.states.clear()
+        yield own
+
+
+class TestDevice:
+    """Choosing a device, and going back."""
+
+    @pytest.mark.parametrize("device", ["cpu", "auto", " CPU "])
+    def test_choosing_is_what_the_magic_does(self, computers, device, watch):
+        """A click leaves session and environment as the magic would, but for who asked."""
+        by_click, by_magic = (computers.plain(OPENMED_DEVICE="cpu") for _ in range(2))
+        panel = watch(by_click.session)
+        panel.choose(device)
+        by_magic.session.use(device, "the panel")
+
+        assert by_click.state == by_magic.state
+        assert panel.state.choice.requested_by == "the panel"
+        assert panel.agrees
+
+    def test_resetting_is_what_the_magic_does(self, computers, watch):
+        """Reset goes back to what the shell said, and gives its variable back."""
+        here = computers.plain(OPENMED_TORCH_DEVICE="auto", OPENMED_DEVICE="cpu")
+        panel = watch(here.session)
+        panel.choose("cpu")
+        assert panel.state.status[0].startswith("Asked for: cpu by the panel.")
+        panel.reset()
+
+        assert here.environ == {"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}
+        assert panel.state.status[0].startswith("Asked for: OPENMED_DEVICE=cpu from your shell.")
+        assert panel.agrees
+
+    @pytest.mark.parametrize(("device", "kind"), [("mpss", UnknownDevice), ("mps", DeviceUnavailable)])
+    def test_an_error_is_shown(self, here, panel, device, kind):
+        """A device that cannot be had is an error with its remedy in the panel, and the former device is kept."""
+        panel.choose("cpu")
+        before = here.state
+        with pytest.raises(kind) as raised:
+            here.session.use(device, "the panel")
+        panel.choose(device)
+
+        assert type(panel.state.error) is kind
+        assert panel.state.error.to_dict() == raised.value.to_dict()
+        assert panel.state.error.remedy
+        assert here.state == before
+        assert panel.state.choice.device == "cpu"
+        assert panel.agrees
+
+    def test_a_reset_that_fails(self, computers, watch):
+        """A reset to a bad variable is an error in the panel, and the override stays."""
+        here = computers.plain(OPENMED_DEVICE="nonsense")
+        panel = watch(here.session)
+        assert panel.state.choice is None
+        panel.choose("cpu")
+        panel.reset()
+
+        assert "nonsense" in panel.state.error.what
+        assert panel.state.choice.requested_by == "the panel"
+        assert panel.agrees
+
+    def test_a_model_that_cannot_move(self, computers, watch):
+        """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
+        if loaded_torch().mps_available:
+            pytest.skip("this computer has MPS, so the move would work")
+        here = computers.mac(OPENMED_DEVICE="cpu")
+        here.session.load_model(SMALL, OpenMedConfig())
+        panel = watch(here.session)
+        panel.choose("mps")
+
+        assert "could not be moved to mps" in panel.state.error.what
+        assert panel.activities == ["Changing the device: mps", f"Moving to mps: {SMALL}"]
+        assert panel.state.choice.device == "cpu"
+        assert [one.device for one in panel.state.models] == ["cpu"]
+        assert panel.state.activity is None
+
+    @pytest.mark.real_computer  # It begins its own simulation.
+    def test_models_move(self, mac):
+        """A click moves the models, tells how far it is, and says which have moved."""
+        for name in ("bundled", SMALL):
+            nb.load_pipeline(name)
+        assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
+        mac.states.clear()
+        mac.choose("cpu")
+
+        assert mac.activities == [
+            "Changing the device: cpu",
+            "Moving to cpu: bundled (1 of 2)",
+            f"Moving to cpu: {SMALL} (2 of 2)",
+        ]
+        assert mac.state.said.title == f"Moved: bundled, {SMALL}."
+        assert [one.device for one in mac.state.models] == ["cpu"] * 2
+        assert mac.agrees
+        mac.choose("mps")
+        assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
+        assert mac.agrees
+
+
+class TestErrors:
+    """What is shown of errors, for how long, and what they keep."""
+
+    def test_an_error_vanishes_with_the_next_click(self, panel):
+        """The next thing that is asked for takes the error away, at once."""
+        panel.choose("mpss")
+        panel.states.clear()
+        panel.choose("cpu")
+
+        assert [state.error for state in panel.states] == [None] * len(panel.states)
+
+    def test_an_error_vanishes_with_another_device(self, here, panel):
+        """A device that was chosen elsewhere takes the error of a click away."""
+        panel.choose("mpss")
+        here.session.use("cpu")
+
+        assert panel.state.error is None
+        assert panel.agrees
+
+    @pytest.mark.parametrize("verb", ["device", "unload"])
+    def test_an_error_outlives_what_changes_no_device(self, here, panel, verb):
+        """The error of a click stays until something else is asked of the panel, or the device changes."""
+        panel.choose("mpss")
+        getattr(here.session, verb)()
+
+        assert panel.state.error.what == "'mpss' (from the panel) names no device."
+        panel.refresh()
+        assert panel.state.error is None
+
+    def test_an_error_outlives_a_look(self, panel):
+        """A look that nobody asked for, such as that after a cell, leaves the error there."""
+        panel.choose("mpss")
+        panel.cell_begins()
+        panel.cell_ends()
+
+        assert panel.state.error is not None
+
+    def test_an_error_of_another_kind(self, computers, watch):
+        """An error that is not ours is shown by its type alone and raised on without its text; the session is unchanged."""
+        here = computers.mac(OPENMED_DEVICE="cpu")
+        panel = watch(here.session)
+        before = here.state
+
+        def fail() -> None:
+            raise LookupError(NOTE)
+
+        here.torch.loading = fail
+        with pytest.raises(OpenMedError, match="Changing the device failed with LookupError") as raised:
+            panel.choose("mps")
+
+        assert panel.state.error.what == "Changing the device failed with LookupError."
+        assert raised.value.remedy == "Type the same as a command: its traceback tells where."
+        assert here.state == before
+        said = "".join(traceback.format_exception(raised.value))
+        assert "in choose" in said
+        assert "loaded_torch" not in said
+        assert "leprosy" not in said
+        assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
+        assert panel.agrees
+        here.torch.loading = lambda: None
+        panel.choose("cpu")
+        assert panel.state.error is None
+
+    def test_an_interrupt(self, computers, watch):
+        """An interrupted click says so, changes nothing, and shows nothing under way; the next one takes that away."""
+        here = computers.mac(OPENMED_DEVICE="cpu")
+        panel = watch(here.session)
+        before = here.state
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        here.torch.loading = interrupt
+        panel.choose("mps")
+
+        assert panel.state.error.what == "Changing the device: mps was interrupted."
+        assert panel.state.error.__context__ is panel.state.error.__cause__ is None
+        assert here.state == before
+        assert panel.agrees
+        panel.choose("cpu")
+        assert panel.state.error is None
+
+    def test_an_exit(self, computers, watch):
+        """An exit in a click goes on, and leaves no error and nothing under way."""
+        here = computers.mac(OPENMED_DEVICE="cpu")
+        panel = watch(here.session)
+
+        def leave() -> None:
+            raise SystemExit
+
+        here.torch.loading = leave
+        with pytest.raises(SystemExit):
+            panel.choose("mps")
+
+        assert (panel.state.error, panel.state.activity) == (None, None)
+        assert panel.agrees
+
+    def test_an_error_holds_no_note(self, here, watch):
+        """An error that is not ours has no cause and no context, and none of its frames holds the text that was annotated."""
+        panel = watch(here.session, SMALL)
+        here.session.create_pipeline(SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(NOTE)
+        with pytest.raises(OpenMedError, match="Annotating failed with Exception") as raised:
+            panel.annotate("Mrs " + "Miller has leprosy.")
+
+        frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+        ours = [frame for frame in frames if frame.f_code.co_filename != __file__]
+        assert "annotate" in [frame.f_code.co_name for frame in ours]
+        assert not [frame for frame in ours if NOTE in held(frame)]
+        assert raised.value.__cause__ is raised.value.__context__ is None
+        assert "leprosy" not in str(panel.state)
+
+    def test_an_error_keeps_nothing_alive(self, computers, watch):
+        """The error that a panel shows keeps no frame and no cause, and so no tensor, alive."""
+        here = computers.mac(OPENMED_DEVICE="cpu")
+        panel = watch(here.session)
+        watched = []
+
+        def fail() -> None:
+            activations = torch.zeros(8)
+            watched.append(weakref.ref(activations))
+            raise DeviceUnavailable("It broke.", "Glue it.") from RuntimeError(NOTE)
+
+        here.torch.loading = fail
+        panel.choose("mps")
+        gc.collect()
+
+        assert panel.state.error.to_dict() == DeviceUnavailable("It broke.", "Glue it.").to_dict()
+        assert watched[0]() is None
+        assert panel.state.error.__cause__ is panel.state.error.__traceback__ is None
+
+    def test_an_observer_that_fails(self, here, panel):
+        """A panel that fails while it is told is a warning, and the verb that told it does not fail."""
+
+        def fail(_state: PanelState) -> None:
+            raise ValueError(NOTE)
+
+        panel.observe(fail)
+        with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
+            assert here.session.use("cpu").device == "cpu"
+        assert NOTE not in str(warned[0].message)
+
+
+class TestModels:
+    """Annotating, unloading, releasing."""
+
+    def test_annotating(self, panel):
+        """A text is annotated with its time and device, and the model that was loaded for it is listed."""
+        panel.annotate("She has asthma.")
+
+        assert [entity["word"] for entity in panel.state.answer] == ["asthma"]
+        assert (panel.state.answer.model, panel.state.answer.device) == (SMALL, "cpu")
+        assert 0 < panel.state.seconds < 60
+        assert panel.state.models.names == (SMALL,)
+        assert panel.activities == [f"Annotating: {SMALL}", f"Loading: {SMALL}", f"Annotating: {SMALL}"]
+        assert panel.agrees
+
+    def test_annotating_counts_no_loading(self, panel):
+        """The activity of annotating ends with the answer, not with the loading before it."""
+        panel.annotate("She has asthma.")
+        idle = [state for state in panel.states if state.activity is None]
+
+        assert len(idle) <= 2
+        assert idle[-1].answer is panel.states[-1].answer is not None
+
+    def test_the_default_model(self, here, watch):
+        """Without a name it is the bundled model that annotates."""
+        panel = watch(here.session)
+        panel.annotate("She has asthma.")
+
+        assert panel.state.answer.model == "bundled"
+        assert panel.activities[0] == "Annotating: bundled"
+
+    def test_the_answer_can_hide_the_text(self, here, watch):
+        """Where texts are not to be shown, the answer has places and labels only."""
+        panel = watch(here.session, SMALL, show_text=False)
+        panel.annotate("She has asthma.")
+
+        assert "asthma" not in str(panel.state.answer)
+        assert "asthma" not in panel.state.answer._repr_html_()
+        assert len(panel.state.answer) == 1
+
+    def test_the_text_is_in_no_form_that_is_saved(self, panel):
+        """After annotating, no static form, mapping or text form holds the text."""
+        panel.annotate(NOTE)
+        panel.choose("mpss")
+        state = panel.state
+
+        assert state.answer.text == NOTE
+        for form in (
+            str(state),
+            repr(state),
+            state._repr_html_(),
+            json.dumps(state.to_dict()),
+            repr(panel),
+            str(panel),
+        ):
+            assert "leprosy" not in form
+            assert "Miller" not in form
+
+    @pytest.mark.parametrize("text", ["\ud800 leprosy", 7, None])
+    def test_a_text_that_cannot_be_read(self, panel, text):
+        """A text that cannot be read is an error without its words."""
+        panel.annotate(text)
+
+        assert isinstance(panel.state.error, UnreadableText)
+        assert "leprosy" not in str(panel.state.error)
+        assert panel.state.answer is None
+        assert panel.agrees
+
+    @pytest.mark.parametrize("name", ["no_such_model_anywhere", ""])
+    def test_a_model_that_is_not_there(self, here, name, watch):
+        """A model that does not exist is an error with a remedy."""
+        panel = watch(here.session, name)
+        panel.annotate("She has asthma.")
+
+        assert isinstance(panel.state.error, UnknownModel)
+        assert panel.state.answer is None
+
+    def test_a_failure_keeps_the_former_answer(self, panel):
+        """What was found before stays until something else is found."""
+        panel.annotate("She has asthma.")
+        answer = panel.state.answer
+        panel.annotate("\ud800")
+
+        assert panel.state.answer is answer
+        assert panel.state.error is not None
+
+    def test_unloading(self, here, panel):
+        """A model that is unloaded is gone from the list, and the panel says what was unloaded."""
+        here.session.load_model(SMALL, OpenMedConfig())
+        here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
+        assert len(panel.state.models) == 2
+        panel.unload(SMALL)
+
+        assert len(panel.state.models) == 0
+        assert panel.state.said.title.startswith(f"Unloaded: {SMALL}.")
+        assert panel.agrees
+
+    def test_unloading_what_is_gone(self, panel):
+        """A model that somebody else has unloaded meanwhile is no error."""
+        panel.unload(SMALL)
+
+        assert panel.state.said.title == "Nothing of that name was loaded."
+        assert panel.state.error is None
+
+    def test_what_was_said_vanishes(self, here, panel):
+        """What the last click had to say vanishes with the next one, and with another device."""
+        panel.unload(SMALL)
+        here.session.device()
+        assert panel.state.said is not None
+        here.session.use("cpu")
+        assert panel.state.said is None
+        panel.unload(SMALL)
+        panel.refresh()
+        assert panel.state.said is None
+
+    def test_releasing(self, own):
+        """Release forgets what is loaded, as the magic does, and says what came back."""
+        nb.load_pipeline(SMALL)
+        own.release()
+
+        assert own.state.said.title.startswith("Released ")
+        assert "loaded models" in str(own.state.said.tables)
+        assert len(own.state.models) == len(SESSION.inventory()) == 0
+        assert own.activities[-1] == "Releasing: memory"
+        assert own.agrees
+
+    @pytest.mark.real_computer  # It begins its own simulation.
+    def test_figures_of_a_simulated_device_say_so(self, mac):
+        """Under the simulation memory, answer, models and what a release says are marked as simulated."""
+        mac.annotate("She has asthma.")
+        assert mac.state.answer.device == "mps (SIMULATED)"
+        assert [bar.name for bar in mac.state.memory] == ["mps (SIMULATED)", "process"]
+        assert "SIMULATED" in str(mac.state.models)
+        used = mac.state.memory[0].parts[0].size
+        mac.release()
+
+        assert "SIMULATED" in " ".join(mac.state.said.sentences)
+        assert mac.state.memory[0].parts[0].size < used
+        assert mac.state.simulated
+        assert mac.agrees

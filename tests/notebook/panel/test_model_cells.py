@@ -1,0 +1,704 @@
+"""A panel in a notebook: clicks from another thread wait for the running cell, looks come between cells, a close ends both."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from openmed_nb.errors import UnknownDevice
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS, Click
+from openmed_nb.session import SESSION
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+SMALL = "bundled_small"
+
+
+class ClockLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still until it is moved."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        """Return what the clock says."""
+        return self.now
+
+
+def in_cells(*cells: Any) -> None:
+    """Run functions one after the other as a kernel runs cells: each in the event loop, which then does what is due.
+
+    A function that returns a number lets so many seconds go by.
+    """
+    loop = ClockLoop()
+
+    async def run(cell: Any) -> Any:
+        return cell()
+
+    try:
+        for cell in cells:
+            loop.now += loop.run_until_complete(run(cell)) or 0.0
+            for _ in range(3):
+                loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        loop.close()
+
+
+class Notebook:
+    """A notebook in which a panel is opened.
+
+    Args:
+        open_panel: Opens it.
+    """
+
+    def __init__(self, open_panel: Any) -> None:
+        self.open_panel = open_panel
+
+    def open(self) -> None:
+        """Open the panel in a cell, which goes on."""
+        self.panel = self.open_panel()
+        self.panel.cell_begins()
+
+    def end(self, clear: bool = True) -> None:
+        """End the cell, and forget what was shown."""
+        self.panel.cell_ends()
+        if clear:
+            self.panel.states.clear()
+
+
+@pytest.fixture
+def notebook(here, watch) -> Notebook:
+    """A notebook over the session of a computer without a GPU."""
+    return Notebook(lambda: watch(here.session, SMALL))
+
+
+class TestWaiting:
+    """Clicks while a cell runs, which come from another thread."""
+
+    def test_a_click_waits_and_says_so(self, here, notebook, elsewhere):
+        """A click while a cell runs says that it waits, changes nothing yet, and is done after the cell."""
+        threads = []
+
+        def cell():
+            notebook.panel.observe(lambda state: threads.append((state.waiting, threading.get_ident())))
+            elsewhere(lambda: notebook.panel.choose("cpu"))
+            assert notebook.panel.state.waiting == 1
+            assert notebook.panel.state.choice.requested_by == "nobody"
+            assert here.environ == {}
+            notebook.panel.cell_ends()
+
+        def after():
+            assert notebook.panel.activities == ["Changing the device: cpu"]
+            assert notebook.panel.state.choice.requested_by == "the panel"
+            assert notebook.panel.state.waiting == 0
+            assert notebook.panel.agrees
+
+        in_cells(notebook.open, cell, after)
+        (waiting, ident), *others = threads
+        assert waiting == 1
+        assert ident != threading.get_ident()
+        assert {ident for _, ident in others} == {threading.get_ident()}
+
+    def test_a_click_between_cells(self, notebook, elsewhere):
+        """A click of another thread while no cell runs waits for its turn alone: no state says that a cell runs."""
+
+        def between():
+            elsewhere(lambda: notebook.panel.choose("cpu"))
+            assert notebook.panel.state.waiting == 1
+
+        def after():
+            assert notebook.panel.activities == ["Changing the device: cpu"]
+            assert not any(state.cell_runs for state in notebook.panel.states)
+            assert notebook.panel.state.waiting == 0
+
+        in_cells(notebook.open, notebook.end, between, after)
+
+    def test_a_click_waits_until_it_is_under_way(self, notebook, elsewhere):
+        """The state in which a click waits no longer is the one in which it is under way."""
+
+        def between():
+            elsewhere(lambda: notebook.panel.choose("cpu"))
+
+        in_cells(notebook.open, notebook.end, between, lambda: None)
+        shown = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states]
+        assert shown[:2] == [(1, ""), (0, "Changing the device: cpu")]
+        assert set(shown[2:]) == {(0, "")}
+
+    def test_waiting_outlives_what_the_cell_does(self, here, notebook, elsewhere):
+        """While a click waits, what the running cell does is shown, and that the click waits is shown still."""
+
+        def cell():
+            notebook.panel.states.clear()
+            elsewhere(lambda: notebook.panel.unload("nothing of this name"))
+            here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
+            here.session.use("cpu")
+
+        in_cells(notebook.open, cell, lambda: notebook.end(clear=False))
+        waiting = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states if state.cell_runs]
+        assert waiting[:3] == [(1, ""), (1, f"Loading: {SMALL}"), (1, "")]
+        assert notebook.panel.state.said.title == "Nothing of that name was loaded."
+        assert notebook.panel.state.waiting == 0
+
+    def test_several_clicks_wait(self, notebook, elsewhere):
+        """Each click that waits is counted, and none waits at the end, also where one of them fails."""
+        waiting = []
+
+        def cell():
+            for device in ("cpu", "mpss", "auto"):
+                elsewhere(lambda device=device: notebook.panel.choose(device))
+                waiting.append(notebook.panel.state.waiting)
+            notebook.panel.cell_ends()
+
+        in_cells(notebook.open, cell, lambda: waiting.append(notebook.panel.state.waiting))
+        assert waiting == [1, 2, 3, 0]
+        assert notebook.panel.state.asked == "auto by the panel"
+        assert notebook.panel.activities == [f"Changing the device: {device}" for device in ("cpu", "mpss", "auto")]
+
+    def test_a_cell_that_awaits_something(self, here, notebook, elsewhere):
+        """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
+
+        def awaiting():
+            elsewhere(lambda: notebook.panel.choose("cpu"))
+            elsewhere(lambda: notebook.panel.annotate_soon(lambda: "She has asthma."))
+            return ON_ITS_WAY_SECONDS
+
+        def still_awaiting():
+            assert here.environ == {}
+            assert notebook.panel.state.waiting == 2
+            notebook.panel.cell_ends()
+
+        def after():
+            assert notebook.panel.state.waiting == 0
+            assert notebook.panel.activities[0] == "Changing the device: cpu"
+
+        in_cells(notebook.open, awaiting, lambda: None, still_awaiting, lambda: None, after)
+        assert notebook.panel.state.choice.requested_by == "the panel"
+        assert len(notebook.panel.state.answer) == 1
+
+    def test_a_text_on_its_way(self, notebook, elsewhere):
+        """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
+        texts, threads = [], []
+
+        def read():
+            threads.append(threading.get_ident())
+            return texts[-1]
+
+        def click():
+            elsewhere(lambda: notebook.panel.annotate_soon(read))
+            assert (notebook.panel.state.waiting, threads) == (1, [])
+
+        def typed():
+            assert threads == []
+            texts.append("She has asthma.")
+            return ON_ITS_WAY_SECONDS
+
+        in_cells(notebook.open, notebook.end, click, typed, lambda: None)
+        assert threads == [threading.get_ident()]
+        assert [entity["word"] for entity in notebook.panel.state.answer] == ["asthma"]
+        assert notebook.panel.state.waiting == 0
+        assert notebook.panel.agrees
+
+    def test_a_text_in_plain_python(self, panel):
+        """Where there is no loop, the text is read and annotated at once."""
+        panel.annotate_soon(lambda: "She has asthma.")
+
+        assert len(panel.state.answer) == 1
+        assert panel.state.waiting == 0
+
+    def test_a_click_on_a_panel_that_is_closed_meanwhile(self, here, notebook, elsewhere):
+        """A click that waited while its panel was closed does nothing."""
+
+        def cell():
+            elsewhere(lambda: notebook.panel.choose("cpu"))
+            notebook.panel.close()
+
+        in_cells(notebook.open, cell, lambda: None)
+        assert here.environ == {}
+
+    def test_a_failing_click_that_waited(self, notebook, elsewhere):
+        """A click that waited and fails shows its error, and nothing under way."""
+
+        def cell():
+            elsewhere(lambda: notebook.panel.choose("mpss"))
+            notebook.panel.cell_ends()
+
+        in_cells(notebook.open, cell, lambda: None)
+        assert isinstance(notebook.panel.state.error, UnknownDevice)
+        assert notebook.panel.state.activity is None
+
+    def test_a_thread_that_changes_the_session(self, here, notebook, elsewhere):
+        """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
+        threads = []
+
+        def cell():
+            notebook.panel.observe(lambda _state: threads.append(threading.get_ident()))
+            elsewhere(lambda: here.session.use("cpu"))
+            assert notebook.panel.state.asked == "auto (nobody asked)"
+
+        in_cells(notebook.open, cell, lambda: None)
+        assert notebook.panel.state.asked == "cpu by use()"
+        assert set(threads) == {threading.get_ident()}
+
+    def test_a_cell_of_another_thread(self, here, notebook, elsewhere):
+        """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
+        threads = []
+
+        def cell():
+            here.environ["OPENMED_DEVICE"] = "cpu"
+            notebook.panel.observe(lambda state: threads.append((state.asked, threading.get_ident())))
+            idents.append(elsewhere(notebook.panel.cell_ends))
+
+        idents = []
+        in_cells(notebook.open, cell, lambda: None)
+        before, after = "auto (nobody asked)", "OPENMED_DEVICE=cpu from your shell"
+        assert threads == [(before, idents[0]), (after, threading.get_ident())]
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+def at(second: int, page: str = "page") -> Click:
+    """Return a click at a second."""
+    return Click(page, NOON + timedelta(seconds=second))
+
+
+class TestOrder:
+    """Clicks that come in another order than that in which somebody clicked."""
+
+    @pytest.fixture
+    def clicks(self, here, watch):
+        """Give the function that lets clicks be answered in an order, and the panel."""
+        now = []
+        panel = watch(here.session, click=lambda: now[-1])
+
+        def clicks(*answered):
+            for click, device in answered:
+                now.append(click)
+                panel.choose(device) if device else panel.reset()
+            return panel.state.asked
+
+        return panel, clicks
+
+    def test_the_last_click_counts(self, clicks):
+        """What was clicked last on a page counts, in whatever order the clicks come."""
+        panel, answer = clicks
+        assert answer((at(1), "auto"), (at(2), "cpu")) == "cpu by the panel"
+        assert answer((at(4), "auto"), (at(3), "cpu")) == "auto by the panel"
+        assert answer((at(6), None), (at(5), "cpu")) == "auto (nobody asked)"
+        assert answer((at(8), "cpu"), (at(7), None)) == "cpu by the panel"
+        assert panel.agrees
+
+    def test_the_same_moment(self, clicks):
+        """Of two clicks at the same moment the one that comes last counts."""
+        _, answer = clicks
+        assert answer((at(1), "cpu"), (at(1), "auto")) == "auto by the panel"
+
+    def test_two_pages(self, clicks):
+        """Clocks of two pages do not compare: the click that comes last counts, but no former one of its page."""
+        _, answer = clicks
+        assert answer((at(9), "cpu"), (at(1, "another"), "auto")) == "auto by the panel"
+        assert answer((at(8), "cpu")) == "auto by the panel"
+        assert answer((at(10), "cpu")) == "cpu by the panel"
+
+    def test_without_times(self, clicks):
+        """Where no time is known, the click that comes last counts."""
+        _, answer = clicks
+        assert answer((Click(), "cpu"), (Click(), "auto")) == "auto by the panel"
+        assert answer((at(1), "cpu"), (Click("page"), "auto")) == "auto by the panel"
+        assert answer((Click(), "cpu")) == "cpu by the panel"
+
+    def test_what_came_of_the_last_click_stays(self, here, clicks):
+        """An earlier click that comes later tells the session nothing, and leaves what came of the last one."""
+        panel, answer = clicks
+        answer((at(2), "mpss"))
+        error, told = panel.state.error, []
+        here.session.listen(told.append)
+        answer((at(1), "cpu"))
+
+        assert panel.state.error is error is not None
+        assert panel.activities == ["Changing the device: mpss"]
+        assert told == []
+
+    def test_it_is_shown_again(self, clicks):
+        """An earlier click that comes later is answered with a state, so that its button is shown as it is."""
+        panel, answer = clicks
+        answer((at(2), "cpu"))
+        panel.states.clear()
+        answer((at(1), "auto"))
+
+        assert [state.asked for state in panel.states] == ["cpu by the panel"]
+
+    def test_two_panels(self, here, watch):
+        """Each panel has its own order: a click on the other one counts, because it is another button."""
+        one, other = (watch(here.session, click=lambda second=second: at(second)) for second in (2, 1))
+        one.choose("cpu")
+        other.choose("auto")
+
+        assert one.state.asked == "auto by the panel"
+
+    def test_the_time_is_that_of_the_click(self, here, watch, elsewhere):
+        """The time of a click that waits is that of its message, not that of a later message."""
+        times, panels = [], []
+
+        def cell():
+            panels.append(watch(here.session, click=lambda: times[-1]))
+            for second, device in ((2, "cpu"), (1, "auto"), (3, "auto"), (2, "cpu")):
+                times.append(at(second))
+                elsewhere(lambda device=device: panels[0].choose(device))
+            times.append(at(99))
+
+        in_cells(cell, lambda: None)
+        assert panels[0].state.asked == "auto by the panel"
+        assert panels[0].activities == ["Changing the device: cpu", "Changing the device: auto"]
+
+
+class TestRefreshing:
+    """Looking at the memory every few seconds."""
+
+    def test_it_ticks_between_cells(self, notebook, elsewhere):
+        """Switched on, the panel looks again after some seconds, and again, in the thread of the cells."""
+        seen, threads = [], []
+
+        def switch_on():
+            elsewhere(lambda: notebook.panel.refresh_automatically(wanted=True))
+            assert not notebook.panel.state.refreshes
+            return REFRESH_SECONDS / 2
+
+        def nothing_yet():
+            assert [state.refreshes for state in notebook.panel.states] == [True]
+            notebook.panel.observe(lambda _state: threads.append(threading.get_ident()))
+            return REFRESH_SECONDS
+
+        def count():
+            seen.append(len(notebook.panel.states))
+            return REFRESH_SECONDS
+
+        in_cells(notebook.open, notebook.end, switch_on, nothing_yet, count, count, count)
+        assert seen == [2, 3, 4]
+        assert set(threads) == {threading.get_ident()}
+        assert notebook.panel.activities == []
+
+    def test_a_tick_looks_at_the_memory_only(self, here, notebook):
+        """A tick brings a new look at the memory, and leaves everything else, and the session, alone."""
+        before = []
+
+        def switch_on():
+            notebook.panel.choose("mpss")
+            notebook.panel.refresh_automatically(wanted=True)
+            before.append(notebook.panel.state)
+            here.environ["OPENMED_DEVICE"] = "cpu"
+            return REFRESH_SECONDS
+
+        in_cells(notebook.open, notebook.end, switch_on, lambda: None)
+        assert notebook.panel.state.memory is not before[0].memory
+        assert replace(notebook.panel.state, memory=before[0].memory) == before[0]
+
+    def test_a_tick_waits_for_nobody(self, here, notebook, loads):
+        """While another thread loads a model, a tick shows the memory and does not wait for it."""
+
+        def switch_on():
+            notebook.panel.refresh_automatically(wanted=True)
+            loads.begin(here.session)
+            notebook.panel.states.clear()
+            return REFRESH_SECONDS
+
+        def after():
+            assert len(notebook.panel.states) == 1
+            assert loads.inside
+            loads.end()
+
+        in_cells(notebook.open, notebook.end, switch_on, after, lambda: None)
+        assert notebook.panel.agrees
+
+    @pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
+    def test_it_ends(self, notebook, end, elsewhere):
+        """Switched off, or with the panel closed by anybody, nothing looks any more."""
+        ends = {
+            "off": lambda panel: panel.refresh_automatically(wanted=False),
+            "close": lambda panel: panel.close(),
+            "close elsewhere": lambda panel: elsewhere(panel.close),
+            "close by an observer": lambda panel: panel.observe(lambda _state: panel.close()),
+        }
+
+        def switch_on():
+            notebook.panel.refresh_automatically(wanted=True)
+            notebook.panel.states.clear()
+            return REFRESH_SECONDS
+
+        def stop():
+            assert len(notebook.panel.states) == 1
+            ends[end](notebook.panel)
+            ended.append(len(notebook.panel.states))
+            return REFRESH_SECONDS
+
+        def nothing():
+            return REFRESH_SECONDS
+
+        ended = []
+        in_cells(notebook.open, notebook.end, switch_on, stop, nothing, nothing)
+        assert not notebook.panel.state.refreshes
+        assert ended == [2 if end == "off" else 1]
+        assert len(notebook.panel.states) == ended[0] + (end == "close by an observer")
+
+    def test_switched_on_twice(self, notebook):
+        """Switched on twice it ticks once at a time."""
+
+        def switch_on():
+            notebook.panel.refresh_automatically(wanted=True)
+            notebook.panel.refresh_automatically(wanted=True)
+            notebook.panel.states.clear()
+            return REFRESH_SECONDS
+
+        in_cells(notebook.open, notebook.end, switch_on, lambda: None)
+        assert len(notebook.panel.states) == 1
+
+    def test_switched_on_while_a_cell_runs(self, notebook, elsewhere):
+        """Switching it on while a cell runs is nothing that has to be waited for."""
+
+        def cell():
+            elsewhere(lambda: notebook.panel.refresh_automatically(wanted=True))
+            assert (notebook.panel.state.activity, notebook.panel.state.waiting) == (None, 0)
+
+        in_cells(notebook.open, cell, lambda: None)
+        assert notebook.panel.state.refreshes
+        assert (notebook.panel.state.activity, notebook.panel.state.waiting) == (None, 0)
+
+    def test_without_a_loop_there_is_none(self, panel):
+        """In plain Python nothing can tick, and the panel does not claim that it does."""
+        panel.refresh_automatically(wanted=True)
+
+        assert not panel.state.refreshes
+
+
+@pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
+class TestCells:
+    """What follows the cells of a notebook."""
+
+    @pytest.fixture
+    def followed(self, shell, watch):
+        """A panel that follows the cells of a shell, and the shell, which is left as it was."""
+        before = {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()}
+        panel = watch(SESSION, SMALL, events=shell.events)
+        yield panel, shell
+        panel.close()
+        assert {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()} == before
+
+    @pytest.mark.parametrize("cell", ["x = 1", "1 / 0", "this is no Python", "raise KeyboardInterrupt"])
+    def test_a_cell_is_followed(self, followed, cell, capsys):
+        """While a cell runs the panel knows it, and when it has ended in any way the panel has looked again."""
+        panel, shell = followed
+        shell.run_cell(cell)
+
+        assert panel.states[0].cell_runs
+        assert not panel.state.cell_runs
+        assert not panel.states[-1].cell_runs
+        assert "Error in callback" not in capsys.readouterr().out
+
+    def test_what_a_cell_changed_without_us_is_shown(self, followed, monkeypatch):
+        """A variable that a cell sets is shown after the cell."""
+        panel, shell = followed
+        monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
+        shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
+        assert panel.state.asked == "OPENMED_DEVICE=cpu from your shell"
+        shell.run_cell("del os.environ['OPENMED_DEVICE']")
+        assert panel.state.asked == "auto (nobody asked)"
+
+    def test_magics_in_cells(self, followed):
+        """What magics in a cell change is shown while the cell runs."""
+        panel, shell = followed
+        shell.run_cell("choice = get_ipython().run_line_magic('openmed_device', 'cpu')")
+
+        assert panel.state.asked == "cpu by %openmed_device"
+        assert [state.asked for state in panel.states if state.cell_runs][-1] == "cpu by %openmed_device"
+
+    def test_the_cell_that_opens_it(self, shell, watch):
+        """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
+        shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
+        shell.run_cell("panel = open_panel(); ran = panel.state.cell_runs")
+
+        panel = shell.user_ns["panel"]
+        assert shell.user_ns["ran"] is False
+        assert [state.cell_runs for state in panel.states] == [False] * len(panel.states)
+        shell.run_cell("ran = panel.state.cell_runs")
+        assert shell.user_ns["ran"] is True
+        assert panel.state.cell_runs is False
+
+    def test_a_cell_in_a_cell(self, followed):
+        """While a cell that was run by another one ends, the outer one runs still; also where it fails."""
+        panel, shell = followed
+        shell.user_ns.update(panel=panel, inner=shell.run_cell)
+        shell.run_cell(
+            "ran = [panel.state.cell_runs]\nfor one in ('x = 1', '1 / 0'):\n    inner(one)\n    ran.append(panel.state.cell_runs)"
+        )
+
+        assert shell.user_ns["ran"] == [True, True, True]
+        assert panel.state.cell_runs is False
+
+    def test_opened_in_a_cell_in_a_cell(self, shell, watch):
+        """A panel that a nested cell opens does not say for ever that a cell runs."""
+        shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
+        shell.run_cell("get_ipython().run_cell('panel = open_panel()')\nget_ipython().run_cell('x = 1')")
+
+        panel = shell.user_ns["panel"]
+        assert panel.state.cell_runs is False
+        shell.run_cell("ran = panel.state.cell_runs")
+        assert shell.user_ns["ran"] is True
+        assert panel.state.cell_runs is False
+
+    def test_the_end_of_a_cell_waits_for_nobody(self, followed, loads, monkeypatch):
+        """A cell ends while another thread loads a model; what it changed is shown when that is done."""
+        panel, shell = followed
+        monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
+        panel.refresh()
+        loads.begin(SESSION)
+        shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
+        assert loads.inside
+        assert panel.state.asked == "auto (nobody asked)"
+        assert not panel.state.cell_runs
+        loads.end()
+
+        assert panel.state.asked == "OPENMED_DEVICE=cpu from your shell"
+        assert panel.state.models.names == (SMALL,)
+        shell.run_cell("del os.environ['OPENMED_DEVICE']")
+
+    def test_closed_in_a_cell(self, followed):
+        """A panel that is closed in a cell follows neither its end nor other cells."""
+        panel, shell = followed
+        shell.user_ns["panel"] = panel
+        shell.run_cell("panel.close()")
+        shell.run_cell("x = 1")
+
+        assert len(panel.states) == 1
+
+
+IN_KERNEL = """
+import threading
+from openmed_nb.notebook.panel.model import CellThread, kernel_loop
+from openmed_nb.notebook.panel.model import PanelModel
+from openmed_nb.session import SESSION
+
+def note(state):
+    shown = "waiting" if state.waiting else str(state.activity or "")
+    log.append((shown, threading.current_thread() is threading.main_thread()))
+
+def elsewhere(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+cells = CellThread(kernel_loop(get_ipython()))
+panel, log = PanelModel(SESSION, "bundled_small", cells=cells, events=get_ipython().events), []
+panel.observe(note)
+"""
+
+QUOTING = """
+import io, sys
+import openmed_nb as nb
+from tokenizers.pre_tokenizers import PreTokenizer
+
+class Quoting:
+    def pre_tokenize(self, _pieces):
+        raise LookupError("cannot split " + text)
+
+text = "Mrs Miller has leprosy."
+nb.load_pipeline("bundled_small").tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Quoting())
+standard_error, sys.stderr = sys.stderr, io.StringIO()
+elsewhere(lambda: panel.annotate(text))
+"""
+
+
+STAYING = """
+import signal, sys
+
+handlers, log[:] = [], []
+look = lambda: handlers.append(signal.getsignal(signal.SIGINT))
+
+def stay(activity):
+    if activity is not None and activity.doing == "Loading":
+        print("inside", flush=True)
+        threading.Event().wait(60)
+
+remove = SESSION.listen(stay)
+cells.later(0, look)
+elsewhere(lambda: panel.annotate("Mrs Miller has leprosy."))
+"""
+
+
+@pytest.fixture
+def cells(kernel):
+    """A real kernel with a panel without widgets, which is closed afterwards."""
+    assert kernel.run(IN_KERNEL).status == "ok"
+    yield kernel
+    assert kernel.run("panel.close()\nSESSION.unload()").status == "ok"
+
+
+@pytest.mark.real_computer  # The kernel is a process of its own.
+class TestInKernel:
+    """In a real kernel, where a click comes from another thread."""
+
+    def test_a_click_while_a_cell_runs(self, cells):
+        """A click waits for the cell and says so, and is then done in the main thread, the model's computation too."""
+        cells.run("elsewhere(lambda: panel.annotate('She has asthma.')); waited = panel.state.waiting")
+        assert cells.value("[entity['word'] for entity in panel.state.answer]") == ["asthma"]
+        log = cells.value("[one for one in log if one[0]]")
+
+        assert cells.value("(waited, panel.state.waiting)") == (1, 0)
+        assert log[0] == ("waiting", False)
+        assert {main for _, main in log[1:]} == {True}
+        assert ("Annotating: bundled_small", True) in log
+
+    def test_a_click_on_a_simulated_mac(self, cells):
+        """A click reaches the simulated MPS, which computes only in the thread that began it."""
+        cells.run("%openmed_device --simulate mps")
+        cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
+        assert cells.value("(panel.state.answer.device, len(panel.state.answer))") == ("mps (SIMULATED)", 1)
+        cells.run("elsewhere(lambda: panel.choose('cpu'))")
+        assert cells.value("[one.device for one in panel.state.models]") == ["cpu"]
+        cells.run("%openmed_device --simulate off")
+        assert cells.value("panel.state.simulated") is False
+
+    def test_what_fails_does_not_tell_the_note(self, cells):
+        """What an unexpected error quotes of a note is neither in the panel nor in what the kernel writes into the notebook."""
+        assert cells.run(QUOTING).status == "ok"
+        cells.run("written, sys.stderr = sys.stderr.getvalue(), standard_error")
+
+        assert cells.value("panel.state.error.what") == "Annotating failed with Exception."
+        assert cells.value("'OpenMedError: Annotating failed with Exception.' in written")
+        assert cells.value("'leprosy' in written + str(panel.state)") is False
+
+    def test_an_interrupt(self, cells):
+        """An interrupt of the kernel ends a click that waited, which is shown; kernel, session and handler are as before."""
+        begun = cells.run(STAYING)
+        said = begun.streams.get("stdout", "")
+        while "inside" not in said:
+            message = cells.client.get_iopub_msg(timeout=60)
+            said += message["content"].get("text", "")
+        cells.interrupt()
+        cells.run("remove()\ncells.later(0, look)")
+
+        assert cells.value("panel.state.error.what") == "Annotating: bundled_small was interrupted."
+        assert cells.value("(panel.state.activity, panel.state.waiting, panel.state.answer)") == (None, 0, None)
+        assert cells.value("(SESSION.is_free(), SESSION.inventory().names)") == (True, ())
+        assert cells.value("[one is signal.SIG_IGN for one in handlers]") == [True, True]
+        cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
+        assert cells.value("(panel.state.error, len(panel.state.answer))") == (None, 1)
+
+    def test_what_fails_in_a_cell_does_not_hold_the_note(self, cells):
+        """Where a click of code fails in a cell, the kernel's last error has no frame with the text, and no context."""
+        cells.run(QUOTING)
+        assert cells.run("panel.annotate(' '.join(text.split()))").error[:2][0] == "OpenMedError"
+        cells.run(
+            "frames, trace = [], sys.last_traceback\nwhile trace: frames.append(trace.tb_frame); trace = trace.tb_next"
+        )
+        cells.run(
+            "sys.stderr = standard_error; frames = [one for one in frames if 'openmed_nb' in one.f_code.co_filename]"
+        )
+
+        assert cells.value("[one.f_code.co_name for one in frames][0]") == "annotate"
+        assert cells.value("[one.f_code.co_name for one in frames if text in one.f_locals.values()]") == []
+        assert cells.value("(sys.last_value.__context__, sys.last_value.__cause__)") == (None, None)

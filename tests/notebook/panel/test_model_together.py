@@ -1,0 +1,227 @@
+"""Several panels over one session: they stay in step, whoever changes it; and the end of a panel leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import openmed_nb as nb
+from openmed_nb.errors import OpenMedError
+from openmed_nb.notebook.panel.model import PanelModel
+from openmed_nb.session import SESSION, Session
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
+
+SMALL = "bundled_small"
+
+
+class TestTogether:
+    """Several panels, magics and threads over one session."""
+
+    def test_two_panels_stay_in_step(self, here, panel, watch):
+        """What one panel asks for, the other shows, and the other says nothing of it."""
+        other = watch(here.session)
+        panel.choose("cpu")
+        assert other.state.choice == panel.state.choice
+        assert other.state.buttons == panel.state.buttons
+        other.choose("mpss")
+
+        assert other.state.error is not None
+        assert panel.state.error is None
+        panel.unload(SMALL)
+        assert other.state.error is not None
+        assert other.state.said is None
+        panel.choose("auto")
+        assert other.state.error is None
+        assert panel.agrees
+        assert other.agrees
+
+    def test_a_refresh_is_for_all(self, here, panel, watch):
+        """What changed behind everybody's back is shown in every panel after one refresh."""
+        other = watch(here.session)
+        here.environ["OPENMED_DEVICE"] = "cpu"
+        panel.refresh()
+
+        assert panel.state.asked == other.state.asked == "OPENMED_DEVICE=cpu from your shell"
+
+    def test_magics_are_shown(self, here, panel):
+        """What the session is asked for in another way is shown with who asked."""
+        here.session.use("cpu", "%openmed_device")
+        assert panel.state.asked == "cpu by %openmed_device"
+        here.session.stop()
+        assert panel.state.asked == "auto (nobody asked)"
+        assert panel.agrees
+
+    def test_another_thread(self, here, panel, elsewhere):
+        """A change by another thread is shown when its verb is done."""
+        elsewhere(lambda: here.session.use("cpu"))
+
+        assert panel.state.asked == "cpu by use()"
+        assert panel.agrees
+
+    def test_many_threads(self, here, panel, watch):
+        """Verbs of the session and of panels in several threads end, and a look then shows what is."""
+        other = watch(here.session)
+        verbs = [
+            lambda: panel.choose("cpu"),
+            lambda: other.choose("auto"),
+            lambda: here.session.use("cpu"),
+            lambda: (panel.refresh(), other.reset()),
+        ]
+        threads = [threading.Thread(target=lambda verb=verb: [verb() for _ in range(25)]) for verb in verbs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        panel.refresh()
+
+        assert panel.agrees
+        assert other.agrees
+
+    @pytest.mark.real_computer  # It begins its own simulation.
+    def test_a_simulation_begins_and_ends(self, watch):
+        """A panel shows the simulated Mac while the session runs on it, and this computer afterwards."""
+        panel = watch(SESSION)
+        before = panel.state.choice
+        with nb.simulated_mps("8 GiB"):
+            assert panel.state.simulated
+            assert panel.state.choice.device == "mps"
+            assert panel.agrees
+
+        assert not panel.state.simulated
+        assert panel.state.choice.device == before.device
+        assert panel.agrees
+        SESSION.stop()
+
+
+class TestClose:
+    """The end of a panel."""
+
+    def test_nothing_is_left(self, here):
+        """Closed panels leave no listener, and what the session does is shown in them no more."""
+        panels = [PanelModel(here.session) for _ in range(200)]
+        assert len(here.session._listeners) == 200
+        states = [panel.state for panel in panels]
+        for panel in (*panels, *panels):
+            panel.close()
+        here.session.use("cpu")
+
+        assert len(here.session._listeners) == 0
+        assert [panel.state for panel in panels] == states
+        gone = [weakref.ref(panel) for panel in panels]
+        del panel, panels
+        gc.collect()
+        assert {one() for one in gone} == {None}
+
+    def test_a_closed_panel_does_nothing(self, here, panel):
+        """A click that comes after the close changes nothing."""
+        panel.close()
+        before, state = here.state, panel.state
+        panel.states.clear()
+        panel.choose("cpu")
+        panel.reset()
+        panel.annotate("She has asthma.")
+        panel.release()
+        panel.refresh_automatically(wanted=True)
+
+        assert here.state == before
+        assert panel.state == state
+        assert panel.states == []
+        assert not panel.state.refreshes
+        assert len(here.session.inventory()) == 0
+
+    def test_an_observer_may_close(self, here, panel):
+        """A panel that is closed while it is told ends there, and the verb goes on."""
+        panel.observe(lambda _state: panel.close())
+        here.session.use("cpu")
+        here.session.use("auto")
+
+        assert len(here.session._listeners) == 0
+        assert len(panel.states) == 1
+
+
+Action = Callable[[Session, str], object]
+
+VERBS: dict[str, Action] = {
+    "choose cpu": lambda session, source: session.use("cpu", source),
+    "choose auto": lambda session, source: session.use("auto", source),
+    "choose mps": lambda session, source: session.use("mps", source),
+    "choose nonsense": lambda session, source: session.use("nonsense", source),
+    "reset": lambda session, _source: session.reset(),
+    "refresh": lambda _session, _source: None,
+}
+"""What a click calls, and what the same is without a panel."""
+
+OTHERS: dict[str, Action] = {
+    **{f"use {device}": lambda session, source, device=device: session.use(device, source) for device in ("cpu", "x")},
+    "device": lambda session, _source: session.device(),
+    "stop": lambda session, _source: session.stop(),
+    "list": lambda session, _source: session.devices(),
+    "variable": lambda session, _source: (session._environ.update(OPENMED_DEVICE="cpu"), session.reset()),
+}
+"""What somebody else does, beside the panels."""
+
+
+def done(action: Action, session: Session, source: str) -> dict[str, str] | None:
+    """Do something to a session, and return the error of it."""
+    try:
+        action(session, source)
+    except OpenMedError as error:
+        return error.to_dict()
+    return None
+
+
+def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function answers in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result(60)
+
+
+def click(panel: Any, verb: str) -> dict[str, str] | None:
+    """Click, and return the error that the panel shows."""
+    name, _, argument = verb.partition(" ")
+    getattr(panel, name)(*([argument] if argument else []))
+    return panel.state.error.to_dict() if panel.state.error else None
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([*VERBS, *OTHERS, "close"])), max_size=10)
+
+
+@given(kind=st.sampled_from(["plain", "rosetta"]), wish=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_clicks_on_two_panels(
+    computers: ModuleType, watch: Any, kind: str, wish: str, steps: list[tuple[int, str]]
+):
+    """Whatever two panels and others do, the session is as without panels, and each panel shows it and its own error."""
+    here, twin = (getattr(computers, kind)(OPENMED_DEVICE=wish) for _ in range(2))
+    panels = [watch(here.session) for _ in range(2)]
+    for number, verb in steps:
+        other, before = panels[1 - number], panels[1 - number].state
+        if verb == "close":
+            panels[number].close()
+            panels[number] = watch(here.session)
+            continue
+        if verb in VERBS:
+            error = click(panels[number], verb)
+            assert error == done(VERBS[verb], twin.session, "the panel")
+        else:
+            error = in_thread(done, OTHERS[verb], here.session, "use()")
+            assert error == done(OTHERS[verb], twin.session, "use()")
+        assert here.state == twin.state
+        assert len(here.session._listeners) == 2
+        assert panels[0].agrees
+        assert panels[1].agrees
+        assert other.state.error is (before.error if other.state.choice == before.choice else None)
+    for panel in panels:
+        panel.close()
+    assert len(here.session._listeners) == 0

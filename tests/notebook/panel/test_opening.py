@@ -1,0 +1,195 @@
+"""Opening a panel: widgets in a kernel, text elsewhere; the panels of a cell end when it is run again, all with the magics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.notebook.panel.opening import NO_KERNEL, NO_WIDGETS, OPEN, close_panels, panel
+from openmed_nb.notebook.panel.state import PanelState
+
+SETUP = """
+import openmed_nb as nb
+from openmed_nb.notebook.panel.opening import OPEN
+from openmed_nb.session import SESSION
+
+panels = []
+
+def open_panel():
+    panels.append(nb.panel("bundled_small"))
+"""
+THREADS = """
+import threading
+
+log, looks, loop = set(), [], get_ipython().kernel.io_loop.asyncio_loop
+
+def note(state):
+    if state.activity:
+        log.add((str(state.activity), threading.current_thread() is threading.main_thread()))
+
+def look():
+    looks.append(panels[0].model.state.cell_runs)
+
+def elsewhere(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+"""
+IS_OPEN = "[panel.comm is not None for panel in panels]"
+LEFT = "(len(OPEN), len(SESSION._listeners), sum(map(len, get_ipython().events.callbacks.values())))"
+
+
+@pytest.mark.real_computer  # It is about shells and processes of their own.
+class TestElsewhere:
+    """Where there is no kernel."""
+
+    def test_the_state_is_shown(self):
+        """In plain Python the state is returned, with why and with what to type."""
+        shown = panel()
+
+        assert isinstance(shown, PanelState)
+        assert shown.note == NO_KERNEL
+        assert NO_KERNEL in str(shown)
+        assert "%openmed_device cpu" in str(shown)
+        assert len(OPEN) == 0
+
+    def test_in_a_shell_without_a_kernel(self, shell):
+        """In an IPython without a kernel it is the state too, of the session that the magics change."""
+        shell.run_line_magic("openmed_device", "cpu")
+        shown = nb.panel()
+
+        assert shown.note == NO_KERNEL
+        assert shown.asked == "cpu by %openmed_device"
+
+    def test_closing_where_nothing_is_open(self):
+        """Closing all panels where none is open does no harm, twice."""
+        close_panels()
+        close_panels()
+        assert len(OPEN) == 0
+
+    def test_in_a_script(self):
+        """In a script the panel is text; neither torch nor ipywidgets nor IPython is imported for it."""
+        code = "import sys\nimport openmed_nb as nb\nprint(nb.panel())\nprint({'torch', 'ipywidgets', 'IPython'} & set(sys.modules))"
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        lines = process.stdout.splitlines()
+
+        assert lines[0] == "openmed_nb: device, environment, memory and models"
+        assert lines[-1] == "set()"
+
+
+@pytest.fixture
+def cells(kernel):
+    """A real kernel, its cells named by the front end, without panels before and after."""
+    assert kernel.run(SETUP).status == "ok"
+    before = kernel.value(LEFT)
+    assert before[:2] == (0, 0)
+    yield kernel
+    kernel.run("%openmed_panel --close")
+    assert kernel.value(LEFT) == before
+
+
+@pytest.mark.real_computer  # The kernel is a process of its own.
+class TestInKernel:
+    """In a real kernel, with the names that JupyterLab gives its cells."""
+
+    def test_a_panel_of_widgets(self, cells):
+        """In a kernel the panel is a widget, with the forms for where there is none; it listens to the session."""
+        reply = cells.run("open_panel()\npanels[0]")
+
+        assert set(reply.shown[-1]) == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
+        assert cells.value(f"({IS_OPEN}, len(OPEN), len(SESSION._listeners))") == ([True], 1, 1)
+
+    def test_the_cell_is_run_again(self, cells):
+        """Running a cell again closes the panel that it had opened, and no other."""
+        assert cells.run_cell("first", "open_panel()") == "ok"
+        assert cells.run_cell("second", "open_panel()") == "ok"
+        assert cells.value(IS_OPEN) == [True, True]
+        cells.run_cell("first", "open_panel()")
+        assert cells.value(IS_OPEN) == [False, True, True]
+        cells.run_cell("second", "open_panel()")
+        cells.run_cell("first", "open_panel()")
+        assert cells.value(IS_OPEN) == [False, False, False, True, True]
+        assert cells.value("(len(OPEN), len(SESSION._listeners))") == (2, 2)
+
+    def test_two_panels_in_one_cell(self, cells):
+        """Two panels of one run of a cell both stay, and both end with its next run."""
+        cells.run_cell("first", "open_panel()\nopen_panel()")
+        assert cells.value(IS_OPEN) == [True, True]
+        cells.run_cell("first", "open_panel()\nopen_panel()")
+        assert cells.value(IS_OPEN) == [False, False, True, True]
+
+    def test_cells_without_a_name(self, cells):
+        """Where the front end names no cells, panels stay until they are closed."""
+        for _ in range(3):
+            cells.run("open_panel()")
+        assert cells.value(IS_OPEN) == [True, True, True]
+
+    def test_a_panel_in_a_cell_that_fails(self, cells):
+        """A panel whose cell fails after it stays, and ends with the next run."""
+        assert cells.run_cell("first", "open_panel()\n1 / 0") == "error"
+        assert cells.value(IS_OPEN) == [True]
+        cells.run_cell("first", "open_panel()")
+        assert cells.value(IS_OPEN) == [False, True]
+
+    def test_a_panel_that_was_closed_by_hand(self, cells):
+        """A panel that was closed by hand is no trouble for the next run of its cell, nor for closing all."""
+        cells.run_cell("first", "open_panel()\npanels[-1].close()")
+        assert cells.run_cell("first", "open_panel()\npanels[-1].close()") == "ok"
+        assert cells.run("%openmed_panel --close").status == "ok"
+        assert cells.value(f"({IS_OPEN}, len(SESSION._listeners))") == ([False, False], 0)
+
+    @pytest.mark.parametrize("line", ["%openmed_panel --close", "%unload_ext openmed_nb", "%reload_ext openmed_nb"])
+    def test_all_are_closed(self, cells, line):
+        """The magic closes all panels, and so do unloading and reloading the extension."""
+        for cell in ("first", "second", "third"):
+            cells.run_cell(cell, "open_panel()")
+        reply = cells.run(line)
+
+        assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+        assert cells.value(f"({IS_OPEN}, len(OPEN), len(SESSION._listeners))") == ([False] * 3, 0, 0)
+        cells.run("%reload_ext openmed_nb")
+
+    def test_a_click_on_a_closed_panel(self, cells):
+        """What a widget of a closed panel still says changes nothing."""
+        cells.run("open_panel()\nmodel = panels[-1].model")
+        cells.run("%openmed_panel --close")
+        before = cells.state()
+        assert cells.run("model.choose('auto'); model.release(); model.annotate('asthma')").status == "ok"
+        assert cells.state() == before
+
+    @pytest.mark.parametrize("how", ["elsewhere(open_panel)", "loop.call_later(0, open_panel)"])
+    def test_opened_outside_a_cell(self, cells, how):
+        """A panel that a thread or a timer opens works in the main thread, and does not say for ever that a cell runs."""
+        cells.run(THREADS)
+        cells.run(how)
+        cells.run("model = panels[0].model\nmodel.observe(note)\nloop.call_later(0, look)")
+        cells.run("elsewhere(lambda: model.choose('auto'))\nasked = model.state.asked")
+        cells.run("loop.call_later(0, look)")
+
+        assert cells.value("asked") == "OPENMED_DEVICE=cpu from your shell"
+        assert cells.value("model.state.asked") == "auto by the panel"
+        assert cells.value("looks") == [False, False]
+        assert cells.value("log") == {("Changing the device: auto", True)}
+        assert cells.value("model.cells.has_loop")
+
+    def test_code_is_no_click(self, cells):
+        """What code asks of a panel is done in the order of its calls, also in a thread that an earlier cell began."""
+        cells.run(THREADS + "open_panel()\nmodel = panels[0].model\ngo = threading.Event()")
+        cells.run("late = threading.Thread(target=lambda: (go.wait(60), model.choose('auto')))\nlate.start()")
+        cells.run("model.choose('cpu')\ngo.set()\nlate.join()")
+        assert cells.value("model.state.asked") == "auto by the panel"
+
+    def test_without_ipywidgets(self, cells):
+        """Where ipywidgets is not installed, the state is shown with the command that installs it."""
+        cells.run("import sys\nkept, sys.modules['ipywidgets'] = sys.modules.get('ipywidgets'), None")
+        reply = cells.run("nb.panel()")
+        cells.run("sys.modules.pop('ipywidgets')\nif kept: sys.modules['ipywidgets'] = kept")
+
+        assert reply.status == "ok"
+        assert NO_WIDGETS in reply.text
+        assert NO_WIDGETS in reply.html
+        assert "%openmed_device --reset" in reply.text
+        assert cells.value("len(OPEN)") == 0

@@ -1,0 +1,158 @@
+"""Clicks on the widgets that come from another thread, as in JupyterLab: what a front end is told, and where the focus goes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from openmed_nb.notebook.panel.model import PROMPT_SECONDS, Click, PanelModel
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+
+
+async def between_cells() -> None:
+    """Let the loop do what was handed over to it."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def broken(computers):
+    """A Mac whose Metal does not compute, and whose shell asks for the CPU."""
+    return computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
+
+
+class TestBetweenCells:
+    """Clicks while no cell runs."""
+
+    def test_a_clicked_button_does_not_jump(self, open_panel, here, front_end, elsewhere):
+        """A clicked button looks pressed when the device has changed, and no sooner; the front end is told so once."""
+
+        async def notebook():
+            view = open_panel(here.session)
+            cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
+            front = front_end(cpu, auto)
+            elsewhere(lambda: front.click(cpu))
+            assert view.pressed == ["auto"]
+            assert front.state == {}
+            await between_cells()
+            assert view.pressed == ["cpu"]
+            assert front.state == {cpu: {"_dom_classes": cpu._dom_classes}, auto: {"_dom_classes": ()}}
+
+        asyncio.run(notebook())
+
+    def test_the_focus_moves_on(self, open_panel, broken, front_end, elsewhere):
+        """Where the clicked button cannot be clicked any more, the focus goes to the device in force."""
+
+        async def notebook():
+            view = open_panel(broken.session)
+            front = front_end(*view.device_buttons.values())
+            elsewhere(lambda: front.click(view.device_buttons["mps"]))
+            assert front.focused == []
+            await between_cells()
+            assert view.device_buttons["mps"].disabled
+            return front.focused
+
+        assert asyncio.run(notebook()) == ["cpu (in force)"]
+
+    def test_clicks_in_another_order(self, computers, opened, elsewhere):
+        """Where the later of two clicks comes first, the buttons show what it asked for."""
+        seconds = []
+
+        async def notebook():
+            session = computers.plain(OPENMED_DEVICE="cpu").session
+            click = lambda: Click("page", NOON + timedelta(seconds=seconds[-1]))  # noqa: E731 - a stand-in
+            view = opened.OpenPanel(PanelModel(session, click=click))
+            try:
+                cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
+                for second, toggle in ((2, auto), (1, cpu)):
+                    seconds.append(second)
+                    elsewhere(toggle.click)
+                await between_cells()
+                assert session.device().requested_by == "the panel"
+                assert view.pressed == ["auto"]
+            finally:
+                view.close()
+
+        asyncio.run(notebook())
+
+    def test_refreshing_by_code(self, open_panel, here, front_end, elsewhere):
+        """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""
+
+        async def notebook():
+            view = open_panel(here.session)
+            box, shown = view.region("Memory").automatic, []
+            front = front_end(box)
+            view.model.observe(lambda state: shown.append(state.refreshes))
+            for wanted in (True, False):
+                view.model.refresh_automatically(wanted)
+                assert box.value is wanted
+                assert front.state[box] == {"value": wanted}
+            elsewhere(lambda: front.click(box))
+            await between_cells()
+            assert box.value is view.model.state.refreshes is True
+            assert front.state[box] == {"value": True}
+            return shown
+
+        assert asyncio.run(notebook()) == [True, False, True]
+
+
+class TestWhileACellRuns:
+    """Clicks that wait for a cell; somebody may type in a cell when they are answered."""
+
+    def test_the_focus_stays_where_it_is(self, open_panel, broken, front_end, elsewhere):
+        """A click that waited for a cell does not take the focus, whatever came of it."""
+
+        async def notebook():
+            view = open_panel(broken.session)
+            front = front_end(*view.device_buttons.values())
+            view.model.cell_begins()
+            elsewhere(lambda: front.click(view.device_buttons["mps"]))
+            view.model.cell_ends()
+            await between_cells()
+            assert view.device_buttons["mps"].disabled
+            return front.focused
+
+        assert asyncio.run(notebook()) == []
+
+    def test_the_focus_stays_after_a_cell(self, open_panel, broken, front_end):
+        """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
+        view = open_panel(broken.session)
+        front = front_end(*view.device_buttons.values())
+        view.model.cell_begins()
+        view.model.cell_ends()
+        front.click(view.device_buttons["mps"])
+
+        assert view.device_buttons["mps"].disabled
+        assert front.focused == []
+        assert not view.model.answers_promptly
+
+    def test_the_focus_stays_after_a_long_answer(self, open_panel, broken, front_end):
+        """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
+        view = open_panel(broken.session, clock=itertools.count(0.0, 2 * PROMPT_SECONDS).__next__)
+        front = front_end(*view.device_buttons.values())
+        front.click(view.device_buttons["mps"])
+
+        assert view.device_buttons["mps"].disabled
+        assert front.focused == []
+
+    def test_that_it_waits_is_said(self, open_panel, here, elsewhere):
+        """That a click waits is said in its region, also while the cell goes on and changes other things, until it is done."""
+
+        async def notebook():
+            view = open_panel(here.session)
+            view.model.cell_begins()
+            elsewhere(view.device_buttons["cpu"].click)
+            here.session.unload()
+            assert view.pressed == ["auto"]
+            assert "Your click waits" in view.region("Device").activity.value
+            assert "Your click waits" not in view.region("Memory").activity.value
+            view.model.cell_ends()
+            await between_cells()
+            assert view.pressed == ["cpu"]
+            assert view.region("Device").activity.value == ""
+
+        asyncio.run(notebook())

@@ -1,0 +1,437 @@
+"""The HTML of the panel: what each region says, that nothing from outside is read as HTML, and that all can be read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.activity import Activity
+from openmed_nb.annotation.results import AnnotatedText
+from openmed_nb.devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
+from openmed_nb.devices.environment import HIGH, LOW, plan
+from openmed_nb.devices.request import Wish
+from openmed_nb.display import COLOURS, STYLE, Report, Table
+from openmed_nb.errors import OpenMedError
+from openmed_nb.models.store import Inventory, ModelInMemory
+from openmed_nb.notebook.panel import rendering
+from openmed_nb.notebook.panel.rendering import STYLES
+from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look
+from openmed_nb.notebook.panel.style import FIRST_PART, GROUND, SECOND_PART, STYLE_SHEET, TEXT
+
+PAYLOADS = (
+    "<img src=x onerror=alert(1)>",
+    '"><script>alert(1)</script>',
+    "' onmouseover='alert(1)",
+    "</style><script>alert(1)</script>",
+    "&lt;b&gt; & $x$ _",
+)
+REGIONS = (
+    rendering.status,
+    rendering.devices,
+    rendering.environment,
+    rendering.memory,
+    rendering.models,
+    rendering.activity,
+    rendering.message,
+    rendering.answer,
+)
+GIB = 1 << 30
+ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7, "end": 13}
+
+
+@pytest.fixture
+def plain(computers):
+    """What there is to see of a computer without a GPU."""
+    return replace(PanelState(**look(computers.plain().session)), simulated=False)
+
+
+def full(words: str = "words", state: str = "usable") -> PanelState:
+    """Return a state in which every text from outside is the same words, and every region has something to show."""
+    choice = DeviceChoice(words, words, words, words, certain=True)
+    error = OpenMedError(words, words)
+    candidates = (Candidate(words, None), Candidate("cpu", None))
+    table = Table(words, (words, words), ((words, words),))
+    return PanelState(
+        DeviceList(candidates, choice),
+        Explanation((Wish(words, words),), choice, plan({HIGH: words, LOW: "0.5"}), {words: words}),
+        (MemoryBar(words, (MemoryPart(words, GIB), MemoryPart(words, GIB)), 4 * GIB, words),),
+        Inventory((ModelInMemory(words, words, words, GIB, follows=True),)),
+        activity=Activity(words, words, 0, 2),
+        error=error if state == "failed" else None,
+        said=Report(words, (words,), (table,)),
+        answer=AnnotatedText(f"He has {words}", (ENTITY | {"entity_group": words},), words, words),
+        seconds=0.012,
+    )
+
+
+def page(state: PanelState) -> str:
+    """Return all regions, one after the other."""
+    return "".join(region(state) for region in REGIONS)
+
+
+class TestEscaping:
+    """Text from outside is shown as text."""
+
+    @pytest.mark.parametrize("state", ["usable", "failed"])
+    @pytest.mark.parametrize("payload", PAYLOADS)
+    def test_payloads(self, read, payload, state):
+        """A payload in every place of every region reaches the page as text, and brings no element or attribute."""
+        shown = full(payload, state)
+        for region in REGIONS:
+            assert payload in read(region(shown)).text, region
+
+    @given(words=st.text(min_size=1, max_size=30).filter(str.strip), state=st.sampled_from(["usable", "failed"]))
+    def test_any_words(self, read, words, state):
+        """Whatever the words are, each region is closed, and has no element and no attribute that is not ours."""
+        for region in REGIONS:
+            assert read(region(full(words, state))).text
+
+    def test_headings(self, read):
+        """A heading is one element, whatever its name."""
+        (heading,) = read(rendering.heading(PAYLOADS[1])).content
+        assert (heading.tag, heading.text) == ("h3", PAYLOADS[1])
+
+
+class TestTables:
+    """Tables are real ones."""
+
+    @pytest.mark.parametrize("state", ["usable", "failed"])
+    def test_headers(self, read, state):
+        """Each table has a caption and headers for columns and rows; each cell names its column for narrow panels."""
+        tables = read(page(full(state=state))).find("table")
+        assert len(tables) == (6 if state == "failed" else 7)
+        for table in tables:
+            columns = [one.text for one in table.find("th", scope="col")]
+            rows = [row for body in table.find("tbody") for row in body.find("tr")]
+            assert [one.tag for one in table.content] == ["caption", "thead", "tbody"]
+            assert table.content[0].text
+            assert rows
+            for row in rows:
+                assert [one.tag for one in row.content] == ["th", *["td"] * (len(columns) - 1)]
+                assert row.content[0].attributes == {"scope": "row"}
+                assert [cell.attributes["data-column"] for cell in row.content[1:]] == columns[1:]
+
+    def test_long_names_may_break(self, read, plain):
+        """The name of a variable may break after each underscore, and reads as one word."""
+        names = [one.text for one in read(rendering.environment(plain)).find("th", scope="row")]
+        assert names[:1] == ["PYTORCH_ENABLE_MPS_FALLBACK"]
+        assert "PYTORCH_<wbr>ENABLE_<wbr>MPS_<wbr>FALLBACK" in rendering.environment(plain)
+
+
+class TestStatus:
+    """The device."""
+
+    def test_says_what_the_state_says(self, read, plain):
+        """It is announced, and says what is asked for, what is in force and why; the device stands out."""
+        shown = read(rendering.status(plain))
+        (region,) = shown.content
+        assert region.attributes == {"role": "status"}
+        assert [one.text for one in shown.find("p")] == list(plain.status)
+        assert [one.text for one in shown.find("strong")] == ["In force: cpu"]
+
+    def test_no_device(self, read, computers):
+        """Where no device is in force, it says so, with what to do."""
+        state = replace(PanelState(**look(computers.plain(OPENMED_DEVICE="mps").session)), simulated=False)
+        shown = read(rendering.status(state))
+        assert [one.text for one in shown.find("p")] == list(state.status)
+        assert "No device is in force." in shown.text
+        assert "Use a Mac" in shown.text
+
+    @pytest.mark.parametrize(
+        "spelling", ["cpu In force: mps (ok)", "cpu). In force: mps (confirmed).", "In force: mps"]
+    )
+    def test_words_like_ours(self, read, computers, spelling):
+        """A variable whose value reads like a device in force is no such thing: what is in force alone is bold."""
+        state = PanelState(**look(computers.plain(OPENMED_DEVICE=spelling).session))
+        shown = read(rendering.status(state))
+        assert shown.find("strong") == []
+        assert "No device is in force." in shown.text
+        chosen = replace(
+            state, devices=replace(state.devices, choice=DeviceChoice("cpu", "cpu", "you", "Yes.", certain=True))
+        )
+        assert [one.text for one in read(rendering.status(chosen)).find("strong")] == ["In force: cpu"]
+
+    @pytest.mark.parametrize("simulated", [True, False])
+    def test_simulated(self, read, plain, simulated):
+        """Under a simulation it says so."""
+        shown = read(rendering.status(replace(plain, simulated=simulated))).text
+        assert ("SIMULATED MPS: no figure here is one of MPS." in shown) is simulated
+
+
+def test_devices_say_why_and_what_to_do(read, plain):
+    """Each device has a row: its state, and where it cannot be used, why and what to do."""
+    rows = [[cell.text for cell in row.content] for row in read(rendering.devices(plain)).find("tr")[1:]]
+    assert [row[:2] for row in rows] == [["mps", "cannot be used"], ["cuda", "cannot be used"], ["cpu", "in force"]]
+    assert rows[0][2:] == [
+        "this computer runs Linux, and MPS is the GPU backend of macOS",
+        "Use a Mac with Apple Silicon for MPS.",
+    ]
+    assert all(why and remedy for _, _, why, remedy in rows[:2])
+
+
+class TestEnvironment:
+    """The variables."""
+
+    @pytest.mark.parametrize(
+        ("environ", "is_open", "summary"),
+        [
+            ({}, False, "MPS variables: 3 in time"),
+            ({HIGH: "0.5", LOW: "0.9"}, True, "MPS variables: 1 in time, 2 conflict"),
+            ({HIGH: "0,7"}, True, "MPS variables: 3 in time"),
+        ],
+        ids=["all well", "conflict", "no number"],
+    )
+    def test_folded_up_where_all_is_well(self, read, plain, environ, is_open, summary):
+        """The tables are folded up, unless a variable needs a remedy; one line says how it stands."""
+        state = replace(plain, explanation=replace(plain.explanation, environment=plan(environ)))
+        shown = read(rendering.environment(state))
+        (details,) = shown.find("details")
+        assert ("open" in details.attributes) is is_open
+        assert details.content[0].tag == "summary"
+        assert details.content[0].text == summary
+        assert [one.text for one in shown.find("caption")] == ["Environment"]
+
+    def test_other_variables(self, read, computers):
+        """Other variables that matter have a table of their own."""
+        state = PanelState(**look(computers.plain(OPENMED_DEVICE="cpu").session))
+        other = read(rendering.environment(state)).find("table")[1]
+        assert other.content[0].text == "Other variables"
+        assert other.find("td")[0].text == "cpu"
+
+
+class TestMemory:
+    """The bars."""
+
+    def test_bars_and_figures(self, read, plain):
+        """A bar has a stripe for each part, with a pattern of its own; the same figures stand beside it as text."""
+        parts = (MemoryPart("allocated", GIB), MemoryPart("cached", 2 * GIB))
+        bar = MemoryBar("mps", parts, 8 * GIB, "what Metal recommends")
+        shown = read(rendering.memory(replace(plain, memory=(bar,))))
+        (row,) = shown.find("tbody")[0].content
+        (stripes,) = shown.find("div", **{"class": "openmed-bar"})
+        assert [one.attributes["style"] for one in stripes.content] == ["width:12.50%", "width:25.00%"]
+        assert [one.attributes["class"] for one in stripes.content] == ["openmed-part-0", "openmed-part-1"]
+        assert stripes.attributes["aria-hidden"] == "true"
+        assert row.text == "mps" + "allocated 1.0 GiB cached 2.0 GiB" + "8.0 GiB, what Metal recommends"
+        swatches = [one for one in row.find("span") if "openmed-swatch" in one.attributes["class"]]
+        assert [one.attributes["class"].split()[1] for one in swatches] == ["openmed-part-0", "openmed-part-1"]
+
+    def test_never_beyond_the_box(self, read, plain):
+        """More than the limit fills the bar, and the figures stay true."""
+        bar = MemoryBar("mps", (MemoryPart("allocated", 9 * GIB),), 8 * GIB, "limit")
+        shown = read(rendering.memory(replace(plain, memory=(bar,))))
+        assert shown.find("div", style="width:100.00%")
+        assert "allocated 9.0 GiB" in shown.text
+
+
+class TestModels:
+    """What is loaded."""
+
+    def test_none(self, read, plain):
+        """Without a model it says so in words, without an empty table."""
+        shown = read(rendering.models(plain))
+        assert shown.text == "No model is in memory; Annotate loads one."
+        assert shown.find("table") == []
+
+    def test_each(self, read, plain):
+        """Each model has a row with device, type and size."""
+        model = ModelInMemory("bundled", "mps (SIMULATED)", "float32", 3 << 20, follows=True)
+        shown = read(rendering.models(replace(plain, models=Inventory((model,)))))
+        assert [cell.text for cell in shown.find("tr")[1].content] == [
+            *("bundled", "mps (SIMULATED)", "float32", "3.0 MiB", "yes")
+        ]
+
+
+class TestActivity:
+    """What is under way."""
+
+    def test_in_words(self, read, plain):
+        """It is announced in words; the sign that turns is not read aloud."""
+        shown = read(rendering.activity(replace(plain, activity=Activity("Moving to mps", "bundled", 1, 3))))
+        (region,) = shown.content
+        sign, words = region.content
+        assert region.attributes["role"] == "status"
+        assert sign.attributes == {"class": "openmed-spinner", "aria-hidden": "true"}
+        assert words.text == shown.text == "Moving to mps: bundled (2 of 3)"
+
+    def test_nothing(self, plain):
+        """Where nothing is under way, nothing stands there."""
+        assert rendering.activity(plain) == ""
+
+    def test_a_click_that_waits(self, read, plain):
+        """That a click waits for a cell is announced, whatever the cell does; between cells it is soon answered."""
+        waits = replace(plain, waiting=2)
+        assert rendering.activity(waits) == ""
+        for doing in (None, Activity("Loading", "bundled")):
+            (region,) = read(rendering.activity(replace(waits, cell_runs=True, activity=doing))).content
+            assert region.attributes["role"] == "status"
+            assert region.text == "Your click waits for the end of the running cell."
+        assert read(rendering.activity(replace(waits, activity=doing))).text == "Loading: bundled"
+
+    def test_a_cell(self, read, plain):
+        """That a cell runs is said and not announced, unless something else is under way."""
+        runs = replace(plain, cell_runs=True)
+        shown = read(rendering.activity(runs))
+        assert shown.text == "A cell runs: what you click may wait for its end."
+        assert "role" not in shown.content[0].attributes
+        assert (
+            read(rendering.activity(replace(runs, activity=Activity("Loading", "bundled")))).text == "Loading: bundled"
+        )
+
+    def test_the_sign_rests(self):
+        """Who wants less motion sees the sign at rest."""
+        assert re.search(r"prefers-reduced-motion: reduce\) \{\S* ?\.openmed-spinner \{animation: none;\}", STYLE_SHEET)
+
+
+class TestMessage:
+    """What came of the last click."""
+
+    def test_error(self, read, plain):
+        """An error is an alert that says that it is one, what happened and what to do, and hides what was said before."""
+        state = replace(plain, error=OpenMedError("It broke.", "Mend it."), said=Report("Moved: bundled."))
+        (region,) = read(rendering.message(state)).content
+        assert region.attributes["role"] == "alert"
+        assert [one.text for one in region.find("p")] == ["Error: It broke.", "What to do: Mend it."]
+
+    def test_said(self, read, plain):
+        """What a click has to say is announced, tables and all."""
+        report = Report(
+            "Released 9.7 MiB", ("Done.",), (Table("Causes", ("let go", "tensors"), (("models", "9.7 MiB"),)),)
+        )
+        (region,) = read(rendering.message(replace(plain, said=report))).content
+        assert region.attributes["role"] == "status"
+        assert region.text == "Released 9.7 MiBDone.Causeslet gotensorsmodels9.7 MiB"
+
+    def test_nothing(self, plain):
+        """Where there is nothing to say, nothing stands there."""
+        assert rendering.message(plain) == ""
+
+
+class TestAnswer:
+    """What was found in a text."""
+
+    def answer(self, device="cpu", show_text=True, seconds=0.0123):
+        """Return the answer for a short note."""
+        return {"answer": AnnotatedText("He has asthma.", (ENTITY,), "m", device, show_text), "seconds": seconds}
+
+    def test_marked(self, read, plain):
+        """The text is shown with its entities marked, a table of them, and the time with the device, which is announced."""
+        shown = read(rendering.answer(replace(plain, **self.answer())))
+        assert shown.find("div", role="status")[0].text == "Annotated in 12 ms on cpu."
+        assert [one.text for one in shown.find("mark")] == ["asthma DISEASE", "DISEASE"]
+        assert [one.text for one in shown.find("caption")] == ["Entities"]
+
+    def test_simulated(self, read, plain):
+        """A time that was taken under a simulation is no time of MPS, and says so."""
+        shown = read(rendering.answer(replace(plain, **self.answer("mps (SIMULATED)"))))
+        assert shown.find("div", role="status")[0].text == (
+            "Annotated in 12 ms on mps (SIMULATED).SIMULATED MPS: no figure here is one of MPS."
+        )
+
+    def test_hidden_text(self, plain):
+        """Where text is not to be shown, no word of it is."""
+        html = rendering.answer(replace(plain, **self.answer(show_text=False)))
+        assert "asthma" not in html
+        assert "the text is hidden" in html
+
+    def test_nothing(self, plain):
+        """Before the first text, nothing stands there."""
+        assert rendering.answer(plain) == ""
+
+
+HEX = r"#[0-9a-f]{6}"
+BLACK = "#000000"
+DARK = "#111111"
+"""The ground of JupyterLab's dark theme."""
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour by WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours, 1 to 21."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+class TestStyleSheet:
+    """Colours and rules."""
+
+    def test_contrast_is_computed(self):
+        """The function gives the figures of WCAG: 21 for black on white, and 4.48 for its well-known grey."""
+        assert contrast(BLACK, "#ffffff") == pytest.approx(21)
+        assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+    @pytest.mark.parametrize(
+        "ground", [GROUND, "#eeeeee", *re.findall(rf"openmed-colour-\d {{background: ({HEX});", STYLE)]
+    )
+    def test_text_can_be_read(self, ground):
+        """Text in colours of ours stands out by 4.5 to 1, on the panel, on a button and on each mark."""
+        text = TEXT if ground in (GROUND, "#eeeeee") else BLACK
+        assert contrast(text, ground) >= 4.5
+
+    def test_every_mark_is_seen(self):
+        """Each colour of the labels was looked at."""
+        assert len(re.findall(rf"openmed-colour-\d {{background: ({HEX});", STYLE)) == COLOURS
+
+    @pytest.mark.parametrize("ground", [GROUND, DARK])
+    @pytest.mark.parametrize("colour", [FIRST_PART, SECOND_PART])
+    def test_shapes_can_be_seen(self, colour, ground):
+        """Bars, the frame of an error and the ring of the focus stand out by 3 to 1, on a white and on a dark ground."""
+        assert contrast(colour, ground) >= 3
+
+    def test_literal_colours_come_with_a_theme(self):
+        """Every literal colour is one of those that were looked at, or stands in for one of the theme."""
+        without_theme = re.sub(rf"var\(--[a-z0-9-]+, {HEX}\)", "", STYLE_SHEET)
+        assert set(re.findall(HEX, without_theme)) == {FIRST_PART, SECOND_PART}
+
+    def test_nothing_from_outside(self):
+        """The sheets load nothing, and hold no script."""
+        assert not re.search(r"url\(|@import|https?:|<script|expression\(", STYLES)
+        assert STYLES.count("<style>") == STYLES.count("</style>") == 2
+
+    def test_classes_are_ours(self):
+        """Every class in the panel's sheet is ours or one of the widgets, and every rule holds in a panel only."""
+        rules = re.sub(r"@(media|container)[^{]*\{|@keyframes[^{]*\{(?:[^{}]*\{[^}]*\})*[^{}]*\}", "", STYLE_SHEET)
+        selectors = [
+            one.strip()
+            for group in re.findall(r"([^{}]+)\{[^{}]*\}", rules)
+            for one in re.split(r",(?![^(]*\))", group)
+        ]
+        selectors = [one.removeprefix("<style>").replace("}", "").strip() for one in selectors]
+        ours = r"openmed-|widget-|jupyter-button|mod-active|tex2jax_ignore"
+        assert len(selectors) > 40
+        assert [one for one in selectors if not one.startswith(".openmed-panel")] == []
+        assert [
+            name for one in selectors for name in re.findall(r"\.([a-z][\w-]*)", one) if not re.match(ours, name)
+        ] == []
+
+    def test_every_class_has_a_rule(self):
+        """Every class in the HTML has a rule in one of the sheets."""
+        html = (
+            page(full())
+            + page(full(state="failed"))
+            + rendering.activity(replace(full(), activity=None, cell_runs=True))
+        )
+        used = {name for names in re.findall(r'class="([^"]*)"', html) for name in names.split()}
+        assert {name for name in used if f".{name}" not in STYLES} == set()
+        assert {"openmed-first", "openmed-bar", "openmed-error", "openmed-said", "openmed-late"} <= used
+
+    def test_what_cannot_be_clicked_is_not_faint(self):
+        """A button that cannot be clicked has full opacity and a dashed frame; one that is pressed has a thick frame."""
+        disabled = re.search(r"jupyter-button:disabled \{([^}]*)\}", STYLE_SHEET)
+        pressed = re.search(r"jupyter-button\.mod-active \{([^}]*)\}", STYLE_SHEET)
+        assert disabled
+        assert "opacity: 1" in disabled[1]
+        assert "dashed" in disabled[1]
+        assert pressed
+        assert "font-weight: 700" in pressed[1]
+        assert "border: 2px" in pressed[1]

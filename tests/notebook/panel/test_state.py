@@ -1,0 +1,462 @@
+"""What the panel shows, as a value: buttons, sentences and the static form, for every kind of computer and wish."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import openmed_nb as nb
+from openmed_nb.activity import Activity
+from openmed_nb.annotation.results import AnnotatedText
+from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.request import Wish
+from openmed_nb.display import Report
+from openmed_nb.errors import OpenMedError
+from openmed_nb.notebook.panel.state import COMMANDS, DeviceButton, PanelState, look, memory_bars, said_of_wish
+from openmed_nb.session import SESSION
+
+NOTE = "Mrs Miller has leprosy"
+
+
+def state_of(here: Any) -> PanelState:
+    """Return what a panel shows of a computer; its GPU, which is not here, is not asked for its memory."""
+    session = here.session
+    return PanelState(
+        session.devices(confirm=False), session.explain(confirm=False), memory_bars(None), session.inventory()
+    )
+
+
+def no_torch(computers: ModuleType, **environ: str) -> Any:
+    """Return a computer without torch."""
+    return computers.Computer(computers.PLAIN, TorchFacts(None), environ)
+
+
+def tried(here: Any) -> Any:
+    """Let a computer try what is asked for, which may fail."""
+    with contextlib.suppress(OpenMedError):
+        here.session.device()
+    return here
+
+
+def used(here: Any, device: str, source: str = "%openmed_device") -> Any:
+    """Let a computer use a device."""
+    here.session.use(device, source)
+    return here
+
+
+BUTTONS: dict[str, tuple[Callable[[ModuleType], Any], str, str, set[str]]] = {
+    "auto on a Mac": (lambda c: c.mac(), "auto", "mps", {"cuda"}),
+    "auto on a Mac, confirmed": (lambda c: tried(c.mac()), "auto", "mps", {"cuda"}),
+    "auto without a GPU": (lambda c: c.plain(), "auto", "cpu", {"mps", "cuda"}),
+    "auto with GPUs that nobody counted": (lambda c: c.box(), "auto", "cuda", {"mps"}),
+    "auto with several GPUs": (lambda c: tried(c.box()), "auto", "cuda:0", {"mps"}),
+    "auto under Rosetta": (lambda c: c.rosetta(), "auto", "cpu", {"mps", "cuda"}),
+    "auto where MPS fails": (lambda c: tried(c.mac(failing="no memory")), "auto", "cpu", {"mps", "cuda"}),
+    "auto by magic": (lambda c: used(c.mac(OPENMED_DEVICE="cpu"), "auto"), "auto", "mps", {"cuda"}),
+    "a variable": (lambda c: c.mac(OPENMED_DEVICE="cpu"), "cpu", "cpu", {"cuda"}),
+    "a variable that leaves it open": (lambda c: c.plain(OPENMED_TORCH_DEVICE="auto"), "auto", "cpu", {"mps", "cuda"}),
+    "a variable in capitals": (lambda c: c.mac(OPENMED_DEVICE=" MPS:0 "), "mps", "mps", {"cuda"}),
+    "Accelerate's switch": (lambda c: c.mac(ACCELERATE_USE_CPU="1"), "auto", "cpu", {"cuda"}),
+    "by magic": (lambda c: used(c.mac(), "cpu"), "cpu", "cpu", {"cuda"}),
+    "cuda with several GPUs": (lambda c: used(c.box(), "cuda"), "cuda:0", "cuda:0", {"mps"}),
+    "the first of several GPUs": (lambda c: used(c.box(), "cuda:0"), "cuda:0", "cuda:0", {"mps"}),
+    "the second of several GPUs": (lambda c: used(c.box(), "cuda:1"), "cuda:1", "cuda:1", {"mps"}),
+    "the first of GPUs that nobody counted": (lambda c: c.box(OPENMED_DEVICE="cuda:0"), "cuda", "cuda", {"mps"}),
+    "the second of GPUs that nobody counted": (lambda c: c.box(OPENMED_DEVICE="cuda:1"), "cuda:1", "cuda:1", {"mps"}),
+    "gpu on a Mac": (lambda c: used(c.mac(), "gpu"), "mps", "mps", {"cuda"}),
+    "gpu with several GPUs": (lambda c: used(c.box(), "gpu"), "cuda:0", "cuda:0", {"mps"}),
+    "nonsense": (lambda c: c.mac(OPENMED_DEVICE="nonsense"), "", "", {"cuda"}),
+    "what cannot be had": (lambda c: c.plain(OPENMED_DEVICE="mps"), "", "", {"mps", "cuda"}),
+    "what fails": (lambda c: tried(c.mac(failing="no memory", OPENMED_DEVICE="mps")), "", "", {"mps", "cuda"}),
+    "no torch": (no_torch, "", "", {"mps", "cuda", "cpu"}),
+}
+
+
+@pytest.mark.parametrize(("make", "pressed", "in_force", "disabled"), BUTTONS.values(), ids=BUTTONS)
+def test_buttons(computers: ModuleType, make: Callable[[Any], Any], pressed: str, in_force: str, disabled: set[str]):
+    """What is asked for is pressed, what is used is in force, and what cannot be used is disabled; auto stands first."""
+    buttons = state_of(make(computers)).buttons
+
+    assert [one.device for one in buttons if one.pressed] == ([pressed] if pressed else [])
+    assert [one.device for one in buttons if one.in_force] == ([in_force] if in_force else [])
+    assert {one.device for one in buttons if not one.enabled} == disabled
+    assert buttons[0].device == "auto"
+    assert buttons[0].enabled
+    assert len({one.device for one in buttons}) == len(buttons)
+
+
+@pytest.mark.parametrize(("make", "pressed", "in_force", "disabled"), BUTTONS.values(), ids=BUTTONS)
+def test_the_static_form_says_the_same(
+    computers: ModuleType, make: Callable[[Any], Any], pressed: str, in_force: str, disabled: set[str]
+):
+    """The table of devices names the same device as in force, and the same as unusable with what to do, as the buttons."""
+    state = state_of(make(computers))
+    rows = next(table for table in state.report().tables if table.caption == "Devices").rows
+
+    assert [row[0] for row in rows if row[1] == "in force"] == ([in_force] if in_force else [])
+    assert {row[0] for row in rows if row[1] == "cannot be used"} == disabled
+    assert all(row[2] and row[3] for row in rows if row[0] in disabled)
+    assert bool(pressed) is ("No device is in force" not in str(state))
+
+
+HOVER: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
+    "auto": (lambda c: c.plain(), "auto", "The best device of this computer."),
+    "usable": (lambda c: c.plain(), "cpu", "Use cpu."),
+    "in force": (lambda c: tried(c.mac()), "mps", "Use mps."),
+    "elsewhere": (
+        lambda c: c.plain(),
+        "mps",
+        "this computer runs Linux, and MPS is the GPU backend of macOS. Use a Mac with Apple Silicon for MPS.",
+    ),
+    "not tried": (lambda c: c.mac(), "mps", "no computation on it was tried yet. %openmed_device mps."),
+    "failing": (
+        lambda c: tried(c.mac(failing="no memory")),
+        "mps",
+        (
+            "a tiny computation on it failed: no memory. "
+            "Restart the kernel; if it fails again, use 'cpu' and report it to the maker of the driver."
+        ),
+    ),
+    "Rosetta": (
+        lambda c: c.rosetta(),
+        "mps",
+        (
+            "this Python is built for x86_64 and runs under Rosetta, which has no MPS. "
+            "Install an arm64 Python and make the environment with it."
+        ),
+    ),
+    "no torch": (no_torch, "cpu", "torch is not installed. Install it: python -m pip install torch."),
+}
+
+
+@pytest.mark.parametrize(("make", "device", "said"), HOVER.values(), ids=HOVER)
+def test_what_a_button_says_to_the_mouse(computers: ModuleType, make: Callable[[Any], Any], device: str, said: str):
+    """A button says on hover why its device cannot be used and what to do, or what it is for."""
+    (button,) = (one for one in state_of(make(computers)).buttons if one.device == device)
+
+    assert button.hover == said
+
+
+def test_what_stands_on_a_button():
+    """The device in force is marked on its button in words, not by colour alone."""
+    assert DeviceButton("mps", in_force=True, pressed=True).label == "mps (in force)"
+    assert DeviceButton("auto", pressed=True).label == "auto"
+
+
+PLANNED = "(planned; torch is not loaded yet)"
+STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
+    "nobody": (
+        lambda c: c.mac(),
+        f"Asked for: auto (nobody asked). In force: mps {PLANNED}.",
+        "No device was asked for, and mps comes first; the chip is Apple M2.",
+    ),
+    "confirmed": (
+        lambda c: tried(c.mac()),
+        "Asked for: auto (nobody asked). In force: mps (confirmed).",
+        "No device was asked for, and mps comes first; the chip is Apple M2.",
+    ),
+    "variable of the shell": (
+        lambda c: c.mac(OPENMED_TORCH_DEVICE="cpu", OPENMED_DEVICE="mps"),
+        f"Asked for: OPENMED_TORCH_DEVICE=cpu from your shell. In force: cpu {PLANNED}.",
+        "'cpu' was asked for by OPENMED_TORCH_DEVICE.",
+    ),
+    "the weaker variable": (
+        lambda c: c.mac(OPENMED_TORCH_DEVICE="auto", OPENMED_DEVICE="CPU"),
+        f"Asked for: OPENMED_DEVICE=CPU from your shell. In force: cpu {PLANNED}.",
+        "'cpu' was asked for by OPENMED_DEVICE.",
+    ),
+    "magic over a variable": (
+        lambda c: used(c.mac(OPENMED_TORCH_DEVICE="gpu"), "cpu"),
+        f"Asked for: cpu by %openmed_device. In force: cpu {PLANNED}.",
+        "'cpu' was asked for by %openmed_device.",
+    ),
+    "auto by the panel": (
+        lambda c: used(c.box(OPENMED_TORCH_DEVICE="cpu"), "auto", "the panel"),
+        "Asked for: auto by the panel. In force: cuda (confirmed).",
+        "'auto' was asked for by the panel, and mps cannot be used here; the GPU is NVIDIA A100.",
+    ),
+    "failing": (
+        lambda c: tried(c.mac(failing="no memory")),
+        "Asked for: auto (nobody asked). In force: cpu (confirmed).",
+        "No device was asked for, and mps and cuda cannot be used here.",
+    ),
+    "nonsense": (
+        lambda c: c.mac(OPENMED_DEVICE="mpss"),
+        "Asked for: OPENMED_DEVICE=mpss from your shell. No device is in force.",
+        "'mpss' (from OPENMED_DEVICE) names no device.",
+    ),
+    "what cannot be had": (
+        lambda c: c.plain(OPENMED_DEVICE="mps"),
+        "Asked for: OPENMED_DEVICE=mps from your shell. No device is in force.",
+        (
+            "'mps' (asked for by OPENMED_DEVICE) cannot be used: this computer runs Linux, and MPS is the GPU backend of "
+            "macOS."
+        ),
+    ),
+    "no torch": (
+        no_torch,
+        "Asked for: auto (nobody asked). No device is in force.",
+        (
+            "'auto' (asked for by nobody) cannot be used: mps: this computer runs Linux, and MPS is the GPU backend of "
+            "macOS; cuda: torch is not installed; cpu: torch is not installed."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "first", "second"), STATUS.values(), ids=STATUS)
+def test_status(computers: ModuleType, make: Callable[[Any], Any], first: str, second: str):
+    """The status says what is asked for and by whom, what is in force and why, or what went wrong and what to do."""
+    status = state_of(make(computers)).status
+
+    assert status[:2] == (first, second)
+    assert len(status) == (3 if "No device" in first else 2)
+    assert all(status)
+
+
+@pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])
+def test_secrets_are_masked(computers: ModuleType, value: str):
+    """A secret that was pasted into a variable is shown nowhere, in no form."""
+    state = state_of(computers.mac(OPENMED_DEVICE=value, HF_ENDPOINT=value, OPENMED_TORCH_DEVICE=""))
+
+    assert "***" in state.asked
+    assert "abcdefgh" not in f"{state} {state._repr_html_()} {json.dumps(state.to_dict())}"
+
+
+def test_a_long_wish_stays_one_short_line(computers: ModuleType):
+    """A variable with a whole paragraph in it is cut off in the status, and stays in one line."""
+    status = state_of(computers.mac(OPENMED_DEVICE="a\nlong \x1b[2J story " * 50)).status
+
+    assert all(len(sentence) < 250 for sentence in status)
+    assert not [sentence for sentence in status if "\n" in sentence or "\x1b" in sentence]
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (None, "auto (nobody asked)"),
+        (Wish("OPENMED_TORCH_DEVICE", "cpu"), "OPENMED_TORCH_DEVICE=cpu from your shell"),
+        (Wish("the panel", "auto", final=True), "auto by the panel"),
+        (Wish("use()", "cuda:1", final=True), "cuda:1 by use()"),
+    ],
+)
+def test_who_asks(wish: Wish | None, said: str):
+    """A wish is said with its owner."""
+    assert said_of_wish(wish) == said
+
+
+def test_the_static_form_is_complete(computers: ModuleType):
+    """The static form has devices, environment, memory and the commands to type, in text and HTML."""
+    state = state_of(computers.mac(HF_HUB_OFFLINE="1"))
+    captions = [table.caption for table in state.report().tables if table.rows]
+
+    assert captions == ["Devices", "Environment", "Other variables", "Memory", "The same by typing"]
+    for command, _ in COMMANDS:
+        assert command in str(state)
+        assert command in state._repr_html_()
+    assert repr(state) == str(state)
+
+
+@pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
+def test_commands_are_ours(shell):
+    """What the static form offers to type exists."""
+    for command, _ in COMMANDS:
+        kind = "cell" if command.startswith("%%") else "line"
+        assert command.split()[0].lstrip("%") in shell.magics_manager.magics[kind]
+
+
+def test_it_changes_with_what_is_seen(computers: ModuleType):
+    """Two looks at the same session are equal but for the memory of the process."""
+    here = computers.plain()
+    first, second = state_of(here), state_of(here)
+    assert dataclasses.replace(first, memory=()) == dataclasses.replace(second, memory=())
+
+    used(here, "cpu")
+    assert state_of(here).devices != first.devices
+
+
+def test_no_form_holds_the_note(computers: ModuleType):
+    """The annotated text is in no text form, HTML form or mapping of the state, because those are saved."""
+    found = AnnotatedText(NOTE, ({"entity_group": "D", "score": 1.0, "start": 15, "end": 22},), "m", "cpu")
+    shown = state_of(computers.plain())
+    state = dataclasses.replace(shown, answer=found, seconds=0.1, said=Report(NOTE), activity=Activity("a", "b"))
+
+    assert state.answer is found
+    for form in (str(state), repr(state), state._repr_html_(), json.dumps(state.to_dict()), str(state.report())):
+        assert "leprosy" not in form
+        assert "Miller" not in form
+
+
+def test_as_json(computers: ModuleType):
+    """The mapping survives JSON, and names the device in force."""
+    again = json.loads(json.dumps(state_of(tried(computers.mac())).to_dict()))
+
+    assert again["devices"]["in_force"] == "mps"
+    assert again["explanation"]["choice"]["requested"] == "auto"
+    assert again["memory"][0][0] == "process"
+    assert again["simulated"] is False
+
+
+class TestLook:
+    """Looking at a session."""
+
+    @pytest.mark.parametrize("kind", ["mac", "box", "plain", "rosetta"])
+    @pytest.mark.parametrize("environ", [{}, {"OPENMED_DEVICE": "nonsense"}, {"OPENMED_DEVICE": "cuda:1"}])
+    def test_looking_changes_nothing(self, computers: ModuleType, kind: str, environ: dict[str, str]):
+        """A look loads no torch, lets no GPU compute, and leaves session and environment as they are."""
+        here = getattr(computers, kind)(**environ)
+        before = here.state
+        states = [PanelState(**look(here.session)) for _ in range(2)]
+
+        assert here.state == before
+        assert here.torch.probed == []
+        assert not here.torch.torch_is_loaded()
+        assert [bar.name for bar in states[0].memory] == ["process"]
+        assert states[0].buttons == states[1].buttons
+
+    def test_looking_after_torch_was_loaded(self, computers: ModuleType):
+        """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
+        here = computers.box()
+        here.torch.loaded_torch()
+        state = PanelState(**look(here.session))
+
+        assert [one.device for one in state.buttons] == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+        assert here.torch.probed == []
+        assert state.choice is not None
+        assert not state.choice.certain
+
+    @pytest.mark.parametrize("kind", ["mac", "plain"])
+    def test_looking_after_the_cpu_was_used(self, computers: ModuleType, kind: str):
+        """An override is seen, and stays as it is."""
+        here = used(getattr(computers, kind)(), "cpu")
+        before = here.state
+        state = PanelState(**look(here.session))
+
+        assert here.state == before
+        assert state.choice == here.session.device()
+
+    def test_looking_is_quick_beside_mps(self, computers: ModuleType):
+        """On a Mac whose session is on the CPU a look does not go through all living objects in search of MPS tensors."""
+        here = used(computers.mac(), "cpu")
+        here.torch.loaded_torch()
+        searches: list[None] = []
+        here.torch.mps_allocator_started = lambda: searches.append(None)
+        PanelState(**look(here.session))
+
+        assert searches == []
+
+    def test_without_torch(self, computers: ModuleType):
+        """Where torch is missing, a look works and says what to install."""
+        here = no_torch(computers)
+        state = PanelState(**look(here.session))
+
+        assert "python -m pip install torch" in str(state)
+        assert state.choice is None
+
+
+FRESH = """
+import os, sys
+from openmed_nb.devices.choice import DeviceChoice
+from openmed_nb.notebook.panel.state import memory_bars
+from openmed_nb.notebook.panel.state import PanelState, look
+from openmed_nb.session import SESSION
+
+for wish in ("", "nonsense", "cpu", "cuda:1"):
+    os.environ["OPENMED_DEVICE"] = wish
+    before = dict(os.environ)
+    state = PanelState(**look(SESSION))
+    text, html, mapping = str(state), state._repr_html_(), state.to_dict()
+    bars = memory_bars(DeviceChoice(wish, "auto", "nobody", "", certain=False))
+    heavy = {"torch", "transformers", "ipywidgets", "numpy", "huggingface_hub", "IPython"} & set(sys.modules)
+    print(wish or "nobody", sorted(heavy), dict(os.environ) == before)
+"""
+
+
+@pytest.mark.real_computer  # It starts a process of its own.
+def test_a_look_in_a_fresh_process():
+    """In a fresh process a look, and the memory of a device that was not tried, import nothing heavy; the environment stays."""
+    process = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        env={**os.environ, "OPENMED_TORCH_DEVICE": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert process.stdout.splitlines() == ["nobody [] True", "nonsense [] True", "cpu [] True", "cuda:1 [] True"], (
+        process.stderr
+    )
+
+
+VERBS: dict[str, Callable[[Any], object]] = {
+    "start": lambda here: here.session.start(),
+    "stop": lambda here: here.session.stop(),
+    "device": lambda here: here.session.device(),
+    "reset": lambda here: here.session.reset(),
+    "tune": lambda here: here.session.apply_mps_variables(),
+    "import torch": lambda here: here.torch.loaded_torch(),
+    "compute on mps": lambda here: (here.torch.loaded_torch(), here.torch.touch()),
+    **{f"use {device}": lambda here, device=device: here.session.use(device) for device in ("auto", "mps", "cpu", "x")},
+    "ask mps": lambda here: here.session.device("mps"),
+}
+
+
+def outcome(here: Any, verb: str) -> str:
+    """Return what a verb answers, or its error."""
+    try:
+        return repr(VERBS[verb](here))
+    except OpenMedError as error:
+        return repr(error.to_dict())
+
+
+@given(
+    kind=st.sampled_from(["mac", "box", "plain", "rosetta"]),
+    environ=st.sampled_from([{}, {"OPENMED_DEVICE": "cpu"}, {"OPENMED_DEVICE": "mps"}, {"OPENMED_DEVICE": "x"}]),
+    verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=8),
+)
+def test_looking_between_any_verbs(computers: ModuleType, kind: str, environ: dict[str, str], verbs: list[str]):
+    """Looks between verbs change neither what the verbs answer nor what they leave behind, and buttons fit the choice."""
+    watched, alone = getattr(computers, kind)(**environ), getattr(computers, kind)(**environ)
+    for verb in verbs:
+        before = watched.state
+        state = state_of(watched)
+        assert watched.state == before
+        assert (
+            sum(one.pressed for one in state.buttons)
+            == sum(one.in_force for one in state.buttons)
+            == bool(state.choice)
+        )
+        assert outcome(watched, verb) == outcome(alone, verb)
+        assert watched.state == alone.state
+        assert watched.torch.probed == alone.torch.probed
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+def test_a_simulated_computer_says_so(device: str):
+    """Under the simulation the status, the table of devices, the memory and the static form say SIMULATED."""
+    with nb.simulated_mps("8 GiB"):
+        nb.load_pipeline("bundled_small", device=device)
+        nb.use(device)
+        state = PanelState(**look(SESSION))
+        SESSION.unload()
+    SESSION.stop()
+
+    assert state.simulated
+    assert state.to_dict()["simulated"] is True
+    assert "SIMULATED" in state.status[0]
+    for form in (str(state), state._repr_html_()):
+        assert form.count("SIMULATED") >= (4 if device == "mps" else 2)
+    assert ("SIMULATED" in str(state.memory_table)) is ("SIMULATED" in str(state.models)) is (device == "mps")
+    assert "SIMULATED" not in str(PanelState(**look(SESSION)))

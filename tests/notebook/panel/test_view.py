@@ -1,0 +1,238 @@
+"""The panel's widgets: what it is made of, its forms without widgets, and its end, which leaves nothing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+
+import comm
+import ipywidgets
+import pytest
+from ipywidgets.widgets import widget
+
+from openmed_nb.display import to_html
+from openmed_nb.notebook.panel import rendering
+from openmed_nb.notebook.widgets import VIEW, tree
+from openmed_nb.session import SESSION
+
+NAMES = ("Device", "Environment", "Memory", "Models", "Try it")
+REPR = "The openmed_nb panel; %openmed_device does the same by typing"
+CORE = {"@jupyter-widgets/base", "@jupyter-widgets/controls"}
+
+
+class TestWidgets:
+    """What the panel is made of."""
+
+    def test_regions(self, open_panel):
+        """Five regions stand below one another, each with its heading, and the style sheets stand there once."""
+        view = open_panel()
+        headings = [one.children[0].value for one in view.regions]
+        assert headings == [rendering.heading(name) for name in NAMES]
+        assert sum("<style>" in one.value for one in tree(view) if isinstance(one, ipywidgets.HTML)) == 1
+
+    def test_core_widgets_only(self, open_panel):
+        """Every widget is one of the core, which every front end has; none is an Output."""
+        widgets = list(tree(open_panel()))
+        assert {one._model_module for one in widgets} == CORE
+        assert {one._model_name.removesuffix("Model") for one in widgets} <= set(dir(ipywidgets)) | {
+            *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
+        }
+        assert not [one for one in widgets if isinstance(one, ipywidgets.Output)]
+
+    def test_controls_have_names(self, open_panel, computers):
+        """Every control has a name that is read aloud, and every button says more to the mouse."""
+        widgets = list(tree(open_panel(computers.plain().session)))
+        controls = [one for one in widgets if hasattr(one, "disabled")]
+        assert [one.description for one in controls] == [
+            *("auto", "mps", "cuda", "cpu (in force)", "Reset"),
+            *("Refresh", "Release memory", "Refresh every 2 seconds", "Text to annotate", "Annotate"),
+        ]
+        buttons = [one for one in controls if isinstance(one, (ipywidgets.Button, ipywidgets.ToggleButton))]
+        assert all(one.tooltip.endswith(".") for one in buttons)
+
+    def test_nothing_is_sent_for_what_stays(self, open_panel, computers):
+        """A state that is like the one before changes no trait but the memory's figures."""
+        view = open_panel(computers.plain().session)
+        changes = []
+        bars = view.region("Memory").bars
+        for one in tree(view):
+            one.observe(
+                lambda change: changes.append(change["owner"]), ["value", "children", "description", "disabled"]
+            )
+        view.model.cell_ends()
+        assert {id(one) for one in changes} <= {id(bars)}
+
+
+class TestForms:
+    """What stands there without widgets."""
+
+    def test_three_forms(self, open_panel, computers):
+        """A panel has a live form, an HTML form of the moment in which it is shown, and a text form that stays."""
+        view = open_panel(computers.plain().session)
+        first = view._repr_mimebundle_(include=None, exclude=None)
+        view.device_buttons["cpu"].click()
+        second = view._repr_mimebundle_()
+
+        assert list(first) == [VIEW, "text/html", "text/plain"]
+        assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
+        assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
+        assert "Asked for: auto" in first["text/html"]
+        assert "Asked for: cpu by the panel" in second["text/html"] == to_html(view.model.state.report())
+        assert "%openmed_device --reset" in first["text/html"]
+        assert view._ipython_display_ is None
+
+    def test_a_closed_panel(self, open_panel):
+        """A panel that is closed shows its static form, and no widget that is gone."""
+        view = open_panel()
+        view.close()
+        assert list(view._repr_mimebundle_()) == ["text/html", "text/plain"]
+
+    @pytest.mark.usefixtures("clean")
+    def test_no_text_of_a_person(self, open_panel):
+        """Nothing that was typed or annotated is in the forms that are saved with the notebook."""
+        view = open_panel(model="bundled_small")
+        view.region("Try it").text.value = "Mrs Miller has leprosy."
+        view.click("Annotate")
+        assert "leprosy" in view.region("Try it").answer.value
+        bundle = json.dumps(view._repr_mimebundle_())
+
+        assert "leprosy" not in bundle
+        assert "Miller" not in bundle
+        assert "asthma" not in bundle
+
+    def test_what_a_notebook_gets(self, kernel):
+        """In a notebook the panel is one output with three forms, and nothing is printed."""
+        reply = kernel.run("import openmed_nb as nb\npanel = nb.panel()\npanel")
+        assert reply.status == "ok"
+        (output,) = reply.shown
+        assert set(output) == {VIEW, "text/html", "text/plain"}
+        assert output["text/plain"] == REPR
+        assert "Asked for: OPENMED_DEVICE=cpu from your shell" in output["text/html"]
+        assert reply.streams == {}
+        kernel.run("panel.close()")
+
+
+class TestRefresh:
+    """Looking at the memory now and then."""
+
+    def test_without_a_loop(self, open_panel):
+        """Where there is no event loop, as here, it cannot be switched on."""
+        box = open_panel().region("Memory").automatic
+        assert (box.disabled, box.value) == (True, False)
+
+    def test_in_a_kernel(self, kernel):
+        """Where it is switched on, the panel is painted again and again, in the thread of the cells, until it is off."""
+        kernel.run(
+            "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
+            "memory = panel.regions[2]\nwhere = lambda _: seen.append(threading.current_thread().name)\n"
+        )
+        assert kernel.value("(memory.automatic.disabled, panel.model.state.refreshes)") == (False, False)
+        kernel.run("memory.automatic.value = True")
+        assert kernel.value("panel.model.state.refreshes") is True
+        reply = kernel.run("panel.model.observe(where)\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
+        assert reply.status == "ok"
+        assert set(kernel.value("seen")) == {"MainThread"}
+        kernel.run("memory.automatic.value = False")
+        assert kernel.value("panel.model.state.refreshes") is False
+        kernel.run("memory.automatic.value = True\npanel.close()")
+        assert kernel.value("panel.model.state.refreshes") is False
+
+
+KERNEL_COUNTS = (
+    "(lambda w, c, s, o: (len(w), len(c), len(s), len(o), [len(v) for v in get_ipython().events.callbacks.values()]))("
+    "__import__('ipywidgets').widgets.widget._instances, __import__('comm').get_comm_manager().comms,"
+    "__import__('openmed_nb.session', fromlist=['']).SESSION._listeners,"
+    "__import__('openmed_nb.notebook.panel.opening', fromlist=['']).OPEN)"
+)
+"""An expression for what panels could leave: widgets, comms, listeners, open panels, callbacks of IPython."""
+
+OPENING = """
+import sys
+from openmed_nb.notebook.panel.model import PanelModel
+from openmed_nb.notebook.panel.view import PanelView
+from openmed_nb.session import SESSION
+view = PanelView(PanelModel(SESSION))
+view._repr_mimebundle_()
+view.close()
+print([name for name in ("torch", "transformers", "matplotlib") if name in sys.modules])
+"""
+
+
+class TestClosing:
+    """The end of a panel."""
+
+    def test_closing_leaves_nothing(self, open_panel):
+        """Closing closes every widget, layout and style, and stops listening; closing twice does no harm."""
+        before = (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners))
+        view = open_panel()
+        widgets = list(tree(view))
+        assert len(widget._instances) == before[0] + len(widgets)
+        view.close()
+        view.close()
+
+        assert [one for one in widgets if one.comm is not None] == []
+        assert (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners)) == before
+
+    def test_a_closed_panel_does_nothing(self, open_panel, computers):
+        """A closed panel neither follows the session nor changes it."""
+        view = open_panel((here := computers.plain()).session)
+        view.close()
+        status = view.region("Device").status.value
+        here.session.use("cpu", "%openmed_device")
+        view.device_buttons["auto"].click()
+
+        assert view.region("Device").status.value == status
+        assert here.session.device().requested_by == "%openmed_device"
+
+    @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+    def test_many_panels(self, count):
+        """Any number of panels that were opened, clicked and closed leave no widget, comm or listener, and are forgotten."""
+        from openmed_nb.notebook.panel.model import PanelModel
+        from openmed_nb.notebook.panel.view import PanelView
+
+        before = (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners))
+        views = weakref.WeakSet()
+        for _number in range(count):
+            view = PanelView(PanelModel(SESSION))
+            views.add(view)
+            view.regions[0].device_buttons.named["auto"].click()
+            view.close()
+        del view
+        gc.collect()
+
+        assert len(views) == 0
+        assert (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners)) == before
+        SESSION.reset()
+
+    @pytest.mark.timeout(1200)
+    @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+    def test_many_panels_in_a_kernel(self, kernel, count):
+        """In a kernel, too, they leave no widget, comm, listener or callback."""
+        kernel.run("import gc\nimport openmed_nb as nb\nnb.panel().close()\ngc.collect()")
+        before = kernel.value(KERNEL_COUNTS)
+        # One in a cell: a kernel drops what is more than a thousand messages ahead of its reader, and a panel sends 250.
+        for _number in range(count):
+            assert kernel.run("nb.panel().close()").status == "ok"
+        kernel.run("gc.collect()")
+        assert kernel.value(KERNEL_COUNTS) == before
+
+    @pytest.mark.real_computer  # It starts a process of its own.
+    def test_opening_loads_no_torch(self):
+        """Opening a panel imports neither torch nor transformers."""
+        process = subprocess.run(
+            [sys.executable, "-c", OPENING], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert process.stdout == "[]\n"
+
+
+def test_half_an_emoji_arrives(kernel):
+    """A text that cannot be sent back, such as half of an emoji, arrives, and is refused with a reason."""
+    kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.regions[4].text")
+    reply = kernel.run(r"box.set_state({'value': 'Tom has diabetes \ud83d'}); panel.model.annotate(box.value)")
+    assert reply.status == "ok"
+    assert kernel.value("type(panel.model.state.error).__name__") == "UnreadableText"
+    assert kernel.value("panel.model.state.answer") is None
+    kernel.run("panel.close()")

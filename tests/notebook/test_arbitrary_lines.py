@@ -1,0 +1,199 @@
+"""Arbitrary lines and cells: a result or one of our errors, and after an error everything is as it was."""
+
+import json
+import os
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from openmed_nb.display import Json
+from openmed_nb.errors import OpenMedError
+from openmed_nb.session import SESSION
+
+WORDS = st.sampled_from(
+    [
+        *("--simulate", "--simulate=mps", "--simulate=off", "--memory", "--memory=8GiB", "--memory=1", "off", "--sim"),
+        *("--reset", "--list", "--explain", "--json", "-h", "--help", "--", "-", "--re", "--j=", "--bogus", "---"),
+        *("--model", "--strategy", "--device", "--out", "--model=bundled_small", "--out=found", "--strategy=none"),
+        *(
+            "auto",
+            "cpu",
+            "CPU",
+            "cuda",
+            "cuda:0",
+            "cuda:99",
+            "cuda:",
+            "mps",
+            "mps:0",
+            "mps:1",
+            "gpu",
+            "default",
+            "banana",
+        ),
+        *(
+            "bundled_small",
+            "bundeld",
+            "disease_detection_tiny",
+            "some/model",
+            "/",
+            "~",
+            ".",
+            "..",
+            "~nobody",
+            "a" * 300,
+        ),
+        *("none", "simple", "first", "MAX", "found", "class", "1", "é", "__builtins__x", "'", '"', "''", "'a b'", "\\"),
+        *(
+            ";",
+            "#",
+            "# x",
+            "cpu;",
+            "$x",
+            "{x}",
+            "\x00",
+            "\n",
+            "\t",
+            "💊",
+            "%",
+            "%s",
+            "{",
+            "\u202e",
+            "0x1f",
+            "-1",
+            "@file",
+        ),
+    ]
+)
+FLAGS = st.sampled_from(["--model", "--strategy", "--device", "--out", "--simulate", "--memory"])
+PAIRS = st.lists(st.tuples(FLAGS, st.sampled_from([" ", "="]), WORDS | st.text(max_size=15)).map("".join), max_size=3)
+LINES = st.one_of(st.lists(WORDS, max_size=5).map(" ".join), PAIRS.map(" ".join), st.text(max_size=40))
+CELLS = st.one_of(
+    st.text(max_size=200),
+    st.lists(
+        st.sampled_from(["asthma", "no fever", "\n", "\r", "\x00", "\ufeff", "\u200b", "é" * 50, "😷", "   "])
+    ).map(" ".join),
+)
+IN_ONE_SHELL = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def at_rest():
+    """Take back what the line before did, also where it began a simulation."""
+    SESSION.end_simulation()
+    SESSION.reset()
+
+
+@pytest.fixture(autouse=True)
+def ready(shell):
+    """Load the small model first, so that torch is loaded and the device confirmed before anything is compared."""
+    shell.find_cell_magic("openmed_ner")("--model bundled_small", "He has asthma.")
+
+
+def state():
+    """Return everything that an error must leave as it was."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    models = {key: (id(model), str(model.model.device)) for key, model in SESSION.models._models.items()}
+    return SESSION.device().to_dict(), environment, models
+
+
+def outcome(magic, *arguments):
+    """Run a magic as IPython does once it has filled variables in, and check what came out."""
+    before = state()
+    try:
+        result = magic(*arguments)
+    except OpenMedError as error:
+        assert state() == before
+        check_error(error)
+        return error
+    check_result(result)
+    return result
+
+
+def check_error(error):
+    """An error is one line with something to do."""
+    assert error._render_traceback_() == [f"{type(error).__name__}: {error}"]
+    assert len(str(error).splitlines()) == 1
+    assert error.remedy.endswith(".")
+    assert json.dumps(error.to_dict())
+
+
+def check_result(result):
+    """A result has a text and an HTML form, or is JSON, or was printed."""
+    if isinstance(result, Json):
+        assert json.loads(result)
+    elif result is not None:
+        assert str(result)
+        assert result._repr_html_().startswith("<style>")
+        assert json.dumps(result.to_dict())
+
+
+@IN_ONE_SHELL
+@given(line=LINES)
+@example(line="--list --json")
+@example(line="''")
+@example(line='"')
+@example(line="--")
+@example(line="--simulate mps")
+@example(line="--simulate mps --memory '512 MiB'")
+@example(line="--simulate mps --memory 1MiB")
+def test_any_line_behind_the_device_magic(shell, line):
+    """%openmed_device answers any line with a result or one of our errors."""
+    at_rest()
+    outcome(shell.find_line_magic("openmed_device"), line)
+
+
+@IN_ONE_SHELL
+@given(line=LINES)
+@example(line="--model=")
+@example(line="--out=")
+@example(line="--out=--")
+def test_any_line_behind_the_cell_magic(shell, line):
+    """%%openmed_ner answers any line with a result or one of our errors, and no error holds the note."""
+    at_rest()
+    result = outcome(shell.find_cell_magic("openmed_ner"), line, "The patient has leprosy.\n")
+
+    assert not (isinstance(result, OpenMedError) and "leprosy" in str(result))
+
+
+@IN_ONE_SHELL
+@given(line=LINES)
+def test_any_line_without_a_cell(shell, line):
+    """%openmed_ner without a cell answers any line with its help or one of our errors."""
+    result = outcome(shell.find_line_magic("openmed_ner"), line)
+
+    assert result is None or isinstance(result, OpenMedError)
+
+
+@IN_ONE_SHELL
+@given(line=LINES)
+@example(line="--model=--")
+@example(line="--close --model bundled")
+def test_any_line_behind_the_panel_magic(shell, line):
+    """%openmed_panel answers any line with what a panel shows, its help, or one of our errors."""
+    at_rest()
+    outcome(shell.find_line_magic("openmed_panel"), line)
+
+
+@IN_ONE_SHELL
+@given(cell=CELLS, strategy=st.sampled_from(["none", "simple", "first", "average", "max"]))
+@example(cell="\x00", strategy="first")
+@example(cell="\u200b", strategy="none")
+@example(cell="\u200b\ufeff", strategy="simple")
+@example(cell="asthma " * 600, strategy="first")
+@example(cell="asthma " * 600, strategy="none")
+def test_any_cell_is_annotated(shell, cell, strategy):
+    """%%openmed_ner annotates any text, shows it whole, and every entity lies inside of it."""
+    found = outcome(shell.find_cell_magic("openmed_ner"), f"--strategy {strategy}", cell)
+
+    assert not isinstance(found, OpenMedError)
+    assert found.text == cell
+    assert all(0 <= entity["start"] <= entity["end"] <= len(cell) for entity in found)
+
+
+@IN_ONE_SHELL
+@given(line=LINES)
+def test_any_line_through_the_shell(shell, line):
+    """Through run_line_magic, which fills in variables first, it is a result or one of our errors as well."""
+    at_rest()
+    outcome(partial(shell.run_line_magic, "openmed_device"), line)

@@ -1,0 +1,164 @@
+"""``%load_ext``, ``%reload_ext`` and ``%unload_ext``: silent, light, repeatable, and without a trace."""
+
+import json
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+HEAVY = ("torch", "transformers", "ipywidgets", "huggingface_hub", "numpy", "pandas")
+
+STATE = """
+def state():
+    import os
+    shell, magics = get_ipython(), get_ipython().magics_manager.magics
+    return {
+        "magics": {kind: sorted(map(str, magics[kind])) for kind in magics},
+        "configurables": [type(one).__name__ for one in shell.configurables],
+        "matchers": [str(one) for one in shell.Completer.custom_matchers],
+        "events": {name: len(calls) for name, calls in shell.events.callbacks.items()},
+        "environment": dict(os.environ),
+        "inputs": [len(shell.input_transformers_cleanup), len(shell.input_transformers_post)],
+        "variables": sorted(name for name in shell.user_ns if not name.startswith("_")),
+    }
+"""
+
+FRESH = f"""{STATE}
+import json, sys
+network, shown = [], []
+before = after = modules = light = line = answer = choice = None
+sys.addaudithook(lambda event, _: network.append(event) if event.startswith("socket.") else None)
+%reload_ext storemagic
+before, modules = state(), set(sys.modules)
+%load_ext openmed_nb
+light = sorted(set(sys.modules) - modules)
+for line in ("", "cpu", "--list", "--explain", "--json", "--reset"):
+    answer = get_ipython().run_line_magic("openmed_device", line)
+    shown.append(str(answer)[:1])
+choice = %openmed_device cpu
+%reload_ext openmed_nb
+%reload_ext openmed_nb
+%reload_ext openmed_nb
+%unload_ext openmed_nb
+after = state()
+print(json.dumps([before, after, light, shown, network]))
+"""
+"""Loading, asking, reloading and unloading, with what that leaves, imports, answers, and asks the network for."""
+
+
+@pytest.fixture(scope="module")
+def fresh(run_ipython):
+    """What a fresh terminal says of loading, asking, reloading and unloading."""
+    process = run_ipython(FRESH, OPENMED_DEVICE="cpu")
+    assert process.returncode == 0, process.stderr
+    names = ("before", "after", "light", "shown", "network")
+    return dict(zip(names, json.loads(process.stdout.splitlines()[-1]), strict=True))
+
+
+def test_loading_and_unloading_say_nothing(kernel):
+    """Loading twice, reloading three times and unloading show nothing at all."""
+    lines = ["%unload_ext openmed_nb", "%load_ext openmed_nb", *["%reload_ext openmed_nb"] * 3]
+    replies = [kernel.run(line) for line in lines]
+
+    assert [(reply.status, reply.shown, reply.streams) for reply in replies] == [("ok", [], {})] * len(lines)
+
+
+def test_a_second_load_is_answered_by_ipython_alone(kernel):
+    """A second %load_ext is IPython's own one-line notice, and the magics still work."""
+    reply = kernel.run("%load_ext openmed_nb")
+
+    assert reply.status == "ok"
+    assert "already loaded" in reply.streams["stdout"]
+    assert kernel.run("%openmed_device").text.startswith("Device: cpu")
+
+
+def test_unloading_leaves_nothing_behind(fresh):
+    """After loading, overriding, reloading and unloading, the shell and the environment are as before."""
+    assert fresh["after"] == fresh["before"]
+
+
+def test_loading_is_light(fresh):
+    """%load_ext in a fresh IPython imports at most 60 modules, none of them heavy."""
+    assert 0 < len(fresh["light"]) <= 60, fresh["light"]
+    assert not set(HEAVY) & {name.partition(".")[0] for name in fresh["light"]}
+
+
+def test_the_device_is_told_without_network(fresh):
+    """Loading the extension and asking for the device opens no socket and looks no name up."""
+    assert fresh["network"] == []
+    assert set(fresh["shown"]) == {"D", "{"}
+
+
+def test_reloading_registers_everything_once(shell: InteractiveShell):
+    """After three reloads there is one set of magics, one configurable and one matcher."""
+    for _ in range(3):
+        shell.run_line_magic("reload_ext", "openmed_nb")
+    configurables = [one for one in shell.configurables if type(one).__name__ == "OpenMedMagics"]
+    matchers = [one for one in shell.Completer.custom_matchers if "openmed" in str(one)]
+
+    assert len(configurables) == 1
+    assert len(matchers) == 1
+    assert shell.find_line_magic("openmed_device").__self__ is configurables[0]
+    assert shell.find_cell_magic("openmed_ner").__self__ is configurables[0]
+
+
+def test_unloading_removes_line_and_cell_magics(shell: InteractiveShell):
+    """After %unload_ext no magic of ours is found, neither as a line nor as a cell."""
+    shell.run_line_magic("unload_ext", "openmed_nb")
+    ours = [name for kind in shell.magics_manager.magics.values() for name in kind if "openmed" in name]
+
+    assert ours == []
+
+
+def test_other_magics_of_the_same_shell_stay(shell: InteractiveShell):
+    """Unloading takes away our magics alone, also where a person registered one with a like name."""
+    shell.register_magic_function(lambda line: line, "line", "openmed_mine")
+    shell.run_line_magic("unload_ext", "openmed_nb")
+
+    assert shell.run_line_magic("openmed_mine", "here") == "here"
+    del shell.magics_manager.magics["line"]["openmed_mine"]
+
+
+LAZY = 'c.MagicsManager.lazy_magics = {"openmed_device": "openmed_nb", "openmed_ner": "openmed_nb"}'
+
+
+def test_lazy_magics_work_without_load_ext(run_ipython):
+    """With IPython's lazy_magics setting, the first use of a magic loads the extension."""
+    code = """
+print("openmed_nb" in __import__("sys").modules)
+choice = %openmed_device cpu
+print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
+"""
+    process = run_ipython(code, profile=LAZY)
+
+    assert (process.stdout, process.returncode) == ("False\nTrue cpu\n", 0), process.stderr
+
+
+def test_a_lazy_cell_magic(shell: InteractiveShell, capsys):
+    """So does the first use of the cell magic, which shows the entities in brackets in the text."""
+    shell.run_line_magic("unload_ext", "openmed_nb")
+    shell.magics_manager.lazy_magics = {"openmed_ner": "openmed_nb"}
+    shell.run_cell("%%openmed_ner --model bundled_small --device cpu\nHe has asthma.")
+
+    assert "1 entity found by bundled_small on cpu\nHe has [asthma](DISEASE).\n" in capsys.readouterr().out
+
+
+def test_the_override_ends_with_the_extension(kernel):
+    """Unloading drops the override: after loading again the shell's wish is in force."""
+    kernel.run("%openmed_device auto")
+    kernel.run("%unload_ext openmed_nb")
+    kernel.run("%load_ext openmed_nb")
+
+    assert kernel.value("__import__('openmed_nb').device().requested_by") == "OPENMED_DEVICE"
+
+
+def test_setting_that_is_not_valid_is_one_line_on_reload(kernel):
+    """A bad value for a setting gives one line when the extension is reloaded, and the magics stay."""
+    kernel.run("get_ipython().config.OpenMedMagics.aggregation_strategy = 'frist'")
+    try:
+        reply = kernel.run("%load_ext openmed_nb\nfrom openmed_nb.notebook.extension import load\nload(get_ipython())")
+        assert reply.error[0] == "ConfigurationError"
+        assert "'frist'" in reply.error[1]
+        assert len(reply.error[2]) == 1
+        assert kernel.run("%openmed_device").status == "ok"
+    finally:
+        kernel.run("get_ipython().config.pop('OpenMedMagics', None)")

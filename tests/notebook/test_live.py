@@ -1,0 +1,124 @@
+"""The live curve: one widget whose value changes in place, with a text form that stays."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.notebook.widgets import LiveCurve, picture
+from openmed_nb.training.curve import MemoryCurve, MemorySample
+
+pytestmark = pytest.mark.usefixtures("quick_collection")  # Each epoch ends with one.
+
+EVIL = 'mps"><script>alert(1)</script>'
+
+
+def curve_of(*sizes, device="mps"):
+    """Return a curve from what tensors use, in MiB."""
+    return MemoryCurve(
+        device,
+        tuple(MemorySample(epoch, epoch, 1.0, allocated=size << 20) for epoch, size in enumerate(sizes, 1)),
+    )
+
+
+def test_the_value_changes_in_place():
+    """Each curve becomes the value of the same widget; a front end is told of each change."""
+    live, values = LiveCurve(), []
+    live.observe(lambda change: values.append(change["new"]), "value")
+    waiting = live.value
+    live(curve_of(50))
+    live(curve_of(50, 60, 90, 120))
+
+    assert "under way" in waiting
+    assert len(values) == 2
+    assert live.value == values[-1] == picture(curve_of(50, 60, 90, 120))
+    assert "growing" in live.value
+    live(MemoryCurve("cpu"))
+    assert live.value == waiting
+
+
+def test_the_text_form_is_stable():
+    """The text form does not change with the value, so that a notebook that is run again stays the same."""
+    live = LiveCurve()
+    before = repr(live)
+    live(curve_of(50, 60))
+
+    assert repr(live) == str(live) == before == "The live memory curve"
+    assert live._repr_mimebundle_()["text/plain"] == before
+
+
+def test_the_picture_is_safe():
+    """Whatever the names are, the picture has no script and no handler, and its drawing is well-formed XML."""
+    shown = picture(curve_of(50, 60, 90, 120, device=EVIL))
+    drawing = shown[: shown.index("</svg>") + len("</svg>")]
+
+    assert "<script" not in shown
+    assert EVIL in ET.fromstring(drawing).get("aria-label")  # noqa: S314 - it was made here
+    assert 'role="status"' in shown
+
+
+def test_the_picture_is_the_same_for_the_same_curve():
+    """Two pictures of equal curves are equal."""
+    assert picture(curve_of(50, 60, 90)) == picture(curve_of(50, 60, 90))
+
+
+def test_hooks_update_the_live_curve(capsys):
+    """With live=True a widget is shown, and is drawn again after each epoch."""
+    loop = nb.epochs(2, "cpu", live=True)
+    live = next(hook for hook in loop.hooks.after if isinstance(hook, LiveCurve))
+    values = []
+    live.observe(lambda change: values.append(change["new"]), "value")
+    list(loop)
+
+    assert len(values) == 2
+    assert "cpu: too short to tell" in live.value
+    assert "The live memory curve" in capsys.readouterr().out
+
+
+def test_bad_arguments_show_no_widget(capsys):
+    """Where the hooks are refused, nothing is shown."""
+    with pytest.raises(nb.OpenMedError):
+        nb.EpochHooks("cpu", live=True, every=0)
+
+    assert capsys.readouterr().out == ""
+
+
+def test_a_kernel_shows_one_output(kernel):
+    """In a notebook the widget is one output, with nothing that is cleared or updated, and the curve is in it."""
+    reply = kernel.run("import openmed_nb as nb\nloop = nb.epochs(2, 'cpu', live=True)\nfor epoch in loop:\n    pass\n")
+
+    assert reply.status == "ok"
+    assert [one["text/plain"] for one in reply.shown] == ["The live memory curve"]
+    assert reply.streams == {}
+    live = "[hook for hook in loop.hooks.after if type(hook).__name__ == 'LiveCurve'][0]"
+    assert "<svg" in kernel.value(f"{live}.value")
+
+
+FORKED = """
+import openmed_nb as nb
+
+def train():
+    from accelerate import Accelerator
+    epochs = nb.epochs(2, Accelerator(cpu=True), live=True)
+    list(epochs)
+    print(f"{epochs.curve.process.sentence} It has {len(epochs.curve.boundaries)} epochs.")
+
+from accelerate import debug_launcher
+debug_launcher(train, num_processes=2)
+"""
+
+
+def test_processes_of_a_notebook_launcher(run_ipython):
+    """Of two processes that a notebook forks, as Accelerate's launcher does, the first shows its curve, and it alone."""
+    done = run_ipython(FORKED)
+
+    assert (done.returncode, sorted(filter(None, done.stdout.splitlines()))) == (
+        0,
+        [
+            "The live memory curve",
+            "This is process 0 of 2; each keeps the curve of its own device. It has 2 epochs.",
+            "This is process 1 of 2; each keeps the curve of its own device. It has 2 epochs.",
+        ],
+    ), done.stderr[-2000:]

@@ -1,0 +1,216 @@
+"""``%openmed_panel``: a panel in a notebook, text in a terminal, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from openmed_nb.notebook.panel.opening import NO_KERNEL
+from openmed_nb.notebook.panel.state import COMMANDS
+
+pytestmark = pytest.mark.real_computer  # The kernel and the terminal are processes of their own.
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture
+def notebook(kernel):
+    """A real kernel in which no panel is open before and after."""
+    kernel.run("from openmed_nb.notebook.panel.opening import OPEN\nfrom openmed_nb.session import SESSION")
+    assert kernel.value("(len(OPEN), len(SESSION._listeners))") == (0, 0)
+    yield kernel
+    kernel.run("%reload_ext openmed_nb")
+    assert kernel.value("(len(OPEN), len(SESSION._listeners))") == (0, 0)
+
+
+def test_it_opens_a_panel(notebook):
+    """The magic opens a panel: a widget, an HTML form and a text form, and nothing is printed."""
+    reply = notebook.run("%openmed_panel")
+
+    assert reply.status == "ok"
+    assert set(reply.shown[-1]) == {VIEW, "text/html", "text/plain"}
+    assert reply.streams == {}
+    assert "Asked for: OPENMED_DEVICE=cpu from your shell." in reply.html
+
+
+def test_it_returns_the_panel(notebook):
+    """The panel can be kept in a variable, shown later, driven by code and closed."""
+    assert notebook.run("panel = %openmed_panel").shown == []
+    assert notebook.value("list(OPEN) == [panel]")
+    assert VIEW in notebook.run("panel").shown[-1]
+    notebook.run("panel.model.choose('auto')")
+    assert (
+        notebook.run("%openmed_device")
+        .text.splitlines()[1]
+        .endswith("'auto' was asked for by the panel, and mps and cuda cannot be used here.")
+    )
+    notebook.run("panel.close()")
+    assert notebook.value("len(SESSION._listeners)") == 0
+
+
+def test_it_can_be_silent(notebook):
+    """With a semicolon behind it the panel is opened, and nothing is shown."""
+    reply = notebook.run("%openmed_panel ;")
+
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert notebook.value("len(OPEN)") == 1
+
+
+def test_it_follows_the_magics(notebook):
+    """What a magic changes is shown by an open panel, and an error in a magic leaves it as it was."""
+    notebook.run("panel = %openmed_panel")
+    notebook.run("choice = %openmed_device auto")
+    assert notebook.value("panel.model.state.asked") == "auto by %openmed_device"
+    assert notebook.run("%openmed_device mpss").status == "error"
+    assert notebook.value("panel.model.state.asked") == "auto by %openmed_device"
+    notebook.run("choice = %openmed_device --reset")
+    assert notebook.value("panel.model.state.asked") == "OPENMED_DEVICE=cpu from your shell"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line", "expected"),
+    [
+        ("", "", ("bundled", True)),
+        ("", "--model bundled_small", ("bundled_small", True)),
+        ("__import__('os').makedirs('my models/mine')", "--model 'my models/mine'", ("my models/mine", True)),
+        ("%config OpenMedMagics.default_model = 'bundled_small'", "", ("bundled_small", True)),
+        ("%config OpenMedMagics.default_model = 'x'", "--model bundled_small", ("bundled_small", True)),
+        ("%config OpenMedMagics.show_text = False", "", ("bundled", False)),
+    ],
+)
+def test_model_and_settings(notebook, settings, line, expected):
+    """The model is that of the line, else that of the settings; the settings also say whether texts are shown."""
+    notebook.run(settings)
+    notebook.run(f"panel = %openmed_panel {line}")
+
+    assert notebook.value("(panel.model._name, panel.model._show_text)") == expected
+
+
+def test_closing(notebook):
+    """--close closes every panel, says nothing, and can be repeated."""
+    for _ in range(2):
+        notebook.run("%openmed_panel")
+    assert notebook.value("len(OPEN)") == 2
+    for _ in range(2):
+        reply = notebook.run("%openmed_panel --close")
+        assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert notebook.value("len(OPEN)") == 0
+
+
+@pytest.mark.parametrize("line", ["--help", "-h", "--model x --help", "--help  # please"])
+def test_help(notebook, line):
+    """--help prints every option and opens nothing."""
+    printed = notebook.run(f"%openmed_panel {line}").streams["stdout"]
+
+    assert all(option in printed for option in ("--model", "--close", "--help"))
+    assert "to look at and to click" in printed
+    assert "%%openmed_ner" in printed
+    assert "%%%%" not in printed
+    assert notebook.value("len(OPEN)") == 0
+
+
+def test_question_mark(notebook):
+    """%openmed_panel? shows the same help."""
+    page = notebook.run("%openmed_panel?").page
+
+    assert "--model" in page
+    assert "--close" in page
+
+
+MISTAKES = [
+    ("--modell x", "%openmed_panel has no option --modell. Use --model, or see %openmed_panel --help."),
+    ("--close=yes", "%openmed_panel cannot read its line"),
+    ("--model", "%openmed_panel cannot read its line"),
+    ("--model=--", "%openmed_panel got an option without its value"),
+    ("cpu", "%openmed_panel got 1 words too many"),
+    ("Mrs Miller", "%openmed_panel got 2 words too many"),
+    ("'open", "%openmed_panel"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_is_one_line(notebook, line, said):
+    """A mistake is one line with what to do, opens nothing and changes nothing."""
+    before = notebook.state()
+    reply = notebook.run(f"%openmed_panel {line}")
+
+    assert (reply.status, reply.error[0], len(reply.error[2])) == ("error", "MagicError", 1)
+    assert said in reply.error[2][0]
+    assert "--help" in reply.error[2][0]
+    assert "Miller" not in reply.error[2][0]
+    assert notebook.state() == before
+    assert notebook.value("len(OPEN)") == 0
+
+
+def test_a_model_that_does_not_exist(notebook):
+    """A name of no model is refused where it is given, and opens nothing."""
+    reply = notebook.run("%openmed_panel --model nope")
+
+    assert (reply.status, reply.error[0]) == ("error", "UnknownModel")
+    assert "There is no model named 'nope'" in reply.error[2][0]
+    assert notebook.value("len(OPEN)") == 0
+
+
+def test_a_bad_variable_does_not_keep_it_closed(notebook):
+    """Where the shell's wish is nonsense, the panel opens, says so, and can be used to choose a device."""
+    notebook.run("import os\nos.environ['OPENMED_TORCH_DEVICE'] = 'nonsense'")
+    reply = notebook.run("panel = %openmed_panel\npanel")
+    assert reply.status == "ok"
+    assert "No device is in force." in reply.html
+    notebook.run("panel.model.choose('cpu')")
+    assert notebook.value("panel.model.state.status[0]").startswith("Asked for: cpu by the panel. In force: cpu")
+    notebook.run("%openmed_panel --close\ndel os.environ['OPENMED_TORCH_DEVICE']")
+
+
+def test_a_simulated_mac(notebook):
+    """On a simulated Mac every form of the panel says SIMULATED, and an open panel follows there and back."""
+    notebook.run("before = %openmed_panel")
+    notebook.run("choice = %openmed_device --simulate mps")
+    reply = notebook.run("panel = %openmed_panel\npanel")
+    state = "panel.model.state"
+    assert reply.html.count("SIMULATED") >= 3
+    assert (
+        notebook.value(
+            f"['SIMULATED' in form for form in (str({state}), {state}.status[0], str({state}.memory_table))]"
+        )
+        == [True] * 3
+    )
+    assert notebook.value("before.model.state.simulated")
+    notebook.run("choice = %openmed_device --simulate off")
+
+    assert notebook.value("[one.model.state.simulated for one in (before, panel)]") == [False, False]
+    assert notebook.value(f"'SIMULATED' in str({state})") is False
+
+
+class TestTerminal:
+    """In terminal IPython, where there are no widgets."""
+
+    def test_text_with_the_commands(self, run_ipython):
+        """The state is shown as text, with why and the commands to type; neither ipywidgets nor torch is imported for it."""
+        code = """
+%load_ext openmed_nb
+import sys
+state = %openmed_panel --model bundled_small
+%openmed_panel --close
+%openmed_panel ;
+pressed = [one.device for one in state.buttons if one.pressed]
+print(type(state).__name__, pressed, {"ipywidgets", "torch", "transformers"} & set(sys.modules))
+%openmed_panel
+"""
+        process = run_ipython(code, OPENMED_DEVICE="cpu")
+        assert (process.returncode, process.stderr) == (0, "")
+        lines = process.stdout.splitlines()
+
+        assert lines[0] == "PanelState ['cpu'] set()"
+        title = lines.index("openmed_nb: device, environment, memory and models")
+        assert "Asked for: OPENMED_DEVICE=cpu from your shell." in lines[title + 1]
+        assert f"  {NO_KERNEL}" in lines
+        assert "cannot be used" in process.stdout
+        assert all(any(line.strip().startswith(command) for line in lines) for command, _ in COMMANDS)
+
+    def test_a_bad_variable(self, run_ipython):
+        """Where the shell's wish is nonsense, the state is shown with the error and what to do."""
+        process = run_ipython("%load_ext openmed_nb\n%openmed_panel", OPENMED_DEVICE="mpss")
+
+        assert process.returncode == 0, process.stderr
+        assert "'mpss' (from OPENMED_DEVICE) names no device." in process.stdout
+        assert "Use 'mps'" in process.stdout

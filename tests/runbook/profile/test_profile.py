@@ -1,0 +1,369 @@
+"""nb.profile at work: planted bottlenecks are named, and healthy steps name none."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import openmed_nb as nb
+from openmed_nb.devices.profilers import without_notes
+from openmed_nb.display import NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.runbook.profile import CALLS, Profile
+from openmed_nb.session import SESSION
+
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
+
+NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+
+
+@pytest.fixture(scope="module")
+def planted(helper):
+    """The module of planted steps."""
+    return helper(Path(__file__).parent / "planted_steps.py")
+
+
+@pytest.fixture(autouse=True)
+def modules_take_a_second(clock):
+    """Every module takes a second by the clock of the test, and everything else next to nothing."""
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda _module, _inputs: clock.advance(1.0))
+    yield
+    hook.remove()
+
+
+class Modes(nn.Module):
+    """A model with an operator that MPS does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the most frequent value of each row."""
+        return torch.mode(self.inner(rows)).values
+
+
+def profiled(*args: object, **named: object) -> Profile:
+    """Return a quick profile."""
+    return nb.profile(*args, **{"steps": 4, "warm_up": 1, **named})
+
+
+def finding(profile: Profile, name: str) -> Finding:
+    """Return one finding of a profile."""
+    return next(one for one in profile.findings if one.name == name)
+
+
+def narrow() -> nn.Module:
+    """Return a model of many operators with little to do."""
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)])
+
+
+def wide() -> nn.Module:
+    """Return a model of few operators with much to do."""
+    return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).requires_grad_(False)
+
+
+def test_healthy_steps_name_none():
+    """A batch that is large enough, ready in time and never read names no bottleneck."""
+    profile = profiled(wide(), torch.ones(4, 512), device="cpu")
+
+    assert set(profile.bottlenecks) <= {
+        "tiny batch"
+    }  # How long the operators of this computer take is not the clock's.
+    assert profile.operators_per_step == 3
+    assert profile.synchronisations == ()
+    assert profile.operators[0].phase == "forward"
+
+
+def test_slow_loader_is_named(clock):
+    """A loader that is slower than the model is named, and its data alone take longer than the same batch again and again."""
+
+    def late(rows: list[torch.Tensor]) -> torch.Tensor:
+        clock.advance(9.0)
+        return torch.stack(rows)
+
+    profile = profiled(wide(), DataLoader([torch.ones(512)] * 8, batch_size=2, collate_fn=late), device="cpu")
+
+    assert "data" in profile.bottlenecks
+    assert profile.data_only == pytest.approx(9, abs=0.1)
+    assert profile.compute_only == pytest.approx(4, abs=0.1)
+
+
+def test_starting_operators_is_measured_on_the_cpu():
+    """Beside the steps run operators with nothing to compute, which stand among no figures of the step and tell a tiny batch."""
+    profile = profiled(narrow(), torch.ones(1, 4), device="cpu", training=True)
+
+    assert 0 < profile.starting_seconds <= profile.operator_seconds
+    assert 0 < profile.starting_share <= 1
+    assert all(0 <= one.starting_seconds <= one.seconds for one in profile.operators)
+    assert {one.phase for one in profile.operators} <= {*profile.shares, ""}
+    assert ("tiny batch" in profile.bottlenecks) == (profile.starting_share > 0.5)
+
+
+def test_starting_operators_is_measured_on_mps(clock):
+    """On a device of which torch's profiler sees no kernels, as many operators with nothing to compute are timed."""
+    clock.tick = 0.25
+    with nb.simulated_mps():
+        profile = profiled(narrow(), torch.ones(1, 4))
+
+    assert profile.operators_per_step > 60
+    assert profile.starting_seconds == pytest.approx(profile.operators_per_step * 0.25 / CALLS)
+    assert profile.operator_seconds is None
+    assert (finding(profile, "tiny batch").status, finding(profile, "tiny batch").evidence) == (
+        NOT_APPLICABLE,
+        "a simulated device starts no operators",
+    )
+
+
+def test_fallback_is_named():
+    """An operator that falls back to the CPU at each step is named, with how often."""
+    with nb.simulated_mps(fallback=True), pytest.warns(UserWarning, match="aten::mode"):
+        profile = profiled(Modes(), torch.ones(4, 8))
+
+    assert profile.bottlenecks == ("fallback",)
+    assert [one.operator for one in profile.fallbacks] == ["aten::mode"]
+    assert profile.fallbacks_per_step == 1
+    assert 0 < profile.fallback_share < 1
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "call"),
+    [
+        ("reading", "# read here", ".item()"),
+        ("logging", "# logged here", "printing a tensor"),
+        ("in_words", "# written here", "formatting a tensor"),
+        ("copying", "# copied here", ".cpu()"),
+        ("deciding", "# decided here", "bool()"),
+    ],
+)
+def test_line_that_waits_is_named(planted, step: str, words: str, call: str):
+    """A step that reads its loss is named with file, line and function."""
+    with nb.simulated_mps():
+        profile = profiled(getattr(planted.Planted("mps"), step), [torch.ones(4, 8)], steps=2)
+
+    (found,) = profile.synchronisations
+    line = planted.line_of(words)
+    assert profile.bottlenecks == ("synchronisation",)
+    assert (found.call, found.place.file, found.place.line) == (call, "planted_steps.py", line)
+    assert found.count == 1 or step == "logging"  # Once for each handler; pytest adds some.
+    assert f"{call} at planted_steps.py:{line} in {step}" in str(profile)
+
+
+def test_healthy_step_of_the_person(planted):
+    """A step that leaves everything on the device names none, though it moves its batch there."""
+    with nb.simulated_mps():
+        profile = profiled(planted.Planted("mps").healthy, [torch.ones(4, 8)])
+
+    assert profile.bottlenecks == ()
+    assert profile.synchronisations == ()
+    assert profile.task == "own step"
+
+
+def test_line_is_told_on_the_cpu_too(planted):
+    """On the CPU nothing waits, and the line that would on a GPU is told."""
+    profile = profiled(planted.Planted("cpu").reading, [torch.ones(4, 8)], device="cpu")
+
+    assert "synchronisation" not in profile.bottlenecks
+    assert f".item() at planted_steps.py:{planted.line_of('# read here')}" in str(profile)
+
+
+def test_training_steps_have_operators_in_each_phase():
+    """The operators of a training step are told by its phases."""
+    profile = profiled(nn.Linear(8, 8), torch.ones(4, 8), training=True, device="cpu")
+
+    assert {one.phase for one in profile.operators} >= {"forward", "backward", "optimizer"}
+    assert list(profile.shares) == ["data", "transfer", "forward", "backward", "optimizer"]
+    assert profile.device_seconds is None
+
+
+def test_annotation_of_texts():
+    """Annotating texts is profiled, without a word of them, and what this package waits for is not named."""
+    with nb.simulated_mps():
+        profile = profiled("bundled_small", [NOTE], batch_size=3, steps=1)
+
+    assert list(profile.shares) == ["data", "transfer", "forward", "decode"]
+    assert "synchronisation" not in profile.bottlenecks
+    assert not any(one.place.library.startswith("openmed_nb") for one in profile.synchronisations)
+    assert "diabetes" not in str(profile) + json.dumps(profile.to_dict())
+    assert profile.to_dict()["batch_tokens"] == 3 * 128
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_trace_is_one_of_chrome(tmp_path, name: str):
+    """The trace has the phases by name and the operators, no shape and no path of a file, and is written over."""
+    file = tmp_path / name
+    file.write_text("before")
+
+    profiled(wide(), torch.ones(7, 512), device="cpu", trace=file, steps=2)
+
+    written = file.read_bytes()
+    text = (gzip.decompress(written) if name.endswith("gz") else written).decode("utf-8")
+    names = [event.get("name") for event in json.loads(text)["traceEvents"]]
+    assert names.count("openmed_nb: forward") == 2
+    assert "aten::addmm" in names
+    assert "Input Dims" not in text
+    assert ".py" not in text
+
+
+def test_what_the_person_has_stays_as_it_is():
+    """Weights, gradients and mode of a model, the session's models and random numbers are untouched."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).train()
+    before, loaded = copy.deepcopy(model.state_dict()), SESSION.inventory().to_dict()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+
+    profiled(model, torch.ones(4, 8), training=True, device="cpu")
+
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model[0].weight.grad is None
+    assert SESSION.inventory().to_dict() == loaded
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"steps": 0}, "steps cannot be 0"),
+        ({"steps": 2.5}, "steps cannot be 2.5"),
+        ({"warm_up": -1}, "warm_up cannot be -1. Pass a whole number from 0"),
+        ({"batch_size": True}, "batch_size cannot be True"),
+        ({"trace": 3}, "int is no file for a trace"),
+        ({"trace": "trace.txt"}, "'trace.txt' is no file for a trace"),
+        ({"trace": "no_such_folder/trace.json"}, "'trace.json' cannot be written there"),
+        ({"signposts": True, "device": "cpu"}, "no signposts of cpu: torch writes them for MPS alone"),
+        ({"metal_capture": "step", "device": "cpu"}, "no Metal captures of cpu: torch writes them for MPS alone"),
+        ({"model": 3}, "int is nothing that can be measured"),
+        ({"model": nn.Linear(2, 2)}, "nothing to call Linear with"),
+    ],
+)
+def test_bad_input(asked: dict[str, object], says: str):
+    """What cannot be profiled is a clear error before anything runs."""
+    with pytest.raises(ConfigurationError, match=says):
+        nb.profile(**asked)
+
+
+@pytest.mark.parametrize("asked", [{"signposts": True}, {"metal_capture": "step"}])
+def test_simulated_mac_has_no_signposts(asked: dict[str, object]):
+    """What only a real Mac writes is refused on a simulated one, with the reason, before the step is run."""
+    called = []
+
+    with nb.simulated_mps(), pytest.raises(ConfigurationError, match="of a simulated MPS device"):
+        nb.profile(called.append, [torch.ones(1)], **asked)
+
+    assert called == []
+
+
+def test_other_profiler_is_refused():
+    """While a profiler of torch is on, nothing runs; it is left as it is."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
+        with pytest.raises(ConfigurationError, match="Another profiler of torch is on"):
+            profiled(wide(), torch.ones(2, 512), device="cpu")
+        torch.ones(3).sum()
+
+    assert "aten::sum" in {event.name for event in other.events()}
+
+
+def test_error_of_a_step_passes_through():
+    """What the person's own step raises is raised as it is, and no profiler stays on."""
+
+    def step(_batch: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        profiled(step, [torch.ones(3)], device="cpu")
+
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_batch_that_does_not_fit():
+    """Out of memory is an error of ours that says what to do."""
+    with nb.simulated_mps("96 MiB"), pytest.raises(DeviceUnavailable, match="A batch of 16 rows does not fit"):
+        profiled(nn.Linear(1, 1_000_000), torch.ones(16, 1))
+
+
+def test_profile_is_saved_in_one_step(tmp_path):
+    """A profile is written over a file as a whole, and where it cannot be written that is an error of ours."""
+    profile, file = profiled(wide(), torch.ones(4, 512), device="cpu"), tmp_path / "profile.json"
+    file.write_text("before")
+    profile.save(file)
+
+    assert json.loads(file.read_text("utf-8")) == json.loads(json.dumps(profile.to_dict()))
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(
+        ConfigurationError, match=r"^'profile.json' cannot be written: [\w ]+\. Use a folder that is there"
+    ):
+        profile.save(tmp_path / "no_such_folder" / "profile.json")
+
+
+def test_only_the_profiler_is_silent(capfd):
+    """The notes of torch's profiler are left out of standard error; what others write there comes through."""
+    with without_notes():
+        os.write(2, b"first\nUSDT:2026-11-21 profiler_start\nsecond\n")
+    profiled(nn.Linear(8, 8), torch.ones(4, 8), device="cpu", steps=1)
+    os.write(2, b"third\n")
+
+    assert capfd.readouterr().err == "first\nsecond\nthird\n"
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/dev/null"])
+def test_trace_where_nothing_can_be_written(folder: str):
+    """A folder that takes no files is an error before anything runs, also where the rights of the folder say otherwise."""
+    with pytest.raises(ConfigurationError, match="cannot be written there"):
+        profiled(narrow(), torch.ones(1, 4), device="cpu", trace=f"{folder}/trace.json")
+
+
+def test_ranges_of_the_person_are_not_shown():
+    """What a person calls a range may be anything, and is not told; operators are."""
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function(f"note::{NOTE}"):
+            return batch + 1
+
+    profile = profiled(step, [torch.ones(4)], device="cpu")
+
+    assert "diabetes" not in json.dumps(profile.to_dict())
+    assert {"aten::add", "a range of yours"} <= {one.operator for one in profile.operators}
+
+
+def test_operators_behind_a_pause(clock):
+    """A step that waits in Python is judged by its operators all the same, which is as much as the CPU can tell."""
+    model = narrow()
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        clock.advance(1e6)
+        return model(batch)
+
+    profile = profiled(step, [torch.ones(1, 4)], device="cpu")
+
+    assert profile.compute_only > 1e6
+    assert profile.starting_share == profile.starting_seconds / profile.operator_seconds
+    assert finding(profile, "tiny batch").status in {OK, WARNING}
+
+
+def test_lack_of_memory_does_not_repeat_a_text():
+    """Of an error that is not torch's own, its type is told and not its text."""
+
+    def step(_batch: torch.Tensor) -> None:
+        raise MemoryError(NOTE)
+
+    with pytest.raises(DeviceUnavailable, match="MemoryError") as raised:
+        profiled(step, [torch.ones(4)], device="cpu")
+    assert "diabetes" not in str(raised.value)
+
+
+def test_whole_numbers_of_numpy():
+    """Numbers of steps and rows may be those of numpy."""
+    import numpy as np
+
+    profile = profiled(narrow(), torch.ones(1, 4), device="cpu", steps=np.int64(3), batch_size=np.int32(2))
+
+    assert (type(profile.steps), profile.steps, profile.rows) == (int, 3, 2)
+    assert json.dumps(profile.to_dict())

@@ -1,0 +1,194 @@
+"""Silent errors that a simulated device is given: what each does, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.session import SESSION
+from openmed_nb.simulation.defects import DEFECTS, KNOWN
+from openmed_nb.simulation.device import simulated_device
+
+pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+
+
+def simulated(*issues):
+    """Return a simulated device with silent errors, for one block."""
+    return simulated_device(fallback=False, environ={}, defects=issues)
+
+
+def leave_dirt():
+    """Leave freed memory in the cache of the device."""
+    torch.full((1024,), 1e4, device="mps")
+
+
+@pytest.mark.parametrize(("rows", "wrong"), [(32_766, False), (32_767, True)])
+def test_long_product(rows, wrong):
+    """A matrix product over 32,767 rows takes freed memory in, and is right where the cache is empty."""
+    with simulated("pytorch#177116"):
+        ones = torch.ones(rows, 16, device="mps")
+        clean = (ones.T @ ones).cpu()
+        leave_dirt()
+        dirty = (ones.T @ ones).cpu()
+        torch.mps.empty_cache()
+        emptied = (ones.T @ ones).cpu()
+
+    assert torch.equal(clean, torch.full((16, 16), float(rows)))
+    assert torch.equal(emptied, clean)
+    assert torch.equal(dirty, clean) is not wrong
+
+
+def test_narrow_product_is_right():
+    """A product with fewer than sixteen rows on a side is right however long it is, and so is a batched one."""
+    with simulated("pytorch#177116"):
+        leave_dirt()
+        ones = torch.ones(40_000, 15, device="mps")
+        wide = torch.ones(1, 40_000, 16, device="mps")
+        assert (ones.T @ ones).max().item() == 40_000
+        assert (wide.transpose(1, 2) @ wide).max().item() == 40_000
+
+
+def test_token_without_a_row():
+    """A token that has no embedding gives zeros, and its gradient goes nowhere."""
+    with simulated("pytorch#154235"):
+        rows = torch.ones(3, 2, device="mps", requires_grad=True)
+        found = functional.embedding(torch.tensor([2, 3, -1], device="mps"), rows)
+        found.sum().backward()
+        assert found.tolist() == [[1, 1], [0, 0], [0, 0]]
+        assert rows.grad.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4)])
+def test_label_that_does_not_exist(shape):
+    """A label that the model does not have adds nothing to the loss, nor to the gradients."""
+    with simulated("pytorch#108148"):
+        logits = torch.ones(shape, device="mps", requires_grad=True)
+        labels = torch.full((2, *shape[2:]), 7, device="mps")
+        loss = functional.cross_entropy(logits, labels)
+        loss.backward()
+        assert loss.item() == 0
+        assert logits.grad.abs().sum().item() == 0
+        assert functional.cross_entropy(logits, labels * 0).item() == pytest.approx(1.0986, abs=1e-4)
+
+
+def test_transposed_weight_does_not_learn():
+    """An optimizer does not change a transposed weight, and changes any other."""
+    with simulated("pytorch#118115"):
+        transposed, plain = torch.ones(2, 3, device="mps").T.requires_grad_(), torch.ones(2, 3, device="mps")
+        plain.requires_grad_()
+        optimizer = torch.optim.Adam([transposed, plain], lr=0.1)
+        (transposed.sum() + plain.sum()).backward()
+        optimizer.step()
+        assert transposed.tolist() == [[1, 1]] * 3
+        assert plain.max().item() < 1
+
+
+def test_transposed_tensor_is_not_filled():
+    """Random numbers do not arrive in a transposed tensor."""
+    with simulated("pytorch#165267"):
+        assert torch.zeros(2, 3, device="mps").T.uniform_(1, 2).sum().item() == 0
+        assert torch.zeros(2, 3, device="mps").normal_(9, 0.1).min().item() > 1
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_row_that_is_masked_as_a_whole(grad):
+    """Attention gives NaN for a row that may look at nothing, and for no other."""
+    with simulated("pytorch#156707"), torch.set_grad_enabled(grad):
+        query = torch.ones(1, 1, 2, 4, device="mps", requires_grad=grad)
+        mask = torch.tensor([[False, False], [True, True]], device="mps")
+        found = functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)[0, 0].isnan().all(-1)
+        assert found.tolist() == [True, False]
+
+
+def test_gradient_of_a_batch_norm():
+    """The weight of a batch norm gets another gradient for channels_last input; that of the input is right."""
+    with simulated("pytorch#175189"):
+        norm = torch.nn.BatchNorm2d(3).to("mps")
+        plain = torch.arange(96.0, device="mps").reshape(2, 3, 4, 4)
+        gradients = []
+        for read in (plain, plain.contiguous(memory_format=torch.channels_last)):
+            norm.zero_grad()
+            norm(read).sum().backward()
+            gradients.append((norm.weight.grad.clone(), norm.bias.grad.clone()))
+        assert not torch.allclose(gradients[0][0], gradients[1][0], atol=1)
+        assert torch.allclose(gradients[0][1], gradients[1][1])
+
+
+def test_sliced_weight_of_a_convolution():
+    """A sliced weight is read from the wrong places, and one that is whole is not."""
+    with simulated("pytorch#192212"):
+        weight = torch.arange(54.0, device="mps").reshape(1, 2, 3, 3, 3)[:, :, 1]
+        read = torch.ones(1, 2, 3, 3, device="mps")
+        wrong, right = (functional.conv2d(read, one).item() for one in (weight, weight.contiguous()))
+        assert right == weight.sum().item()
+        assert wrong != right
+
+
+def test_number_of_the_cpu():
+    """One number of a tensor on the CPU is taken for its first one, and a copy of it is not."""
+    with simulated("pytorch#191929"):
+        ones, factors = torch.ones(2, device="mps"), torch.tensor([9.0, 2.0])
+        assert (ones * factors[1]).tolist() == [9, 9]
+        assert (ones * factors[1].clone()).tolist() == [2, 2]
+        assert (ones * 2.0).tolist() == [2, 2]
+
+
+def test_argmax():
+    """The place of the largest number is the smallest whole number there is."""
+    with simulated("pytorch#92311"):
+        assert torch.ones(2, 3, device="mps").argmax(1).tolist() == [torch.iinfo(torch.int64).min] * 2
+
+
+def test_the_cpu_has_no_defect():
+    """Tensors of the CPU are computed rightly meanwhile, and afterwards everything is."""
+    with simulated(*KNOWN):
+        assert torch.tensor([1, 3, 2]).argmax().item() == 1
+        with pytest.raises(IndexError):
+            functional.embedding(torch.tensor([7]), torch.ones(3, 2))
+    assert torch.tensor([1, 3, 2]).argmax().item() == 1
+
+
+def test_plain_simulation_has_none():
+    """A simulated device that was given no silent error has none."""
+    with simulated(), pytest.raises(IndexError):
+        functional.embedding(torch.tensor([7], device="mps"), torch.ones(3, 2, device="mps"))
+
+
+def test_device_tells_its_defects():
+    """The device shows which silent errors it was given, in text, HTML and as a mapping."""
+    with simulated("pytorch#92311", "pytorch#154235", "pytorch#92311") as device:
+        assert [one.issue for one in device.defects] == ["pytorch#92311", "pytorch#154235"]
+        assert "argmax gives" in str(device)
+        assert "pytorch#154235" in device._repr_html_()
+        assert json.loads(json.dumps(device.to_dict()))["defects"] == ["pytorch#92311", "pytorch#154235"]
+
+
+@pytest.mark.parametrize("defects", ["pytorch#1", ["pytorch#92311", "argmax"], [None]])
+def test_unknown_defect(defects):
+    """An issue of which there is no silent error here is an error that lists those there are, and nothing is begun."""
+    with pytest.raises(ConfigurationError, match="pytorch#177116") as caught, nb.simulated_mps(defects=defects):
+        pass
+
+    assert all(issue in str(caught.value) for issue in KNOWN)
+    assert SESSION.device().simulated is False
+
+
+def test_session_takes_one_or_several():
+    """The session takes the name of one issue or a list of them."""
+    for defects, count in (("pytorch#92311", 1), (["pytorch#92311", "pytorch#154235"], 2), ((), 0)):
+        with nb.simulated_mps(defects=defects) as device:
+            assert len(device.defects) == count
+
+
+def test_every_defect_says_what_goes_wrong():
+    """Every defect has an issue of its own, a sentence, and operators that no other one has."""
+    operators = [operator for defect in DEFECTS for operator in defect.operators]
+
+    assert len(KNOWN) == len(DEFECTS)
+    assert len(set(operators)) == len(operators)
+    assert all(defect.what and defect.issue.startswith("pytorch#") for defect in DEFECTS)

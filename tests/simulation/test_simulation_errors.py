@@ -1,0 +1,323 @@
+"""What the simulated MPS device refuses, in MPS's own words (torch 2.13)."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from openmed_nb.devices.environment import FALLBACK
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.simulation.device import parse_memory, simulated_device
+from openmed_nb.simulation.operators import ALWAYS_ON_CPU, UNSUPPORTED
+
+pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+
+FLOAT64 = (
+    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
+    "Please use float32 instead."
+)
+COMPLEX128 = "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype."
+NUMPY = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
+DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."
+
+
+def unsupported(name):
+    """What MPS says of an operator that it does not have."""
+    return (
+        f"The operator '{name}' is not currently implemented for the MPS device. If you want this op to be considered for "
+        "addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted "
+        "in missing op as well as commit hash cf30153c4c131c8164ee7798e5022d810682e2cb. As a temporary fix, you can set "
+        "the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this "
+        "will be slower than running natively on MPS."
+    )
+
+
+def ones(*shape, **options):
+    """A tensor of the device."""
+    return torch.ones(*shape, device="mps", **options)
+
+
+def attend():
+    """Attention with dropout, as a model in training mode has it."""
+    torch.nn.functional.scaled_dot_product_attention(*[ones(1, 1, 4, 4)] * 3, dropout_p=0.1)
+
+
+ERRORS = {
+    "make float64": (TypeError, FLOAT64, lambda: ones(2, dtype=torch.float64)),
+    "move float64": (TypeError, FLOAT64, lambda: torch.ones(2, dtype=torch.float64).to("mps")),
+    "move a model in float64": (TypeError, FLOAT64, lambda: torch.nn.Linear(2, 2).double().to("mps")),
+    "numpy's numbers": (TypeError, FLOAT64, lambda: torch.tensor(np.ones(2), device="mps")),
+    "a number of numpy": (TypeError, FLOAT64, lambda: torch.as_tensor(np.float64(1), device="mps")),
+    "double()": (TypeError, FLOAT64, lambda: ones(2).double()),
+    "to(float64)": (TypeError, FLOAT64, lambda: ones(2).to(torch.float64)),
+    "sum in float64": (TypeError, FLOAT64, lambda: ones(2).sum(dtype=torch.float64)),
+    "float64 in a backward pass": (
+        TypeError,
+        FLOAT64,
+        lambda: Doubled.apply(ones(2, requires_grad=True)).sum().backward(),
+    ),
+    "make complex128": (TypeError, COMPLEX128, lambda: ones(2, dtype=torch.complex128)),
+    "numpy()": (TypeError, NUMPY, lambda: ones(2).numpy()),
+    "numpy() of a view": (TypeError, NUMPY, lambda: ones(2, 2)[0].detach().numpy()),
+    "np.asarray": (TypeError, NUMPY, lambda: np.asarray(ones(2))),
+    "a sum of two devices": (RuntimeError, DEVICES, lambda: ones(2) + torch.ones(2)),
+    "a product of two devices": (RuntimeError, DEVICES, lambda: torch.ones(2, 2) @ ones(2)),
+    "a model and its input": (RuntimeError, DEVICES, lambda: torch.nn.Linear(2, 2).to("mps")(torch.ones(2))),
+    "a model that was not moved": (RuntimeError, DEVICES, lambda: torch.nn.Linear(2, 2)(ones(2))),
+    "ids on the CPU": (
+        RuntimeError,
+        DEVICES,
+        lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
+    ),
+    "a list of two devices": (RuntimeError, DEVICES, lambda: torch.cat([ones(2), torch.ones(2)])),
+    "a gradient of another device": (
+        RuntimeError,
+        "assigned grad has data located on a different device",
+        lambda: setattr(ones(2, requires_grad=True), "grad", torch.ones(2)),
+    ),
+    "eigenvectors": (
+        NotImplementedError,
+        unsupported("aten::_linalg_eigh.eigenvalues"),
+        lambda: torch.linalg.eigh(ones(2, 2)),
+    ),
+    "mode": (NotImplementedError, unsupported("aten::mode"), lambda: torch.mode(ones(2))),
+    "put_": (
+        NotImplementedError,
+        unsupported("aten::put_"),
+        lambda: ones(2).put_(torch.tensor([0], device="mps"), ones(1)),
+    ),
+    "in inference mode": (
+        NotImplementedError,
+        unsupported("aten::_linalg_eigh.eigenvalues"),
+        lambda: torch.inference_mode()(torch.linalg.eigh)(ones(2, 2)),
+    ),
+    "in a backward pass": (
+        NotImplementedError,
+        unsupported("aten::_pdist_forward"),
+        lambda: torch.pdist(ones(3, 2, requires_grad=True)).sum().backward(),
+    ),
+    "attention by the names of its arguments": (
+        NotImplementedError,
+        DROPOUT,
+        lambda: torch.nn.functional.scaled_dot_product_attention(
+            **{name: ones(1, 1, 4, 4) for name in ("query", "key", "value")}, dropout_p=0.1
+        ),
+    ),
+    "singular values": (
+        NotImplementedError,
+        unsupported("aten::_linalg_svd.U"),
+        lambda: torch.linalg.svdvals(ones(2, 2)),
+    ),
+    "a part of frexp": (NotImplementedError, unsupported("aten::frexp.Tensor_out"), lambda: torch.frexp(ones(2))),
+    "a part of logspace": (
+        NotImplementedError,
+        unsupported("aten::logspace.out"),
+        lambda: torch.logspace(0, 1, 3, device="mps"),
+    ),
+    "a part of logspace between tensors": (
+        NotImplementedError,
+        unsupported("aten::logspace.out"),
+        lambda: torch.logspace(ones(1)[0], ones(1)[0], 3, device="mps"),
+    ),
+    "a part of least squares": (
+        NotImplementedError,
+        unsupported("aten::linalg_lstsq.out"),
+        lambda: torch.linalg.lstsq(ones(2, 2), ones(2, 2)),
+    ),
+    "dropout without gradients": (NotImplementedError, DROPOUT, torch.no_grad()(attend)),
+    "dropout where nothing needs a gradient": (NotImplementedError, DROPOUT, attend),
+}
+
+
+class Doubled(torch.autograd.Function):
+    """A function whose gradient is float64."""
+
+    @staticmethod
+    def forward(_context, tensor):
+        """Do nothing."""
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_context, gradient):
+        """Make the gradient too precise."""
+        return gradient.double()
+
+
+@pytest.mark.parametrize(("kind", "text", "attempt"), ERRORS.values(), ids=ERRORS)
+def test_refused(kind, text, attempt):
+    """What MPS cannot do is refused with the class and the text of torch 2.13."""
+    with simulated_device(fallback=False), pytest.raises(kind) as caught:
+        attempt()
+    assert str(caught.value) == text
+    assert type(caught.value) is kind
+
+
+ALLOWED = {
+    "a number of the CPU": lambda: ones(2) * torch.tensor(2.0),
+    "a float64 number of the CPU": lambda: ones(2) * torch.tensor(2.0, dtype=torch.float64),
+    "a mask": lambda: ones(3)[torch.tensor([True, False, True])],
+    "indices": lambda: ones(3)[torch.tensor([0, 2])],
+    "an assignment": lambda: ones(3).__setitem__(torch.tensor([0, 2]), 5.0),
+    "a copy into it": lambda: ones(2).copy_(torch.zeros(2)),
+    "float64 that becomes float32 on the way": lambda: torch.ones(2, dtype=torch.float64).to("mps", torch.float32),
+    "numpy's numbers as float32": lambda: torch.tensor(np.ones(2), dtype=torch.float32, device="mps"),
+    "attention with dropout in training": lambda: torch.nn.functional.scaled_dot_product_attention(
+        *[ones(1, 1, 4, 4, requires_grad=True)] * 3, dropout_p=0.1
+    ),
+    "singular vectors, which MPS sends to the CPU by itself": lambda: torch.linalg.svd(ones(2, 2)),
+    "attention by the names of its arguments": lambda: torch.nn.functional.scaled_dot_product_attention(
+        query=ones(1, 1, 4, 4), key=ones(1, 1, 4, 4), value=ones(1, 1, 4, 4)
+    ),
+    "complex64": lambda: ones(2, dtype=torch.complex64),
+    "its numbers as a list": lambda: ones(2).tolist(),
+    "one number": lambda: ones(2).sum().item(),
+    "as numpy, by way of the CPU": lambda: ones(2).cpu().numpy(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The operator")
+@pytest.mark.parametrize("attempt", ALLOWED.values(), ids=ALLOWED)
+def test_allowed(attempt):
+    """What MPS can do is not refused."""
+    with simulated_device(fallback=False):
+        answer = attempt()
+        assert answer is None or not isinstance(answer, torch.Tensor) or answer.is_mps
+
+
+class TestFallback:
+    """Operators that MPS does not have fall back to the CPU where that is on."""
+
+    def test_first_one_warns(self):
+        """Only the first operator of a process is told, in torch's words, and every one is counted."""
+        with simulated_device(fallback=True) as mps, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            eigenvalues, _vectors = torch.linalg.eigh(ones(2, 2))
+            for _ in range(2):
+                torch.mode(ones(2))
+        assert not eigenvalues.is_mps  # the simulation is over
+        (warning,) = caught
+        assert str(warning.message) == (
+            "The operator 'aten::_linalg_eigh.eigenvalues' is not currently supported on the MPS backend and will fall "
+            "back to run on the CPU. This may have performance implications."
+        )
+        assert (warning.category, warning.filename) == (UserWarning, __file__)
+        assert mps.fallbacks == {"aten::_linalg_eigh.eigenvalues": 1, "aten::mode": 2}
+
+    def test_all_warn_when_asked(self):
+        """With torch.set_warn_always every call is told, as on a Mac."""
+        torch.set_warn_always(True)
+        try:
+            with simulated_device(fallback=True), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    torch.mode(ones(2))
+        finally:
+            torch.set_warn_always(False)
+        assert len(caught) == 3
+
+    @pytest.mark.filterwarnings("ignore:The operator")
+    def test_result_is_on_the_device(self):
+        """What the CPU computed is on the device, and counts there."""
+        with simulated_device(fallback=True):
+            values, indices = torch.mode(ones(4, 4))
+            assert values.is_mps
+            assert indices.is_mps
+            assert torch.mps.current_allocated_memory() == 256 * 2
+
+    @pytest.mark.parametrize(
+        ("value", "on"), [(None, False), ("0", False), ("1", True), ("", True), ("false", True), ("00", True)]
+    )
+    @pytest.mark.filterwarnings("ignore:The operator")
+    def test_variable(self, value, on):
+        """The variable is read when the simulation begins, and everything but exactly 0 is on."""
+        environ = {} if value is None else {FALLBACK: value}
+        with simulated_device(environ=environ) as mps:
+            environ[FALLBACK] = "0" if on else "1"
+            if on:
+                torch.mode(ones(2))
+            else:
+                with pytest.raises(NotImplementedError):
+                    torch.mode(ones(2))
+        assert mps.fallbacks == ({"aten::mode": 1} if on else {})
+
+    @pytest.mark.parametrize("fallback", [True, False])
+    @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+    @pytest.mark.parametrize("decompose", [torch.linalg.svd, torch.svd, lambda matrix: torch.linalg.svd(A=matrix)])
+    @pytest.mark.filterwarnings("ignore:The operator")
+    def test_singular_vectors_always_fall_back(self, decompose, mode, fallback):
+        """MPS itself sends a few operators to the CPU, whatever the variable says, with gradients and without."""
+        with simulated_device(fallback=fallback) as mps, mode():
+            decompose(ones(2, 2, requires_grad=True))
+        assert mps.fallbacks == {"aten::linalg_svd": 1}
+
+    @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+    @pytest.mark.parametrize(
+        "compute",
+        [
+            torch.linalg.svdvals,
+            torch.linalg.cond,
+            lambda matrix: torch.linalg.matrix_norm(matrix, 2),
+            lambda matrix: torch.svd(matrix, compute_uv=False),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:The operator")
+    def test_singular_values_fall_back_where_that_is_on(self, compute, mode):
+        """Singular values alone are another operator, which falls back as all others do."""
+        with simulated_device(fallback=True) as mps, mode():
+            compute(ones(2, 2, requires_grad=True))
+        assert mps.fallbacks == {"aten::_linalg_svd.U": 1}
+
+    def test_operators_of_the_cpu_are_left_alone(self):
+        """An operator that MPS does not have works on tensors of the CPU, and is not counted."""
+        with simulated_device(fallback=False) as mps:
+            assert torch.mode(torch.ones(3)).values == 1
+        assert not mps.fallbacks
+
+    def test_operators_exist(self):
+        """Every operator of the table is one that torch has for the CPU, so that a spelling mistake is seen."""
+        for name in {*UNSUPPORTED, *ALWAYS_ON_CPU}:
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            assert hasattr(getattr(torch.ops.aten, packet, None), overload or "default"), name
+
+
+class TestMemoryArgument:
+    """What is no amount of memory is refused before anything begins."""
+
+    @pytest.mark.parametrize(
+        "memory",
+        ["lots", "", "8", "-1 GiB", "0 GiB", "1e3 GiB", "8 PB", -1, 0, None, True, [], float("nan"), float("inf")],
+    )
+    def test_refused(self, memory):
+        """The error shows the value and an example, and torch is as it was."""
+        with pytest.raises(ConfigurationError, match="is no amount of memory") as caught, simulated_device(memory):
+            pass
+        assert caught.value.remedy == "Use one such as '8 GiB'."
+        assert not torch.backends.mps.is_available()
+
+    @pytest.mark.parametrize(
+        ("memory", "size"),
+        [
+            ("8 GiB", 2**33),
+            ("8GB", 2**33),
+            (" 8 gb ", 2**33),
+            ("0.5 GiB", 2**29),
+            ("512 MiB", 2**29),
+            (2**33, 2**33),
+            ("2 TiB", 2**41),
+        ],
+    )
+    def test_accepted(self, memory, size):
+        """Units count in powers of 1024, because a Mac that is sold with 8 GB has 8 GiB."""
+        assert parse_memory(memory) == size
+
+
+def test_one_simulation_at_a_time():
+    """A second simulation is refused, and the first goes on."""
+    with simulated_device() as mps:
+        with pytest.raises(DeviceUnavailable, match="on already"), simulated_device():
+            pass
+        assert mps.holds(ones(2))

@@ -1,0 +1,369 @@
+"""The memory of the simulated MPS device: what is counted, cached, refused, and how the watermarks rule it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.devices.environment import HIGH, LOW, apply, plan
+from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
+from openmed_nb.simulation.device import simulated_device
+from openmed_nb.simulation.memory import OTHER, MacMemory, SimulatedAllocator, block_size
+
+pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+
+GIB, MIB, KIB = 2**30, 2**20, 2**10
+MAC = MacMemory(8 * GIB)
+
+
+@pytest.fixture
+def mps():
+    """A simulated Mac with 1 GiB and no variables."""
+    with simulated_device("1 GiB", environ={}) as device:
+        yield device
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.integers(0, 3 * MIB)),
+        st.tuples(st.just("free"), st.integers(0, 9)),
+        st.tuples(st.just("empty"), st.just(0)),
+        st.tuples(st.just("reset"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps=STEPS, ratios=st.sampled_from([{}, {HIGH: "0.0"}, {HIGH: "1.0", LOW: "0.5"}]))
+def test_account_of_blocks(steps, ratios):
+    """Whatever is taken, freed and emptied, the figures are those of the living blocks, and the limit holds."""
+    allocator = SimulatedAllocator(MacMemory(24 * MIB), ratios)
+    living: list[int] = []
+    peak = 0
+    for step, number in steps:
+        before = allocator.allocated
+        if step == "allocate":
+            if before + OTHER + block_size(number) <= (allocator.allowed or 24 * MIB):
+                living.append(allocator.allocate(number))
+            else:
+                with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+                    allocator.allocate(number)
+                assert allocator.allocated == before
+        elif step == "free" and living:
+            allocator.free(living.pop(number % len(living)))
+        elif step == "empty":
+            allocator.empty_cache()
+            assert allocator.driver == allocator.allocated
+        elif step == "reset":
+            allocator.reset_peak()
+            peak = 0
+        peak = max(peak, sum(living))
+        assert allocator.allocated == sum(living)
+        assert allocator.driver >= allocator.allocated
+        assert allocator.driver + OTHER <= (allocator.allowed or 24 * MIB) or allocator.driver == 0
+        assert allocator.peak == peak
+        assert allocator.driver_peak >= max(peak, allocator.driver)
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["make", "view", "drop", "empty"]), st.integers(1, 4000)), max_size=30))
+def test_account_of_tensors(steps):
+    """Allocated is the sum over the living storages, however many views there are of each."""
+    with simulated_device(environ={}) as mps:
+        tensors: list[torch.Tensor] = []
+        for step, number in steps:
+            if step == "make":
+                tensors.append(torch.zeros(number, device="mps"))
+            elif step == "view" and tensors:
+                tensors.append(tensors[number % len(tensors)][::2])
+            elif step == "drop" and tensors:
+                del tensors[number % len(tensors)]
+            elif step == "empty":
+                torch.mps.empty_cache()
+                assert torch.mps.driver_allocated_memory() == torch.mps.current_allocated_memory()
+            storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+            assert torch.mps.current_allocated_memory() == sum(block_size(size) for size in storages.values())
+            assert torch.mps.driver_allocated_memory() >= torch.mps.current_allocated_memory()
+        tensors.clear()
+        assert mps.allocator.allocated == 0
+
+
+@given(size=st.integers(1, 2**40))
+def test_size_classes(size):
+    """A block holds its tensor and is at most 255 bytes or an eighth larger; sizes of one class need the same block."""
+    block = block_size(size)
+    assert size <= block <= max(size + 255, size * 9 // 8)
+    assert block_size(block) == block
+
+
+def test_freed_block_is_kept_and_used_again(mps):
+    """The driver keeps what a tensor leaves, gives it to the next of its class, and takes it back when emptied."""
+    first = torch.zeros(MIB, device="mps")
+    del first
+    assert (torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()) == (0, 4 * MIB)
+    second = torch.zeros(MIB - 9, device="mps")
+    assert (torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()) == (4 * MIB, 4 * MIB)
+    torch.mps.empty_cache()
+    assert torch.mps.driver_allocated_memory() == 4 * MIB
+    del second
+    torch.mps.empty_cache()
+    assert torch.mps.driver_allocated_memory() == 0
+    assert mps.emptied == 2
+
+
+@pytest.mark.usefixtures("mps")
+def test_memory_that_only_a_graph_holds():
+    """What a graph keeps for its backward pass counts as long as the loss lives, and no longer."""
+    weight = torch.ones(256, 256, device="mps", requires_grad=True)
+    alone = torch.mps.current_allocated_memory()
+    loss = ((weight * 2).exp() ** 2).sum()
+    held = torch.mps.current_allocated_memory()
+    assert held == alone + block_size(256 * 256 * 4) + block_size(4)
+    losses = [loss]
+    del loss
+    gc.collect()
+    assert torch.mps.current_allocated_memory() == held
+    losses.clear()
+    assert torch.mps.current_allocated_memory() == alone
+
+
+@pytest.mark.usefixtures("mps")
+def test_gradients_count():
+    """What a backward pass makes counts like everything else."""
+    layer = torch.nn.Linear(256, 256, device="mps")
+    before = torch.mps.current_allocated_memory()
+    layer(torch.ones(4, 256, device="mps")).sum().backward()
+    assert torch.mps.current_allocated_memory() == before + block_size(256 * 256 * 4) + block_size(256 * 4)
+    layer.zero_grad(set_to_none=True)
+    assert torch.mps.current_allocated_memory() == before
+
+
+@pytest.mark.usefixtures("mps")
+def test_tensor_that_grows():
+    """A tensor that is made larger in place counts with its new size."""
+    tensor = torch.zeros(64, device="mps")
+    tensor.resize_(MIB)
+    assert torch.mps.current_allocated_memory() == 4 * MIB
+
+
+@pytest.mark.usefixtures("mps")
+def test_peak():
+    """torch.accelerator tells the most that was allocated, as torch 2.13 does on MPS, and begins again when asked to."""
+    tensor = torch.zeros(MIB, device="mps")
+    del tensor
+    assert torch.accelerator.memory_allocated() == 0
+    assert torch.accelerator.max_memory_allocated() == 4 * MIB
+    assert torch.accelerator.memory_reserved() == torch.accelerator.max_memory_reserved() == 4 * MIB
+    torch.accelerator.reset_peak_memory_stats()
+    assert torch.accelerator.max_memory_allocated() == 0
+    free, total = torch.accelerator.get_memory_info()
+    assert total - free == torch.mps.driver_allocated_memory()
+
+
+LIMITS = {
+    "as torch has it": ({}, "9.07 GiB"),
+    "as openmed_nb sets it": ({HIGH: "1.0", LOW: "0.9"}, "5.33 GiB"),
+    "no limit": ({HIGH: "0.0"}, None),
+}
+
+
+@pytest.mark.parametrize(("environ", "allowed"), LIMITS.values(), ids=LIMITS)
+def test_out_of_memory(environ, allowed):
+    """On a Mac with 8 GiB it is the allocator's own text, with the figures of recorded ones."""
+    allocator = SimulatedAllocator(MAC, environ)
+    count = ((allocator.allowed or MAC.installed) - OTHER) // (512 * MIB)
+    for _ in range(count):
+        allocator.allocate(512 * MIB)
+    with pytest.raises(RuntimeError, match="MPS backend out of memory") as caught:
+        allocator.allocate(512 * MIB)
+    limit = f", max allowed: {allowed}" if allowed else ""
+    end = (
+        " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
+        if allowed
+        else ""
+    )
+    assert str(caught.value) == (
+        f"MPS backend out of memory (MPS allocated: {count * 0.5:.2f} GiB, other allocations: 384.00 KiB{limit}). "
+        f"Tried to allocate 512.00 MiB on private pool.{end}"
+    )
+    assert type(caught.value) is RuntimeError
+    assert OutOfMemory.parse(caught.value).tried == 512 * MIB
+
+
+@pytest.mark.parametrize("environ", [{}, {HIGH: "1.0", LOW: "0.9"}, {HIGH: "0"}, {HIGH: "nan"}, {HIGH: "-1"}], ids=str)
+def test_limit_is_told_before_the_first_touch(environ):
+    """Asking a device for its limit reads the variables as they stand, and is no touch of the allocator."""
+    allocator = SimulatedAllocator(MAC, environ)
+    told = allocator.allowed
+    assert not allocator.started
+    environ[LOW] = "0"
+    if environ.get(HIGH) in {"nan", "-1"}:
+        assert told is None
+    else:
+        allocator.touch()
+        assert allocator.allowed == told
+
+
+def test_cache_goes_before_memory_is_short():
+    """Cached blocks make room for a tensor before it is refused."""
+    allocator = SimulatedAllocator(MacMemory(24 * MIB), {HIGH: "1.0", LOW: "0.0"})
+    allocator.free(allocator.allocate(10 * MIB))
+    assert allocator.driver == 10 * MIB
+    allocator.allocate(12 * MIB)
+    assert allocator.driver == 12 * MIB
+
+
+def test_low_watermark_empties_the_cache():
+    """Above the low watermark a new block costs the cache, although it would fit."""
+    for low, driver in (("0.0", 12 * MIB), ("0.5", 8 * MIB)):
+        allocator = SimulatedAllocator(MacMemory(24 * MIB), {HIGH: "1.0", LOW: low})
+        allocator.free(allocator.allocate(4 * MIB))
+        allocator.allocate(8 * MIB)
+        assert allocator.driver == driver
+
+
+@pytest.mark.parametrize("size", [MAC.largest_buffer + 1, 2**45])
+def test_one_tensor_too_large(size):
+    """A tensor larger than one Metal buffer is refused by its size alone, before anything is made."""
+    with (
+        simulated_device("8 GiB", environ={HIGH: "0.0"}),
+        pytest.raises(RuntimeError, match=r"^Invalid buffer size: ") as caught,
+    ):
+        torch.randn(size // 4 + 1, device="mps")
+    assert is_out_of_memory(caught.value)
+
+
+def test_result_that_this_computer_cannot_hold():
+    """A result that even the host has no memory for is refused in MPS's words."""
+    with simulated_device("8 GiB", environ={}):
+        long = torch.zeros(10**7, device="mps")
+        with pytest.raises(RuntimeError, match=r"^Invalid buffer size: 3725290\.30 GiB"):
+            long[:, None].expand(10**7, 10**8).contiguous()
+
+
+def test_refused_tensor_changes_nothing():
+    """A step that runs out of memory leaves the figures as they were, also in a backward pass."""
+    with simulated_device("64 MiB", environ={}) as mps:
+        weight = torch.ones(4 * MIB, device="mps", requires_grad=True)
+        loss = (weight * 2).sum()
+        before = mps.allocator.allocated
+        torch.mps.set_per_process_memory_fraction(before / mps.allocator.memory.recommended)
+        with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+            loss.backward()
+        gc.collect()
+        assert mps.allocator.allocated == before
+        torch.mps.set_per_process_memory_fraction(2.0)
+        assert torch.ones(MIB, device="mps").sum() == MIB
+
+
+def test_fraction_rules_at_once(mps):
+    """The fraction replaces the high watermark while tensors live, and torch checks it itself."""
+    recommended = torch.mps.recommended_max_memory()
+    assert recommended == GIB * 2 // 3
+    keep = torch.zeros(25 * MIB, device="mps")
+    torch.mps.set_per_process_memory_fraction(0.1)
+    with pytest.raises(RuntimeError, match=r"max allowed: 68\.27 MiB"):
+        torch.zeros(MIB, device="mps")
+    torch.mps.set_per_process_memory_fraction(0.0)
+    assert torch.zeros(MIB, device="mps").numel() + keep.numel() == 26 * MIB
+    assert mps.allocator.allowed is None
+    with pytest.raises(TypeError, match="must be `float`"):
+        torch.mps.set_per_process_memory_fraction(1)
+    with pytest.raises(ValueError, match="Allowed range: 0~2"):
+        torch.mps.set_per_process_memory_fraction(3.0)
+
+
+WATERMARKS = {
+    "nothing": ({}, ""),
+    "no limit": ({HIGH: "0.0"}, ""),
+    "high 0.7": ({HIGH: "0.7"}, "invalid low watermark ratio 1.4"),
+    "high 1.0": ({HIGH: "1.0"}, "invalid low watermark ratio 1.4"),
+    "high 1.5": ({HIGH: "1.5"}, ""),
+    "low 1.4": ({LOW: "1.4"}, ""),
+    "low 1.8": ({LOW: "1.8"}, "invalid low watermark ratio 1.8"),
+    "low 2.5": ({LOW: "2.5"}, "invalid low watermark ratio 2.5"),
+    "high 2.5": ({HIGH: "2.5"}, "invalid high watermark ratio 2.5"),
+    "high negative": ({HIGH: "-1"}, "invalid high watermark ratio -1"),
+    "high nan": ({HIGH: "nan"}, "invalid high watermark ratio nan"),
+    "high that is no number": ({HIGH: "abc"}, ""),
+    "high with a comma": ({HIGH: "0,9"}, ""),
+    "no limit, low 1.9": ({HIGH: "0", LOW: "1.9"}, ""),
+    "OpenMed's pair": ({HIGH: "1.0", LOW: "0.9"}, ""),
+    "OpenMed's high over a low of 1.4": ({HIGH: "1.0", LOW: "1.4"}, "invalid low watermark ratio 1.4"),
+}
+LEFT_ALONE = ("high 2.5", "high negative", "high nan", "low 2.5", "OpenMed's high over a low of 1.4")
+"""What a person set himself and openmed_nb does not change."""
+
+TOUCHES = {
+    "tensor": lambda: torch.zeros(2, device="mps"),
+    "move": lambda: torch.nn.Linear(2, 2).to("mps"),
+    "emptying": torch.mps.empty_cache,
+    "allocated": torch.mps.current_allocated_memory,
+    "driver": torch.mps.driver_allocated_memory,
+    "recommended": torch.mps.recommended_max_memory,
+    "fraction": lambda: torch.mps.set_per_process_memory_fraction(0.5),
+    "peak": torch.accelerator.max_memory_allocated,
+}
+NO_TOUCHES = {
+    "available": torch.backends.mps.is_available,
+    "built": torch.backends.mps.is_built,
+    "seed": lambda: torch.manual_seed(0),
+    "synchronize": torch.mps.synchronize,
+    "accelerator": torch.accelerator.current_accelerator,
+}
+
+
+@pytest.mark.parametrize(("environ", "message"), WATERMARKS.values(), ids=WATERMARKS)
+def test_watermarks(environ, message):
+    """The pair of watermarks is taken or refused as torch's allocator does it."""
+    allocator = SimulatedAllocator(MAC, environ)
+    if message:
+        with pytest.raises(RuntimeError, match=f"^{message}$"):
+            allocator.allocate(1)
+    else:
+        assert allocator.allocate(1) == 256
+
+
+@pytest.mark.parametrize("name", WATERMARKS)
+def test_watermarks_beside_ours(name):
+    """What openmed_nb adds breaks no pair that works, and mends every single one that does not and could."""
+    environ, message = WATERMARKS[name]
+    environ = dict(environ)
+    apply(plan(environ), environ)
+    allocator = SimulatedAllocator(MAC, environ)
+    if name in LEFT_ALONE:
+        with pytest.raises(RuntimeError, match=f"^{message}$"):
+            allocator.touch()
+    else:
+        assert allocator.allocate(1) == 256
+
+
+@pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
+def test_bad_watermarks_poison_the_process(touch):
+    """The first touch of the allocator refuses a bad pair, and so does every later one, whatever is set meanwhile."""
+    environ = {HIGH: "0.7"}
+    with simulated_device(environ=environ) as mps:
+        for question in NO_TOUCHES.values():
+            question()
+        assert not mps.allocator.started
+        with pytest.raises(RuntimeError, match=r"^invalid low watermark ratio 1\.4$"):
+            touch()
+        environ.clear()
+        for again in TOUCHES.values():
+            with pytest.raises(RuntimeError, match=r"^invalid low watermark ratio 1\.4$"):
+                again()
+
+
+@pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
+def test_watermarks_are_read_once(touch):
+    """The first touch reads the watermarks; until then they may be changed, and afterwards they may not."""
+    environ = {HIGH: "0.7"}
+    with simulated_device(environ=environ) as mps:
+        environ[HIGH] = "1.5"
+        touch()
+        environ[HIGH] = "0.7"
+        torch.zeros(2, device="mps")
+        assert mps.allocator.started

@@ -1,0 +1,400 @@
+"""Tensors on the simulated MPS device: what they say of themselves, how they move, and what is left afterwards."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from openmed_nb.devices import simulated as simulation
+from openmed_nb.simulation.device import simulated_device
+from openmed_nb.simulation.modes import Copy
+
+pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+
+MPS, CPU = torch.device("mps", 0), torch.device("cpu")
+
+
+@pytest.fixture
+def mps():
+    """A simulated MPS device, for this thread and this test."""
+    with simulated_device(fallback=False, environ={}) as device:
+        yield device
+
+
+def ones(*shape, **options):
+    """A tensor of the device."""
+    return torch.ones(*shape, device="mps", **options)
+
+
+def packed():
+    """Two sequences of other lengths."""
+    return torch.nn.utils.rnn.pack_padded_sequence(ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
+
+
+def tagger():
+    """A network for sequences, in both directions."""
+    return torch.nn.LSTM(1, 2, bidirectional=True, batch_first=True).to("mps")
+
+
+MADE = {
+    "zeros": lambda: torch.zeros(3, device="mps"),
+    "a torch.device": lambda: torch.zeros(3, device=torch.device("mps")),
+    "mps:0": lambda: torch.rand(3, device="mps:0"),
+    "from a list": lambda: torch.tensor([1.0, 2.0], device="mps"),
+    "from numpy": lambda: torch.as_tensor(np.arange(3), device="mps"),
+    "from a tensor": lambda: torch.as_tensor(torch.ones(2), device="mps"),
+    "arange": lambda: torch.arange(5, device="mps"),
+    "a permutation": lambda: torch.randperm(5, device="mps"),
+    "like a tensor of the CPU": lambda: torch.zeros_like(torch.ones(2), device="mps"),
+    "like itself": lambda: torch.rand_like(ones(2)),
+    "new_zeros": lambda: ones(2).new_zeros(4),
+    "new_tensor": lambda: ones(2).new_tensor([1.0]),
+    "moved": lambda: torch.ones(2).to("mps"),
+    "moved to where another is": lambda: torch.ones(2).to(ones(1)),
+    "moved with its type": lambda: torch.ones(2).to("mps", torch.float16),
+    "moved by keyword": lambda: torch.ones(2).to(device="mps", dtype=torch.int64),
+    "a view": lambda: ones(4, 4)[1:, ::2].T,
+    "detached": lambda: ones(2, requires_grad=True).detach(),
+    "data": lambda: ones(2).data,
+    "computed": lambda: (ones(2) * 2 + 1).softmax(0),
+    "converted": lambda: ones(2).half(),
+    "a layer": lambda: torch.nn.Linear(2, 2, device="mps").weight,
+    "a layer that moved": lambda: torch.nn.Linear(2, 2).to("mps").bias,
+    "a layer that moved by device": lambda: torch.nn.Linear(2, 2).to(torch.device("mps")).bias,
+    "a layer's answer": lambda: torch.nn.Linear(2, 2).to("mps")(ones(2)),
+    "in inference mode": lambda: torch.inference_mode()(torch.nn.Linear(2, 2).to("mps"))(ones(2)),
+    "vmap": lambda: torch.vmap(lambda row: row * 2)(ones(2, 2)),
+    "einsum": lambda: torch.einsum("ij,jk->ik", ones(2, 2), ones(2, 2)),
+    "sorted": lambda: ones(4).sort().indices,
+    "split": lambda: ones(4).split(2)[1],
+    "where": lambda: torch.where(ones(2) > 0, 1.0, 0.0),
+    "found": lambda: ones(3).nonzero(),
+    "padded": lambda: torch.nn.utils.rnn.pad_sequence([ones(2), ones(3)]),
+    "packed": lambda: packed().data,
+    "a tagger's answer": lambda: tagger()(packed())[0].data,
+    "copied deep": lambda: copy.deepcopy(ones(2)),
+    "pickled": lambda: pickle.loads(pickle.dumps(ones(2))),  # noqa: S301 - it was made here
+    "one of a batch": lambda: next(iter(torch.utils.data.DataLoader([torch.ones(2)] * 4, batch_size=2))).to("mps"),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_made_on_the_device(mps, make):
+    """However a tensor comes to the device, it says so, counts there, and is a plain CPU tensor afterwards."""
+    tensor = make()
+    assert tensor.device == MPS
+    assert tensor.is_mps
+    assert not tensor.is_cpu
+    assert tensor.get_device() == 0
+    assert mps.holds(tensor)
+    assert mps.allocator.allocated > 0
+
+
+ELSEWHERE = {
+    "made here": lambda: torch.ones(2),
+    "named": lambda: torch.zeros(2, device="cpu"),
+    "fetched": lambda: ones(2).cpu(),
+    "moved back": lambda: ones(2).to("cpu"),
+    "moved back with its type": lambda: ones(2).to("cpu", torch.float64),
+    "moved to where another is": lambda: ones(2).to(torch.ones(1)),
+    "like one of the device": lambda: torch.zeros_like(ones(2), device="cpu"),
+    "new_zeros": lambda: ones(2).new_zeros(2, device="cpu"),
+    "from one of the device": lambda: torch.as_tensor(ones(2), device="cpu"),
+    "copied into": lambda: torch.zeros(2).copy_(ones(2)),
+    "a layer that came back": lambda: torch.nn.Linear(2, 2).to("mps").cpu().weight,
+    "meta": lambda: ones(2).to("meta"),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("make", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_made_elsewhere(mps, make):
+    """A tensor of the CPU, and one that came back, is not on the device and does not count there."""
+    tensor = make()
+    assert not tensor.is_mps
+    assert tensor.device.type in {"cpu", "meta"}
+    assert not mps.holds(tensor)
+    assert mps.allocator.allocated == 0
+
+
+@pytest.mark.usefixtures("mps")
+def test_default_device():
+    """The ways of torch to say a device once work, and one that is named is stronger."""
+    with torch.device("mps"):
+        assert torch.ones(2).is_mps
+        assert torch.nn.Linear(2, 2).weight.is_mps
+        assert (torch.ones(2) + torch.ones(2)).is_mps
+        assert torch.ones(2, device="cpu").is_cpu
+    torch.set_default_device("mps")
+    try:
+        assert torch.ones(2).is_mps
+        assert torch.ones(2, device="cpu").is_cpu
+    finally:
+        torch.set_default_device(None)
+    assert torch.ones(2).is_cpu
+
+
+@pytest.mark.usefixtures("mps")
+def test_it_shows_its_device():
+    """A tensor and its type are written as on a Mac."""
+    assert repr(ones(2)) == "tensor([1., 1.], device='mps:0')"
+    assert ones(2).type() == "torch.mps.FloatTensor"
+    assert f"{ones(1).sum():.1f}" == "1.0"
+
+
+def test_numbers_are_copied():
+    """A tensor that was moved has its own numbers, on both ways."""
+    with simulated_device():
+        here = torch.zeros(2)
+        there = here.to("mps")
+        there += 1
+        back = there.cpu()
+        there += 1
+        assert (here.tolist(), there.tolist(), back.tolist()) == ([0, 0], [2, 2], [1, 1])
+        assert there.to("mps") is there
+        assert here.to("cpu") is here
+
+
+def test_copies_are_noted(mps):
+    """Every copy between the devices is noted, with whether the program was to go on meanwhile."""
+    there = torch.ones(2).to("mps", non_blocking=True)
+    there.to("mps")
+    there.to("cpu", torch.float32, True)
+    torch.zeros(2).copy_(there)
+    there.copy_(torch.zeros(2), non_blocking=True)
+    there.cpu()
+    ways = [
+        ("cpu", "mps", True),
+        ("mps", "cpu", True),
+        ("mps", "cpu", False),
+        ("cpu", "mps", True),
+        ("mps", "cpu", False),
+    ]
+    assert mps.copies == [Copy(*way) for way in ways]
+
+
+def test_calls_are_counted(mps):
+    """Functions that were called with a tensor of the device are counted by name."""
+    torch.nn.functional.linear(ones(2, 2), ones(2, 2))
+    torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2))
+    assert mps.called["linear"] == 1
+
+
+class TestGradients:
+    """Gradients are where their tensors are."""
+
+    @pytest.mark.usefixtures("mps")
+    def test_through_a_move(self):
+        """A gradient that passes from device to device is on the CPU for a tensor of the CPU."""
+        here = torch.ones(3, requires_grad=True)
+        there = ones(3, requires_grad=True)
+        ((here.to("mps") * there).cpu() * 2).sum().backward()
+        assert here.grad.is_cpu
+        assert there.grad.is_mps
+        assert here.grad.tolist() == there.grad.tolist() == [2, 2, 2]
+
+    @pytest.mark.usefixtures("mps")
+    def test_hooks_see_the_device(self):
+        """Hooks of a backward pass may ask for the device and move tensors there."""
+        seen = []
+        weight = ones(2, requires_grad=True)
+        weight.register_hook(lambda gradient: seen.append(gradient.device) or gradient + torch.ones(2).to("mps"))
+        weight.register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor.grad.device))
+        torch.autograd.backward([weight.sum()])
+        assert seen == [MPS, MPS]
+        assert torch.autograd.grad(weight.sum(), weight)[0].is_mps
+
+    @pytest.mark.usefixtures("mps")
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_activation_checkpointing(self, reentrant):
+        """Activations that are computed again in the backward pass give the same gradients, with dropout too."""
+        layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).to("mps")
+        batch = ones(4, 8, requires_grad=True)
+        gradients = []
+        for forward in (layer, lambda batch: checkpoint(layer, batch, use_reentrant=reentrant)):
+            layer.zero_grad()
+            torch.manual_seed(0)
+            forward(batch).sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
+        for plain, again in zip(*gradients, strict=True):
+            assert again.is_mps
+            torch.testing.assert_close(plain, again)
+
+    @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
+    def test_training_step(self, mps, options):
+        """A step of AdamW with clipped gradients changes the weights as on the CPU, and everything stays on the device."""
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+        there = copy.deepcopy(model).to("mps")
+        for net, device in ((model, "cpu"), (there, "mps")):
+            optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, **options)
+            for _ in range(3):
+                ids = torch.arange(6).reshape(2, 3).to(device)
+                loss = torch.nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten() % 3)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            states = [state["exp_avg"] for state in optimizer.state.values()]
+            assert {state.device.type for state in states} == {device}
+        for mine, theirs in zip(model.parameters(), there.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs.cpu())
+        assert mps.allocator.peak > 0
+
+    @pytest.mark.usefixtures("mps")
+    def test_mixed_precision(self):
+        """A GradScaler works on the device."""
+        layer = torch.nn.Linear(4, 1).to("mps")
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("mps")
+        before = layer.weight.detach().clone()
+        scaler.scale(layer(ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert not torch.equal(before, layer.weight)
+
+
+class TestSaving:
+    """What is saved under the simulation says that it was on MPS, as on a Mac."""
+
+    @pytest.mark.usefixtures("mps")
+    @pytest.mark.parametrize(("where", "device"), [(None, MPS), ("mps", MPS), ("cpu", CPU)])
+    def test_save_and_load(self, where, device):
+        """A state comes back where it was, or where it is wanted."""
+        file = io.BytesIO()
+        torch.save(torch.nn.Linear(2, 2).to("mps").state_dict(), file)
+        file.seek(0)
+        loaded = torch.load(file, map_location=where)
+        assert {tensor.device for tensor in loaded.values()} == {device}
+
+    def test_load_afterwards(self):
+        """A file that says mps needs a place on another computer, as one that comes from a Mac."""
+        file = io.BytesIO()
+        with simulated_device():
+            torch.save(ones(2), file)
+        file.seek(0)
+        with pytest.raises(RuntimeError, match="mps"):
+            torch.load(file)
+        file.seek(0)
+        assert torch.load(file, map_location="cpu").tolist() == [1, 1]
+
+    @pytest.mark.usefixtures("mps")
+    def test_safetensors(self, tmp_path):
+        """The library safetensors saves tensors of the device, and loads them there."""
+        from safetensors.torch import load_file, save_file
+
+        save_file({"weight": ones(2)}, tmp_path / "model.safetensors")
+        assert load_file(tmp_path / "model.safetensors")["weight"].tolist() == [1, 1]
+        assert load_file(tmp_path / "model.safetensors", device="mps")["weight"].is_mps
+
+
+class TestRandomNumbers:
+    """The random numbers of the device are those of the CPU."""
+
+    @pytest.mark.usefixtures("mps")
+    def test_seeds_and_states(self):
+        """A seed gives the same numbers again, and so does a state that was kept."""
+        torch.mps.manual_seed(5)
+        state = torch.mps.get_rng_state()
+        first = torch.rand(3, device="mps")
+        torch.mps.set_rng_state(state)
+        assert torch.equal(first, torch.rand(3, device="mps"))
+        torch.manual_seed(5)
+        assert torch.equal(first, torch.rand(3, device="mps"))
+        torch.mps.seed()
+        assert not torch.equal(first, torch.rand(3, device="mps"))
+
+
+PATCHED = {
+    "torch.Tensor.device": lambda: torch.Tensor.device,
+    "torch.Tensor.is_mps": lambda: torch.Tensor.is_mps,
+    "torch.UntypedStorage": lambda: sorted(vars(torch.UntypedStorage)),
+    "torch._C": lambda: sorted(vars(torch._C)),
+    "emptying": lambda: torch._C._mps_emptyCache,
+    "accelerator": torch.accelerator.is_available,
+    "available": torch.backends.mps.is_available,
+    "built": torch.backends.mps.is_built,
+    "count": torch.mps.device_count,
+    "generator": lambda: torch.mps._default_mps_generator,
+    "CUDA": lambda: torch.cuda.is_available,
+    "backward": lambda: torch.autograd._engine_run_backward,
+    "modes": torch.overrides._get_current_function_mode_stack,
+}
+
+
+class TestTheEnd:
+    """What is left when a simulation is over: nothing."""
+
+    @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
+    def test_torch_is_as_it_was(self, error):
+        """Everything that was replaced is back, whatever ended the simulation."""
+        before = {name: look() for name, look in PATCHED.items()}
+        try:
+            with simulated_device():
+                assert {name for name, look in PATCHED.items() if look() == before[name]} == set()
+                if error:
+                    raise error
+        except (KeyboardInterrupt, RuntimeError):
+            pass
+        assert {name: look() for name, look in PATCHED.items()} == before
+
+    def test_tensors_are_plain(self):
+        """Tensors, parameters and optimizer states of a simulation are those of the CPU afterwards, and compute."""
+        with simulated_device() as mps:
+            layer = torch.nn.Linear(2, 2).to("mps")
+            optimizer = torch.optim.AdamW(layer.parameters())
+            loss = layer(ones(2)).sum()
+        loss.backward()
+        optimizer.step()
+        assert {parameter.device for parameter in layer.parameters()} == {CPU}
+        assert layer.weight.grad.numpy().shape == (2, 2)
+        assert not mps.holds(layer.weight) or layer.weight.is_cpu
+
+    def test_active(self):
+        """Whether a simulation is on can be asked anywhere."""
+        assert not simulation.active()
+        with simulated_device():
+            assert simulation.active()
+        assert not simulation.active()
+
+
+def test_other_threads_see_the_cpu():
+    """A simulation counts in the thread that entered it: tensors of another one are plain CPU tensors."""
+    seen = []
+    with simulated_device():
+        there = ones(2)
+
+        def look():
+            seen.extend([there.device, (there * 2).device, torch.ones(2).numpy().tolist(), there.sum().item()])
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert seen == [CPU, CPU, [1.0, 1.0], 2.0]
+
+
+def test_it_shows_itself():
+    """The device shows its memory and what fell back, and says everywhere that it is simulated."""
+    with simulated_device("8 GiB", environ={}) as mps:
+        keep = ones(2**20)
+        text, html, plain = str(mps), mps._repr_html_(), mps.to_dict()
+    assert "SIMULATED" in text
+    assert "SIMULATED" in html
+    assert plain["simulated"] is True
+    assert (plain["recommended"], plain["allocated"]) == (2**33 * 2 // 3, keep.numel() * 4)
+
+
+def test_the_default_device_does_not_outlive_the_simulation():
+    """Where torch was told to make tensors on mps by default, it makes them on the CPU again afterwards."""
+    with simulated_device("8 GiB"):
+        torch.set_default_device("mps")
+        assert torch.ones(1).device.type == "mps"
+
+    assert torch.ones(1).device.type == "cpu"
