@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import html
 import json
-import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,19 +44,6 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
         ('1 tensor', '1,200 tensors', '2 entities')
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
-
-
-def whole_number(value: Any) -> int | None:
-    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false.
-
-    Example:
-        >>> whole_number(3), whole_number(3.0), whole_number(True)
-        (3, None, None)
-    """
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 COLOURS = 6

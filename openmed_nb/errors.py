@@ -34,7 +34,10 @@ real error: it stops "Run All", and nbval and nbclient see it.
 
 from __future__ import annotations
 
+import math
+import operator
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +256,103 @@ def check_flag(name: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass True or False.")
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false.
+
+    Example:
+        >>> whole_number(3), whole_number(3.0), whole_number(True)
+        (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def whole(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
+    """Return a whole number that a person passes, as Python's own.
+
+    Args:
+        name: Which argument it is.
+        value: What was passed.
+        least: The smallest that will do.
+        most: The largest that will do; ``None`` where any will.
+        otherwise: What else will do, as the end of the remedy.
+
+    Raises:
+        ConfigurationError: For anything else.
+
+    Example:
+        >>> whole("batch_size", 0, most=4096)
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: batch_size cannot be 0. Pass a whole number from 1 to 4,096.
+    """
+    found = whole_number(value)
+    if found is None or found < least or (most is not None and found > most):
+        upwards = f"from {least:,}" + ("" if most is None else f" to {most:,}")
+        raise ConfigurationError(
+            f"{name} cannot be {shorten(repr(value))}.", f"Pass a whole number {upwards}{otherwise}."
+        )
+    return found
+
+
+def whole_or_none(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int | None:
+    """Return a whole number as :func:`whole` does, or ``None`` where that was passed."""
+    return None if value is None else whole(name, value, least, most, otherwise)
+
+
+def number(name: str, value: Any, most: float = math.inf, *, above: float | None = None, such_as: str = "") -> float:
+    """Return a finite number that a person passes, from 0, or above another.
+
+    Args:
+        name: Which argument it is.
+        value: What was passed.
+        most: The largest that will do.
+        above: What it has to be above; ``None`` for any from 0.
+        such_as: An example, for the remedy.
+
+    Raises:
+        ConfigurationError: For anything else.
+
+    Example:
+        >>> number("clip", 0, above=0, such_as="1.0, or None")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: clip cannot be 0. Pass a number above 0, such as 1.0, or None.
+    """
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_one or value > most or (value < 0 if above is None else value <= above):
+        upwards = ("from 0" if above is None else f"above {above:g}") + ("" if most == math.inf else f" up to {most:g}")
+        example = f", such as {such_as}" if such_as else ""
+        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", f"Pass a number {upwards}{example}.")
+    return float(value)
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
+    """Return the word that another was probably meant to be, empty where none is near.
+
+    Example:
+        >>> nearest("cuad", ["cpu", "cuda"]), nearest("xyz", ["cpu", "cuda"])
+        ('cuda', '')
+    """
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
+
+
+def offered(word: str, words: Iterable[str]) -> str:
+    """Return what to do about an unknown word: pass the one that was probably meant, or else one of all that are known.
+
+    Example:
+        >>> offered("cuad", ["cpu", "cuda"]), offered("xyz", ["cpu", "cuda"])
+        ("Did you mean 'cuda'?", 'Known are cpu, cuda.')
+    """
+    known = list(words)
+    near = nearest(word, known)
+    return f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
 
 
 def given_path(path: Any, what: str) -> Path:

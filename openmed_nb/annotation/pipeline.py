@@ -15,7 +15,7 @@ import torch
 from transformers import TokenClassificationPipeline
 
 from ..devices.backend import TENSOR_LOCK
-from ..errors import ConfigurationError, cause
+from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, collector_at_rest, move
@@ -100,7 +100,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     @batch_tokens.setter
     def batch_tokens(self, tokens: int) -> None:
-        self._forward_params["batch_tokens"] = checked_count("batch_tokens", tokens)
+        self._forward_params["batch_tokens"] = whole("batch_tokens", tokens)
 
     @property
     def frame(self) -> Frame | None:
@@ -167,7 +167,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         if "ignore_labels" in postprocess:
             postprocess["ignore_labels"] = checked_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:
-            forward["batch_tokens"] = checked_count("batch_tokens", batch_tokens)
+            forward["batch_tokens"] = whole("batch_tokens", batch_tokens)
         if truncation is not None:
             preprocess["truncation"] = bool(truncation)
         return preprocess, forward, postprocess
@@ -205,7 +205,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 inputs, num_workers, batch_size, reading, {}, postprocess_params
             )
             return theirs
-        checked_count("batch_size", batch_size)
+        whole("batch_size", batch_size)
         rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also what nobody asked for
         return EachAnswer(inputs, self.annotator(preprocess_params, forward_params, postprocess_params, rows))
 
@@ -248,7 +248,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             ignore_labels=("O",) if ignored is None else tuple(ignored),
             limit=limit,
             delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
-            stride=checked_stride(preprocess_params.get("tokenizer_params", {}).get("stride"), limit),
+            stride=whole_or_none("stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, limit - 1),
             truncation=preprocess_params.get("truncation", False),
         )
         names = input_names(self.model, self.tokenizer.model_input_names)
@@ -294,23 +294,6 @@ class EachAnswer(Iterator[list[Entity]]):
         return entities_of(next(self._answers or self._begin()))
 
 
-def checked_count(name: str, count: Any) -> int:
-    """Return how many tokens or rows run at once.
-
-    Raises:
-        ConfigurationError: For anything but a whole number from 1.
-
-    Example:
-        >>> checked_count("batch_tokens", 0)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: batch_tokens cannot be 0. Use a whole number from 1.
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigurationError(f"{name} cannot be {count!r}.", "Use a whole number from 1.")
-    return count
-
-
 def checked_labels(labels: Any) -> tuple[str, ...]:
     """Return labels that are no answer.
 
@@ -326,21 +309,6 @@ def checked_labels(labels: Any) -> tuple[str, ...]:
         if all(isinstance(name, str) for name in names):
             return tuple(sorted({*names}))
     raise ConfigurationError(f"ignore_labels cannot be {labels!r}.", "Use a list of labels.")
-
-
-def checked_stride(stride: Any, limit: int) -> int | None:
-    """Return an overlap of windows that is shorter than a window.
-
-    Raises:
-        ConfigurationError: For anything but a whole number from 0 to ``limit - 1``, or ``None``.
-
-    Example:
-        >>> checked_stride(64, limit=254)
-        64
-    """
-    if stride is None or (isinstance(stride, int) and not isinstance(stride, bool) and 0 <= stride < limit):
-        return stride
-    raise ConfigurationError(f"stride cannot be {stride!r}.", f"Use a whole number of tokens from 0 to {limit - 1}.")
 
 
 def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:

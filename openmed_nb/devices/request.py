@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigurationError, UnknownDevice, shorten
+from ..errors import ConfigurationError, UnknownDevice, nearest, shorten
 
 SHOWN = (
     "OPENMED_TORCH_DEVICE",
@@ -222,12 +222,9 @@ def device_of(thing: Any) -> str:
 
 
 def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:
-    import difflib
-
     kind, _, index = value.partition(":")
-    near = difflib.get_close_matches(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default"), n=1, cutoff=0.4)
-    nearest = near[0] if near else "auto"
-    suggestion = f"{nearest}:{index}" if CUDA.fullmatch(f"{nearest}:{index}") else nearest
+    near = nearest(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default")) or "auto"
+    suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
     shown = shorten(masked(source, spelling))
     accepted = ", ".join(SPELLINGS)
     return UnknownDevice(f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {accepted}.")

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause, shorten
+from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause, shorten, whole_or_none
 from .members import versions_here
 from .starting import visible_gpus
 
@@ -75,7 +75,7 @@ class Login:
         return cls(
             checked_text("user", user),
             checked_key(key),
-            checked_port(port),
+            whole_or_none("port", port, 1, HIGHEST_PORT, ", or leave it out"),
             checked_file("known_hosts", known_hosts, "Name the file of the keys of known hosts."),
             checked_text("remote_python", python) or sys.executable,
         )
@@ -137,18 +137,6 @@ def checked_key(value: Any) -> str | None:
     if path is None or not path.endswith(".pub"):
         return path
     raise ConfigurationError(f"key={shorten(repr(path))} is a public key.", remedy)
-
-
-def checked_port(port: Any) -> int | None:
-    """Return a port.
-
-    Raises:
-        ConfigurationError: For anything but a whole number from 1 to 65535; asyncssh would take a larger one modulo 65536.
-    """
-    if port is None or (isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= HIGHEST_PORT):
-        return port
-    what = f"port cannot be {shorten(repr(port))}."
-    raise ConfigurationError(what, f"Use a whole number from 1 to {HIGHEST_PORT}, or leave it out.")
 
 
 def checked_hosts(hosts: Any) -> tuple[str, ...]:

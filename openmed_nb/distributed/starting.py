@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..devices.machine import import_psutil
 from ..display import Report, Shown
-from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, OpenMedWarning, cause, shorten
+from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, OpenMedWarning, cause, whole_or_none
 from .members import Members
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def plan_workers(
         >>> plan_workers("cpu", 2, (), 8)[0].environment
         {'OPENMED_TORCH_DEVICE': 'cpu', 'OMP_NUM_THREADS': '4'}
     """
-    check_whole("n", n)
-    check_whole("threads", threads)
+    whole_or_none("n", n)
+    whole_or_none("threads", threads)
     if device == "cpu":
         count = n or 1
         check_count(n, max(ALWAYS, cores), f"{cores} core{'s' * (cores != 1)} of the CPU", "")
@@ -123,16 +123,6 @@ def plan_workers(
     chosen = gpus if not index else gpus[int(index) : int(index) + 1]
     check_count(n, len(chosen), f"{len(chosen)} GPU{'s' * (len(chosen) != 1)} for {device!r}")
     return tuple(WorkerPlan("cuda", gpu, threads) for gpu in chosen[:n])
-
-
-def check_whole(name: str, number: Any, otherwise: str = "") -> None:
-    """Check how many workers or threads there shall be; ``None`` leaves it to us.
-
-    Raises:
-        ConfigurationError: For anything but a whole number from 1.
-    """
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise ConfigurationError(f"{name} cannot be {shorten(repr(number))}.", f"Use a whole number from 1{otherwise}.")
 
 
 def check_count(n: int | None, most: int, there: str, otherwise: str = ", or device='cpu'") -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, whole_or_none
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -70,12 +70,12 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     from ..distributed.asking import start_here, start_on_hosts
     from ..distributed.hosts import Login, checked_hosts
-    from ..distributed.starting import check_whole, end_import_of_script, import_extra
+    from ..distributed.starting import end_import_of_script, import_extra
 
     end_import_of_script()
     import_extra("distributed", "A cluster needs Dask")
-    check_whole("n", n, ", or name computers in hosts=[...]")
-    check_whole("threads", threads)
+    whole_or_none("n", n, otherwise=", or name computers in hosts=[...]")
+    whole_or_none("threads", threads)
     ssh = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
     if hosts is None:
         refuse([name for name, value in ssh.items() if value is not None], "hosts", "Name them in hosts=[...].")

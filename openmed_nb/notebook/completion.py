@@ -12,16 +12,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from ..devices.request import SPELLINGS
 from ..models.config import STRATEGIES
-from .magics import (
-    DEVICE_FLAGS,
-    DOCTOR_FLAGS,
-    LOG_FLAGS,
-    NER_FLAGS,
-    PANEL_FLAGS,
-    RELEASE_FLAGS,
-    SIMULATIONS,
-    SWEEP_FLAGS,
-)
+from .magics import SIMULATIONS, OpenMedMagics
 
 LINE = re.compile(
     r"^\s*(?:[^=%]+=\s*)?%{1,2}(?P<magic>openmed_(?:device|doctor|log|ner|panel|release|sweep))\s(?P<before>.*?)(?P<word>\S*)$"
@@ -49,30 +40,39 @@ def json_files() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in Path().glob("*.json")))
 
 
+def models_and_variables() -> tuple[str, ...]:
+    """Return what may be measured or looked at: models by name, and the variables of the notebook."""
+    return (*model_names(), *variable_names())
+
+
 VALUES: dict[str, Callable[[], tuple[str, ...]]] = {
     "--diff": json_files,
     "--model": model_names,
-    "--ops": lambda: (*model_names(), *variable_names()),
+    "--ops": models_and_variables,
     "--strategy": lambda: STRATEGIES,
     "--device": lambda: DEVICES,
-    "--out": tuple,
     "--simulate": lambda: SIMULATIONS,
-    "--largest": tuple,
-    "--length": tuple,
-    "--memory": tuple,
 }
+"""What may follow a flag; behind other flags that take a value there is nothing to offer."""
+
+FIRST_WORDS: dict[str, Callable[[], tuple[str, ...]]] = {
+    "openmed_device": lambda: DEVICES,
+    "openmed_doctor": models_and_variables,
+    "openmed_log": json_files,
+    "openmed_sweep": models_and_variables,
+}
+"""What may be the first word behind a magic."""
 
 
-OFFERS: dict[str, Callable[[list[str]], tuple[str, ...]]] = {
-    "openmed_device": lambda words: (*DEVICE_FLAGS, *(() if words else DEVICES)),
-    "openmed_doctor": lambda words: (*DOCTOR_FLAGS, *(() if words else (*model_names(), *variable_names()))),
-    "openmed_log": lambda words: (*LOG_FLAGS, *(() if words else json_files())),
-    "openmed_ner": lambda _words: NER_FLAGS,
-    "openmed_panel": lambda _words: PANEL_FLAGS,
-    "openmed_release": lambda _words: (*RELEASE_FLAGS, *variable_names()),
-    "openmed_sweep": lambda words: (*SWEEP_FLAGS, *(() if words else (*model_names(), *variable_names()))),
-}
-"""What each magic offers behind the words that stand there, where the last of them wants no value."""
+def offers(magic: str, words: list[str]) -> tuple[str, ...]:
+    """Return what may follow the words behind a magic, which its parser knows."""
+    actions = getattr(OpenMedMagics, magic).parser._actions  # noqa: SLF001 - argparse has no other list of its flags
+    if words and any(words[-1] in action.option_strings and action.nargs != 0 for action in actions):
+        return VALUES.get(words[-1], tuple)()
+    flags = tuple(flag for action in actions for flag in action.option_strings if flag.startswith("--"))
+    if magic == "openmed_release":
+        return (*flags, *variable_names())
+    return flags if words else (*flags, *FIRST_WORDS.get(magic, tuple)())
 
 
 def candidates(line: str) -> tuple[str, ...] | None:
@@ -86,8 +86,7 @@ def candidates(line: str) -> tuple[str, ...] | None:
     if match is None:
         return None
     words = match["before"].split()
-    previous = words[-1] if words else ""
-    offered = VALUES[previous]() if previous in VALUES else OFFERS[match["magic"]](words)
+    offered = offers(match["magic"], words)
     wanted = offered if match["word"] else tuple(one for one in offered if not one.startswith("--")) or offered
     return tuple(one for one in wanted if one.startswith(match["word"]) and one not in words)
 

@@ -37,7 +37,7 @@ from traitlets import Bool, Enum, Unicode
 
 from ..devices.simulated import DEFAULT_MEMORY
 from ..display import Json
-from ..errors import MagicError, cause, given_path, shorten
+from ..errors import MagicError, cause, given_path, nearest, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
 
@@ -134,28 +134,18 @@ def _unknown(others: list[str]) -> str:
 
 def _nearest(others: list[str], parser: argparse.ArgumentParser) -> str:
     """Return the option that the first unknown flag may have meant, empty where there is none like it."""
-    import difflib
-
     options = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001
     flags = [word for word in others if word.startswith("-")]
-    near = difflib.get_close_matches(flags[0], options, n=1) if flags else []
-    return near[0] if near else ""
+    return nearest(flags[0], options, cutoff=0.6) if flags else ""
 
 
-def _mistake(magic: Callable[..., Any], what: str, nearest: str = "") -> MagicError:
+def _mistake(magic: Callable[..., Any], what: str, meant: str = "") -> MagicError:
     name = f"%{magic.__name__}"
-    remedy = f"Use {nearest}, or see {name} --help." if nearest else f"See {name} --help."
+    remedy = f"Use {meant}, or see {name} --help." if meant else f"See {name} --help."
     return MagicError(f"{name} {what}.", remedy)
 
 
-DEVICE_FLAGS = ("--reset", "--list", "--explain", "--json", "--simulate", "--memory", "--help")
 SIMULATIONS = ("mps", "off")
-RELEASE_FLAGS = ("--keep-models", "--keep-history", "--keep-traceback", "--help")
-DOCTOR_FLAGS = ("--ops", "--json", "--help")
-LOG_FLAGS = ("--diff", "--json", "--help")
-SWEEP_FLAGS = ("--training", "--length", "--largest", "--seconds", "--device", "--json", "--help")
-PANEL_FLAGS = ("--model", "--close", "--help")
-NER_FLAGS = ("--model", "--strategy", "--device", "--out", "--help")
 
 
 @magics_class

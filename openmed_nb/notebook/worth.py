@@ -156,7 +156,7 @@ def gates(**changed: float) -> Gates:
         >>> gates(speedup=0.3)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: 'speedup' is no gate. Use 'speed_up'.
+        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
     """
     from ..runbook.verdict.gates import gates as gates_with
 

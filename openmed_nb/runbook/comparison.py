@@ -17,10 +17,10 @@ from ..devices.machine import Machine, import_psutil, run_command
 from ..devices.request import canonical, kind_of
 from ..devices.simulated import MARK, NOTE, active, shown_device, shows_simulated
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
-from ..errors import ConfigurationError, shorten
+from ..errors import ConfigurationError, shorten, whole
 from ..training.epochs import named
 from .measure.benches import Asked
-from .measure.timing import Interval, checked_count, fewest_values, median_interval
+from .measure.timing import Interval, fewest_values, median_interval
 from .measure.workloads import (
     TRANSFER,
     Bench,
@@ -531,7 +531,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("pairs", fewest_values())):
             if (value := getattr(self, name)) is not None or name != "batch_size":
-                object.__setattr__(self, name, checked_count(name, value, least))
+                object.__setattr__(self, name, whole(name, value, least))
         number = isinstance(self.seconds, (int, float)) and not isinstance(self.seconds, bool)
         if not (number and 0 <= self.seconds <= LONGEST_WATCH):
             what = f"seconds cannot be {shorten(repr(self.seconds))}."

@@ -28,10 +28,10 @@ from ..devices.profilers import (
 from ..devices.request import kind_of
 from ..devices.simulated import MARK, NOTE, active
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
-from ..errors import ConfigurationError, given_path
+from ..errors import ConfigurationError, given_path, whole
 from .comparison import shown_phase
 from .logbook.logbook import write_whole
-from .measure.timing import checked_count, now
+from .measure.timing import now
 from .measure.workloads import (
     DATA,
     DATA_SHARE,
@@ -663,7 +663,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warm_up", 0), ("batch_size", 1)):
             if (value := getattr(self, name)) is not None or name != "batch_size":
-                object.__setattr__(self, name, checked_count(name, value, least))
+                object.__setattr__(self, name, whole(name, value, least))
         object.__setattr__(self, "file", checked_trace(self.trace))
 
     def check(self, device: str) -> None:

@@ -21,8 +21,7 @@ from ..devices.machine import import_psutil
 from ..devices.memory import allocator, empty_cache, is_out_of_memory
 from ..devices.profilers import memory_changes, profiler_is_on, profiling
 from ..devices.request import kind_of
-from ..display import whole_number
-from ..errors import ConfigurationError, shorten
+from ..errors import ConfigurationError, number, shorten, whole_or_none
 from .measure.timing import now
 from .measure.workloads import Bench, Workload
 
@@ -149,7 +148,7 @@ class SweepRules:
         >>> SweepRules(largest=0)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: largest=0 is no number of rows. Pass a whole number from 1.
+        openmed_nb.errors.ConfigurationError: largest cannot be 0. Pass a whole number from 1.
     """
 
     gain: float = KNEE_GAIN
@@ -161,13 +160,11 @@ class SweepRules:
         if not (is_number(self.gain) and 0 < self.gain < 1):
             raise ConfigurationError(f"gain={shorten(repr(self.gain))} is no share.", "Pass one such as 0.03.")
         for name in ("largest", "smallest"):
-            self._check_rows(name)
+            object.__setattr__(self, name, whole_or_none(name, getattr(self, name)))
         if self.largest and self.smallest and self.smallest > self.largest:
             what = f"smallest={self.smallest} is more than largest={self.largest}."
             raise ConfigurationError(what, "Pass a smaller one, or leave it out.")
-        if not (is_number(self.seconds) and 0 < self.seconds < float("inf")):
-            what = f"seconds={shorten(repr(self.seconds))} is no length of time."
-            raise ConfigurationError(what, "Pass one such as 30.")
+        number("seconds", self.seconds, above=0, such_as="30")
 
     def first_rows(self, training: bool) -> int:
         """Return how many rows are tried first.
@@ -182,14 +179,6 @@ class SweepRules:
         if self.smallest is not None:
             return self.smallest
         return min(SMALLEST_TRAINING if training else 1, self.largest or SMALLEST_TRAINING)
-
-    def _check_rows(self, name: str) -> None:
-        value = getattr(self, name)
-        rows = None if value is None else whole_number(value)
-        if value is not None and (rows is None or rows < 1):
-            what = f"{name}={shorten(repr(value))} is no number of rows."
-            raise ConfigurationError(what, "Pass a whole number from 1.")
-        object.__setattr__(self, name, rows)
 
 
 def is_number(value: Any, kind: type | tuple[type, ...] = (int, float)) -> bool:
@@ -543,10 +532,10 @@ class Measurement:
     def rounds(self, points: Sequence[Point], most: int) -> tuple[Point, ...]:
         """Return points measured in turn, in rounds that begin at either end; after some of them, time may end it."""
         seconds: dict[int, list[float]] = {point.rows: [] for point in points}
-        for number in range(most):
-            if number >= FEWEST and self.elapsed > self.rules.seconds:
+        for turn in range(most):
+            if turn >= FEWEST and self.elapsed > self.rules.seconds:
                 break
-            for point in points if number % 2 else points[::-1]:
+            for point in points if turn % 2 else points[::-1]:
                 seconds[point.rows] += self._visited(point.rows)
         return tuple(replace(one, **rates(one.rows, times)) if (times := seconds[one.rows]) else one for one in points)
 

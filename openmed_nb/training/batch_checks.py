@@ -8,7 +8,6 @@ zeros (keras#23664, pytorch#144824, #154235; labels are checked by torch after 2
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.machine import Machine, apple_generation
 from ..devices.request import kind_of
-from ..errors import BatchRefused, ConfigurationError, shorten
+from ..errors import BatchRefused, ConfigurationError, offered, shorten
 
 if TYPE_CHECKING:
     import torch
@@ -108,9 +107,7 @@ def checked_limits(told: Mapping[str, Any]) -> dict[str, int]:
     known = tuple(field.name for field in fields(ModelLimits))
     for name, value in told.items():
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
-            raise ConfigurationError(f"Guards take no limit {shorten(name)!r}.", f"{hint}There are {', '.join(known)}.")
+            raise ConfigurationError(f"Guards take no limit {shorten(name)!r}.", offered(name, known))
         least = LEAST.get(name)
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and (least is None or value >= least)):

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from ..devices.memory import allocator
-from ..display import whole_number
-from ..errors import ConfigurationError, OpenMedWarning, shorten
+from ..errors import ConfigurationError, OpenMedWarning, number, shorten, whole_number, whole_or_none
 from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, check_processes, take_sample, this_process
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
 
@@ -64,9 +63,9 @@ class EpochBoundary:
         gate: float = GROWTH_GATE,
         limit: float | None = None,
     ) -> None:
-        self.every = check_every(every)
+        self.every = whole_or_none("every", every)
         self.before, self.after, self.forget = check_hooks(before), check_hooks(after), list(forget)
-        self.gate, self.limit = check_gate(gate), limit
+        self.gate, self.limit = number("gate", gate, such_as="0.26, which is 26 %"), limit
         self.begin(device)
 
     def begin(self, device: str, epoch: int = 0, step: int = 0) -> None:
@@ -234,21 +233,6 @@ def unseen_growth(before: MemoryCurve, after: MemoryCurve) -> list[str]:
     return [f"Process {process.rank} of {process.count} on {after.device}: {after.reason} {after.advice}"]
 
 
-def check_every(every: Any) -> int | None:
-    """Return a number of steps, or ``None``.
-
-    Raises:
-        ConfigurationError: For anything else.
-
-    Example:
-        >>> check_every(50), check_every(None)
-        (50, None)
-    """
-    if every is None or (isinstance(every, int) and not isinstance(every, bool) and every > 0):
-        return every
-    raise ConfigurationError(f"every={shorten(repr(every))} is no number of steps.", "Pass a whole number from 1.")
-
-
 def check_hooks(hooks: Any) -> list[Hook]:
     """Return hooks as a list.
 
@@ -267,21 +251,6 @@ def check_hooks(hooks: Any) -> list[Hook]:
     return found
 
 
-def check_gate(gate: Any) -> float:
-    """Return a share of growth.
-
-    Raises:
-        ConfigurationError: For anything but a number from 0.
-
-    Example:
-        >>> check_gate(0.26), check_gate(1)
-        (0.26, 1.0)
-    """
-    if isinstance(gate, (int, float)) and not isinstance(gate, bool) and 0 <= gate < float("inf"):
-        return float(gate)
-    raise ConfigurationError(f"gate={shorten(repr(gate))} is no share.", "Pass a number such as 0.26, which is 26 %.")
-
-
 def check_epochs(epochs: Any) -> Iterable[Any]:
     """Return what there is to loop over: the numbers below a whole number, or an iterable as it is.
 
@@ -292,9 +261,9 @@ def check_epochs(epochs: Any) -> Iterable[Any]:
         >>> list(check_epochs(2)), check_epochs(["first", "second"])
         ([0, 1], ['first', 'second'])
     """
-    number = whole_number(epochs)
-    if number is not None and number >= 0:
-        return range(number)
+    count = whole_number(epochs)
+    if count is not None and count >= 0:
+        return range(count)
     if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
         return epochs
     raise ConfigurationError(f"{shorten(repr(epochs))} is no number of epochs.", "Pass a whole number from 0.")

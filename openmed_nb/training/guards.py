@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 import weakref
@@ -14,7 +13,7 @@ from ..devices.backend import TENSOR_LOCK, import_torch, release_of
 from ..devices.machine import Machine, read_machine
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
-from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, shorten
+from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, offered, shorten
 from .batch_checks import (
     CHECKS,
     BatchChecks,
@@ -424,13 +423,10 @@ def switched_on(off: str | Iterable[str]) -> tuple[str, ...]:
         >>> switched_on("token_id")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: 'token_id' is no guard. Did you mean 'token_ids'? There are labels, \
-token_ids, large_batch_gradients, nonfinite, dropout_without_gradients, lstm_dropout.
+        openmed_nb.errors.ConfigurationError: There is no guard 'token_id'. Did you mean 'token_ids'?
     """
     names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
     for name in names:
         if name not in NAMES:
-            nearest = difflib.get_close_matches(str(name), NAMES, n=1)
-            hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
-            raise ConfigurationError(f"{shorten(str(name))!r} is no guard.", f"{hint}There are {', '.join(NAMES)}.")
+            raise ConfigurationError(f"There is no guard {shorten(str(name))!r}.", offered(str(name), NAMES))
     return tuple(name for name in NAMES if name not in names)

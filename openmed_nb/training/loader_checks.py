@@ -21,8 +21,8 @@ from ..devices.backend import finish
 from ..devices.machine import import_psutil
 from ..devices.moving import to_device
 from ..devices.simulated import active
-from ..display import Report, Shown, Table, in_bytes, whole_number
-from ..errors import ConfigurationError, cause, shorten
+from ..display import Report, Shown, Table, in_bytes
+from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none
 from .loaders import CELL_REMEDY, IMPORTING, defined_in_main, in_a_notebook
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def check_loader(
     _check_again(loader)
     if not callable(step):
         raise ConfigurationError(f"{type(step).__name__} is no step.", "Pass the model, or a function of a batch.")
-    check_count(batches)
+    whole("batches", batches, most=sys.maxsize)
     with torch.random.fork_rng(devices=[]):
         reading = read(loader, batches)
         step_seconds = median(_time_steps(step, reading.kept, place, reading.count))
@@ -268,10 +268,9 @@ def worker_ladder(
 
     method = checked_start_method(start_method)
     counts = worker_counts(workers)
-    check_count(batches)
+    whole("batches", batches, most=sys.maxsize)
     check_free(arguments)
-    if batch_size is not None and not 1 <= (whole_number(batch_size) or 0) <= sys.maxsize:
-        raise ConfigurationError(f"batch_size cannot be {shorten(repr(batch_size))}.", "Pass a whole number from 1.")
+    whole_or_none("batch_size", batch_size, most=sys.maxsize)
     streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
     if not streams and not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
         what = f"{type(dataset).__name__} is no dataset."
@@ -321,12 +320,6 @@ def check_free(arguments: Mapping[str, Any]) -> None:
     for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:
             raise ConfigurationError(f"worker_ladder sets {name} itself.", f"Pass {other}= instead.")
-
-
-def check_count(batches: int) -> None:
-    """Refuse a number of batches that cannot be measured."""
-    if isinstance(batches, bool) or not isinstance(batches, int) or not 1 <= batches <= sys.maxsize:
-        raise ConfigurationError(f"{shorten(repr(batches))} batches cannot be measured.", "Pass batches=1 or more.")
 
 
 def check_sendable(settings: Mapping[str, Any]) -> None:

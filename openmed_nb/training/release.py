@@ -14,7 +14,7 @@ from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
 from ..devices.simulated import NOTE, active
 from ..display import Report, Shown, Table, in_bytes
-from ..errors import ConfigurationError, shorten
+from ..errors import ConfigurationError, number, shorten
 from .curve import living_bytes, resident_bytes
 
 LARGEST = {"mps": 2.0, "cuda": 1.0}
@@ -82,12 +82,7 @@ def check_fraction(device: str, fraction: Any) -> float:
     kind = kind_of(device)
     if kind not in LARGEST:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
-    largest, number = LARGEST[kind], isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-    if not number or not (0 < fraction <= largest or (fraction == 0 and kind == "mps")):
-        raise ConfigurationError(
-            f"{shorten(repr(fraction))} is no fraction of the memory of {device}.", f"Pass a number up to {largest:g}."
-        )
-    return float(fraction)
+    return number(f"The fraction of {device}", fraction, LARGEST[kind], above=None if kind == "mps" else 0)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.backend import import_torch, release_of
 from ..devices.request import kind_of
 from ..display import Report, Shown
-from ..errors import ConfigurationError, OpenMedWarning, cause, shorten
+from ..errors import ConfigurationError, OpenMedWarning, cause, number, whole
 from .batch_checks import IGNORE_INDEX, labels_of
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def accumulation_groups(batches: Iterable[Any], steps: int, weight: Weight) -> I
         >>> [(micro.share, micro.last) for micro in groups]
         [(0.75, False), (0.25, True), (1.0, True)]
     """
-    check_steps(steps)
+    whole("steps", steps)
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, steps)):
         weights = [checked_weight(weight(batch)) for batch in group]
@@ -334,25 +334,6 @@ def _weightless(batch: Any, missing: str) -> ConfigurationError:
     )
 
 
-def check_steps(steps: int) -> None:
-    """Refuse a number of batches that makes no group."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigurationError(f"A group of {steps!r} batches cannot be accumulated.", "Pass steps=1 or more.")
-
-
-def check_clip(clip: Any) -> None:
-    """Refuse a norm that no gradient can be clipped to.
-
-    Raises:
-        ConfigurationError: For what is no number above 0.
-    """
-    number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
-    if clip is not None and not (number and clip > 0):
-        raise ConfigurationError(
-            f"Gradients cannot be clipped to the norm {shorten(repr(clip))}.", "Pass clip=1.0, or None."
-        )
-
-
 def check_fused(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
 ) -> None:
@@ -381,10 +362,10 @@ def checked_weight(weight: Any) -> float:
         >>> checked_weight(7)
         7.0
     """
-    number = float(weight)
-    if not math.isfinite(number) or number < 0:
-        raise ConfigurationError(f"A batch cannot weigh {number}.", "Let weight= return a count, 0 or more.")
-    return number
+    found = float(weight)
+    if not math.isfinite(found) or found < 0:
+        raise ConfigurationError(f"A batch cannot weigh {found}.", "Let weight= return a count, 0 or more.")
+    return found
 
 
 @dataclass
@@ -429,8 +410,9 @@ class GradientAccumulation:
     _broken: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_steps(self.steps)
-        check_clip(self.clip)
+        whole("steps", self.steps)
+        if self.clip is not None:
+            number("clip", self.clip, above=0, such_as="1.0, or None")
         check_fused(self.optimizer, self.scaler, release_of(import_torch().__version__))
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:

@@ -144,7 +144,7 @@ def test_a_cluster_that_does_not_start():
     [
         ({"n": 2, "hosts": ["mac1"]}, "n is for this computer alone"),
         ({"user": "me", "port": 22}, r"user, port are for hosts\. Name them in hosts="),
-        ({"n": ["mac1"]}, r"n cannot be \['mac1'\]\. Use a whole number from 1, or name computers in hosts="),
+        ({"n": ["mac1"]}, r"n cannot be \['mac1'\]\. Pass a whole number from 1, or name computers in hosts="),
         ({"security": "tls"}, "security cannot be str"),
         ({"threads": 0, "hosts": ["mac1"]}, "threads cannot be 0"),
     ],

@@ -17,14 +17,14 @@ def test_picture_describes_itself():
     assert svg == svg_of(Figure(), "<b>two</b> lines")
 
 
-@pytest.mark.parametrize("package", ["openmed_nb.training", "openmed_nb.runbook.sweep"])
-def test_module_that_draws(package: str):
-    """Each package has its own module that draws; without one it is that of the memory curve."""
-    assert plotting(package).__name__ == f"{package}.plot"
+@pytest.mark.parametrize("module", ["training.plot", "runbook.sweep_plot"])
+def test_module_that_draws(module: str):
+    """Each report has its own module that draws; without one it is that of the memory curve."""
+    assert plotting(module).__name__ == f"openmed_nb.{module}"
     assert plotting().__name__ == "openmed_nb.training.plot"
 
 
 def test_nothing_draws():
     """Where what draws is not installed, the error names it."""
     with pytest.raises(ConfigurationError, match="which is not installed"):
-        plotting("openmed_nb.devices")
+        plotting("devices.plot")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from ...devices.simulated import NOTE, shows_simulated
 from ...display import STYLE, Report, Table, escape, filled, html_element
 from .state import NO_DEVICE, MemoryBar, PanelState
-from .style import STYLE_SHEET
 
-STYLES = STYLE + STYLE_SHEET
+STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
+STYLES = f"{STYLE}<style>\n{STYLE_SHEET}</style>"
 """All style sheets of the panel; they stand in it once."""
 
 CELL_RUNS = "A cell runs: what you click may wait for its end."

@@ -14,7 +14,7 @@ from ...annotation.stream import entities_of
 from ...devices.memory import empty_cache
 from ...devices.simulated import MARK, NOTE, active, shows_simulated
 from ...display import Report, Shown, Table
-from ...errors import ConfigurationError, UnknownModel, shorten
+from ...errors import ConfigurationError, UnknownModel, shorten, whole
 from ...models.config import OpenMedConfig
 from ...models.files import Content
 from ...models.loading import LoadSpec
@@ -201,10 +201,7 @@ def check_numbers(asked: Any) -> None:
         ConfigurationError: For the first that is out of its limits.
     """
     for name, (least, most) in LIMITS.items():
-        number = getattr(asked, name)
-        if type(number) is not int or not least <= number <= most:
-            what = f"{name} cannot be {shorten(repr(number))}."
-            raise ConfigurationError(what, f"Pass a whole number from {least} to {most:,}.")
+        whole(name, getattr(asked, name), least, most)
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,7 +15,7 @@ from ...annotation.stream import Chunk
 from ...devices.backend import to_array
 from ...devices.moving import to_device
 from ...devices.request import kind_of
-from ...errors import ConfigurationError, cause, check_flag, shorten
+from ...errors import ConfigurationError, cause, check_flag, whole_or_none
 from ...models.loading import LoadSpec, load
 from ...models.quantization import dtype_of, is_quantized
 from ...training.epochs import named
@@ -747,11 +747,7 @@ class Asked:
         if self.arguments and not self.is_named:
             what = f"{type(self.model).__name__} takes no {', '.join(sorted(self.arguments))}: it is loaded already."
             raise ConfigurationError(what, "Pass a model's name, or leave them out.")
-        if self.length is not None and (
-            isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1
-        ):
-            what = f"length={shorten(repr(self.length))} is no number of tokens."
-            raise ConfigurationError(what, "Pass a whole number from 1.")
+        whole_or_none("length", self.length)
 
 
 def checked_texts(data: Any) -> Sequence[Any] | None:

@@ -9,10 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
-
-from ...display import whole_number
-from ...errors import ConfigurationError, shorten
 
 Clock = Callable[[], float]
 """Returns seconds from any beginning."""
@@ -40,24 +36,6 @@ def timed_by(clock: Clock) -> Iterator[None]:
         yield
     finally:
         CLOCK.reset(before)
-
-
-def checked_count(name: str, value: Any, least: int = 1) -> int:
-    """Return a number of something.
-
-    Raises:
-        ConfigurationError: For anything but a whole number from the least.
-
-    Example:
-        >>> checked_count("steps", 0)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: steps cannot be 0. Pass a whole number from 1.
-    """
-    number = whole_number(value)
-    if number is None or number < least:
-        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", f"Pass a whole number from {least}.")
-    return number
 
 
 LEVEL = 0.95

@@ -30,8 +30,8 @@ from ...annotation.stream import chunk_characters, in_chunks
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.simulated import shown_device
-from ...display import counted, whole_number
-from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
+from ...display import counted
+from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, whole_number
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.loading import LoadSpec, load
 from ...models.quantization import INT8, dtype_of, is_quantized

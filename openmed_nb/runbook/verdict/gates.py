@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ...display import Report, Shown, to_text
-from ...errors import ConfigurationError, shorten
+from ...errors import ConfigurationError, number, offered, shorten
 from ...training.curve import GATE_EPOCHS, GROWTH_GATE
 from ..measure.workloads import DATA_SHARE
 from ..precision.parity import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
@@ -41,7 +39,6 @@ PARITY = "as nb.parity judges it"
 
 SEEN = "several times the largest difference that was seen where nothing was wrong"
 ABOUT = "about"
-NUMBER_OF = {SHARE: "share", DIFFERENCE: "difference", HOURS: "number of hours"}
 
 
 @dataclass(frozen=True)
@@ -227,9 +224,7 @@ def gates(**changed: float) -> Gates:
     """Return the thresholds, some of them changed; see :func:`openmed_nb.gates`."""
     for name in changed:
         if name not in DEFAULTS:
-            near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.4)
-            use = f"Use {near[0]!r}." if near else f"There are {', '.join(DEFAULTS)}."
-            raise ConfigurationError(f"{shorten(name)!r} is no gate.", use)
+            raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, DEFAULTS))
     return Gates(**changed)
 
 
@@ -240,10 +235,7 @@ def check_value(one: Field[Any], value: object) -> None:
         ConfigurationError: For what is no number, is below 0, or is larger than makes sense.
     """
     about: About = one.metadata[ABOUT]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and 0 <= value <= about.largest):  # type: ignore[arg-type, operator]
-        what = f"{one.name}={shorten(repr(value))} is no {NUMBER_OF[about.unit]} from 0 to {about.largest:g}."
-        raise ConfigurationError(what, f"Pass a number such as {one.default:g}.")
+    number(one.name, value, about.largest, such_as=f"{one.default:g}")
 
 
 def said(one: Field[Any]) -> tuple[str, str, str]:

@@ -18,9 +18,11 @@ from openmed_nb.display import COLOURS, STYLE, Report, Table
 from openmed_nb.errors import OpenMedError
 from openmed_nb.models.store import Inventory, ModelInMemory
 from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.rendering import STYLES
+from openmed_nb.notebook.panel.rendering import STYLE_SHEET, STYLES
 from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look
-from openmed_nb.notebook.panel.style import FIRST_PART, GROUND, SECOND_PART, STYLE_SHEET, TEXT
+
+TEXT, GROUND = (re.search(rf"--openmed-{name}: var\([^,]+, (#\w+)\)", STYLE_SHEET)[1] for name in ("text", "ground"))
+FIRST_PART, SECOND_PART = "#0072b2", "#d55e00"
 
 PAYLOADS = (
     "<img src=x onerror=alert(1)>",

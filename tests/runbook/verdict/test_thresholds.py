@@ -69,14 +69,14 @@ def test_nothing_changed():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"speedup": 0.3}, "'speedup' is no gate. Use 'speed_up'"),
-        ({"zzz": 0.3}, "'zzz' is no gate. There are speed_up"),
-        ({"utilisation": 18}, "utilisation=18 is no share from 0 to 1"),
-        ({"speed_up": -0.1}, "speed_up=-0.1 is no share"),
-        ({"speed_up": float("nan")}, "speed_up=nan is no share"),
-        ({"speed_up": "0.3"}, "speed_up='0.3' is no share"),
-        ({"speed_up": True}, "speed_up=True is no share"),
-        ({"hours": float("inf")}, "hours=inf is no number of hours"),
+        ({"speedup": 0.3}, "There is no gate 'speedup'. Did you mean 'speed_up'"),
+        ({"zzz": 0.3}, "There is no gate 'zzz'. Known are speed_up"),
+        ({"utilisation": 18}, "utilisation cannot be 18. Pass a number from 0 up to 1, such as 0."),
+        ({"speed_up": -0.1}, "speed_up cannot be -0.1. Pass a number from 0"),
+        ({"speed_up": float("nan")}, "speed_up cannot be nan"),
+        ({"speed_up": "0.3"}, "speed_up cannot be '0.3'"),
+        ({"speed_up": True}, "speed_up cannot be True"),
+        ({"hours": float("inf")}, "hours cannot be inf"),
     ],
 )
 def test_bad_thresholds(changed: dict, words: str):
@@ -161,7 +161,7 @@ def test_what_is_said_of_each_threshold():
     assert told == ABOUT_GATES
     for name, (_, largest, *_) in ABOUT_GATES.items():
         assert [getattr(nb.gates(**{name: value}), name) for value in (0, largest)] == [0, largest]
-        with pytest.raises(ConfigurationError, match=re.escape(f"from 0 to {largest:g}. Pass a number")):
+        with pytest.raises(ConfigurationError, match=re.escape(f"Pass a number from 0 up to {largest:g}")):
             nb.gates(**{name: largest + 1})
 
 
