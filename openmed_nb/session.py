@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .simulation.device import SimulatedMps
     from .training.curve import MemoryCurve
 
+    FindSource = Callable[[Any, Any, Mapping[str, Any], int | None], tuple[str, Any, Source]]
+
 
 class DeviceState:
     """The device in force on one computer; a session that goes to another computer takes another state, and comes back.
@@ -426,7 +428,7 @@ class Session:
         model: Any,
         arguments: Mapping[str, Any],
         /,
-        client: Any = None,
+        elsewhere: FindSource | None = None,
         batch_tokens: int | None = None,
         **running: Any,
     ) -> Annotations:
@@ -436,7 +438,7 @@ class Session:
             texts: Any series of texts, or the paths of files of text.
             model: The name of a model, ``None`` for the bundled one, or a pipeline of ours.
             arguments: Those of :meth:`create_pipeline`, for a name.
-            client: The Dask client of a cluster whose workers do it; ``None`` does it here.
+            elsewhere: Finds what answers the texts, such as the workers of a cluster; ``None`` does it here.
             batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
             running: Those of ``annotation.corpus.annotate_from``.
         """
@@ -444,12 +446,7 @@ class Session:
 
         check_running(**running)
         with self._listeners.told_after(), NothingLost(running.get("resume")):
-            if client is None:
-                name, texts, source = self._source(texts, model, arguments, batch_tokens)
-            else:
-                from .distributed.stream import source_on_workers
-
-                name, texts, source = source_on_workers(client, texts, model, arguments, batch_tokens)
+            name, texts, source = (elsewhere or self._source)(texts, model, arguments, batch_tokens)
             self._listeners.tell(Activity("Annotating", name))
             return annotate_from(source, texts, name, **running)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
@@ -160,11 +161,17 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [[entity["word"] for entity in entities] for entities in found]
         [['asthma'], []]
     """
+    if client is None:
+        elsewhere = None
+    else:
+        from ..distributed.stream import source_on_workers
+
+        elsewhere = partial(source_on_workers, client)
     return SESSION.annotate(
         texts,
         model,
         arguments,
-        client=client,
+        elsewhere=elsewhere,
         batch_tokens=batch_tokens,
         progress=progress,
         resume=resume,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..runbook.comparison import Comparison
     from ..runbook.profile import Profile
     from ..runbook.sweep import SweepReport
-    from ..runbook.verdict.gates import Gates
+    from ..runbook.verdict.reference import Gates
     from ..runbook.verdict.verdict import Verdict
 
 
@@ -158,7 +158,7 @@ def gates(**changed: float) -> Gates:
         ...
         openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
     """
-    from ..runbook.verdict.gates import gates as gates_with
+    from ..runbook.verdict.reference import gates as gates_with
 
     return gates_with(**changed)
 

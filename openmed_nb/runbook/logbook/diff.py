@@ -8,8 +8,7 @@ from typing import Any
 
 from ...devices.request import kind_of
 from ...display import Report, Shown, Table, counted
-from .logbook import YES_NO, Logbook
-from .sections import Figures
+from .sections import YES_NO, Figures, Sections
 
 FINGERPRINT = 12
 """How many characters of a fingerprint are shown."""
@@ -31,7 +30,7 @@ class Compared:
     """
 
     name: str
-    reads: Callable[[Logbook], Any]
+    reads: Callable[[Sections], Any]
     why: str = ""
     needed: bool = False
 
@@ -45,7 +44,7 @@ CANNOT_BE_TOLD = "neither says it, so it cannot be told"
 ONE_SAYS = "only one of them says it"
 
 
-def _model(book: Logbook) -> str | None:
+def _model(book: Sections) -> str | None:
     model = book.model
     if model is None:
         return None
@@ -53,11 +52,11 @@ def _model(book: Logbook) -> str | None:
     return f"{model.source} " + " ".join(part[:FINGERPRINT] for part in parts)
 
 
-def _dataset(book: Logbook) -> str | None:
+def _dataset(book: Sections) -> str | None:
     return f"{book.dataset.kind} {book.dataset.checksum[:FINGERPRINT]}" if book.dataset else None
 
 
-def of_run(book: Logbook, name: str) -> Any:
+def of_run(book: Sections, name: str) -> Any:
     """Return what reports say of their run, each its own where they differ; and what the logbook says where none does.
 
     Args:
@@ -71,23 +70,23 @@ def of_run(book: Logbook, name: str) -> Any:
     return known[0][1] if known else getattr(book.run, name)
 
 
-def _dtype(book: Logbook) -> str | None:
+def _dtype(book: Sections) -> str | None:
     return of_run(book, "dtype") or (book.model.dtype if book.model else None)
 
 
-def _batch(book: Logbook) -> Any:
+def _batch(book: Sections) -> Any:
     return of_run(book, "batch_size") or (book.loader.batch_size if book.loader else None)
 
 
-def _cudnn_benchmark(book: Logbook) -> bool | None:
+def _cudnn_benchmark(book: Sections) -> bool | None:
     return book.randomness.cudnn_benchmark if kind_of(book.hardware.device) == "cuda" else False
 
 
-def _heat(book: Logbook) -> str:
+def _heat(book: Sections) -> str:
     return "limited" if book.conditions.heat == "limited" else "not limited"
 
 
-def _pressure(book: Logbook) -> str:
+def _pressure(book: Sections) -> str:
     pressure = book.conditions.memory_pressure
     return str(pressure) if pressure in SLOW_PRESSURE else "none reported"
 
@@ -150,7 +149,7 @@ LISTED = (
 )
 """Where these differ, it is said."""
 
-MAPPINGS: tuple[tuple[str, Callable[[Logbook], dict[str, str]]], ...] = (
+MAPPINGS: tuple[tuple[str, Callable[[Sections], dict[str, str]]], ...] = (
     ("package", lambda book: book.software.packages),
     ("variable", lambda book: book.environment),
     ("MPS variable", lambda book: {one.name: f"{one.value}, {one.effect}" for one in book.mps_variables}),
@@ -218,8 +217,8 @@ class LogbookDiff(Shown):
         second: The second one.
     """
 
-    first: Logbook
-    second: Logbook
+    first: Sections
+    second: Sections
 
     @property
     def reasons(self) -> tuple[Difference, ...]:
@@ -321,7 +320,7 @@ def ratio_of(figure: FiguresBeside) -> str:
     return "" if figure.ratio is None else f"{figure.ratio:.3f}"
 
 
-def shared(first: Logbook, second: Logbook) -> tuple[Logbook, Logbook]:
+def shared(first: Sections, second: Sections) -> tuple[Sections, Sections]:
     """Return two logbooks with those figures alone that both have, where there are any: no others are compared."""
     both = _by_subject(first.figures).keys() & _by_subject(second.figures).keys()
     return (_with_figures(first, both), _with_figures(second, both)) if both else (first, second)
@@ -340,5 +339,5 @@ def _by_subject(figures: Iterable[Figures]) -> dict[tuple[str, str, str | None],
     return {one.key: one for one in figures}
 
 
-def _with_figures(book: Logbook, keys: Container[tuple[str, str, str | None]]) -> Logbook:
+def _with_figures(book: Sections, keys: Container[tuple[str, str, str | None]]) -> Sections:
     return replace(book, figures=tuple(one for one in book.figures if one.key in keys))

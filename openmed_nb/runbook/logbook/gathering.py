@@ -32,9 +32,10 @@ from ..signals.reading import read_signals
 from ..signals.values import Signals
 from .figures import joined, reported_device, told_by
 from .fingerprints import dataset_of, hypotheses_of
-from .logbook import SCHEMA, Logbook
+from .logbook import Logbook
 from .plain import LARGEST, from_plain
 from .sections import (
+    SCHEMA,
     Background,
     Code,
     Conditions,

@@ -8,41 +8,21 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ...devices.simulated import MARK, NOTE
+from ...devices.simulated import NOTE
 from ...display import Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
 from .figures import check_device, joined, told_by
 from .plain import from_plain, schema_of, to_plain
-from .sections import (
-    WARNING,
-    Background,
-    Code,
-    Conditions,
-    Dataset,
-    Day,
-    Figures,
-    Hardware,
-    Hypothesis,
-    Loader,
-    Model,
-    Place,
-    Randomness,
-    RoundTrip,
-    Run,
-    Setting,
-    Software,
-)
+from .sections import SCHEMA, WARNING, YES_NO, Sections
 from .variables import CLEANERS
 
 if TYPE_CHECKING:
     from .diff import LogbookDiff
 
-
-SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 
 SECTIONS = {
     "software": "Software",
@@ -66,55 +46,11 @@ SECTIONS = {
 
 
 @dataclass(frozen=True, repr=False)
-class Logbook(Shown):
+class Logbook(Sections, Shown):
     """What figures were measured with. No text of a note, no secret and no name of a file is in it.
 
-    Attributes:
-        schema: The name and the number of this form.
-        written: When it was written, in UTC.
-        simulated: Whether the device was a simulated one, whose figures are none of a real one.
-        software: What ran.
-        code: The state of the person's own code.
-        hardware: Where it ran.
-        model: Which model; null where nobody said.
-        dataset: Which texts; null where nobody said.
-        run: What was done.
-        loader: How batches were loaded; null where nobody said.
-        randomness: Where random numbers came from.
-        environment: The variables of an allow list that were set, by their names.
-        mps_variables: What became of the variables of MPS; empty on other devices.
-        conditions: Power, heat and memory.
-        background: What other programs did.
-        storage: Where caches and models lie.
-        network: The way to an artifact store; null where nobody asked.
-        hypotheses: What is ruled out, in the person's words.
-        figures: What reports found, in numbers.
+    Its fields are those of :class:`.sections.Sections`.
     """
-
-    schema: Literal["openmed_nb/logbook/1"]
-    written: Day
-    simulated: bool
-    software: Software
-    code: Code
-    hardware: Hardware
-    model: Model | None
-    dataset: Dataset | None
-    run: Run
-    loader: Loader | None
-    randomness: Randomness
-    environment: dict[str, str]
-    mps_variables: tuple[Setting, ...]
-    conditions: Conditions
-    background: Background
-    storage: tuple[Place, ...]
-    network: RoundTrip | None = None
-    hypotheses: tuple[Hypothesis, ...] = ()
-    figures: tuple[Figures, ...] = field(default=())
-
-    @property
-    def device(self) -> str:
-        """Where it ran, marked where that is simulated."""
-        return f"{self.hardware.device}{MARK if self.simulated else ''}"
 
     def with_reports(self, *reports: Any) -> Logbook:
         """Return the logbook with what reports found since it was written, so that power and heat are those from before.
@@ -187,8 +123,6 @@ class Logbook(Shown):
             figures=tuple(section_tables(self.to_dict())),
         )
 
-
-YES_NO = {True: "yes", False: "no"}
 
 ALL_OF_IT = "Everything is in .markdown(), .to_dict() and .save('logbook.json')."
 
@@ -438,7 +372,7 @@ def logbook_schema() -> dict[str, Any]:
         "title": "A logbook of openmed_nb",
         "description": "What figures were measured with. No text of a note, no secret and no name of a file is in it.",
     }
-    return {**head, **schema_of(Logbook)}
+    return {**head, **schema_of(Sections)}
 
 
 def schema_text() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from ...devices.simulated import MARK
 from .plain import Least, Pattern
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
@@ -336,3 +337,60 @@ class RoundTrip:
     failures: int
     median_seconds: float | None
     largest_seconds: float | None
+
+
+SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
+
+YES_NO = {True: "yes", False: "no"}
+
+
+@dataclass(frozen=True)
+class Sections:
+    """What a logbook holds. No text of a note, no secret and no name of a file is in it.
+
+    Attributes:
+        schema: The name and the number of this form.
+        written: When it was written, in UTC.
+        simulated: Whether the device was a simulated one, whose figures are none of a real one.
+        software: What ran.
+        code: The state of the person's own code.
+        hardware: Where it ran.
+        model: Which model; null where nobody said.
+        dataset: Which texts; null where nobody said.
+        run: What was done.
+        loader: How batches were loaded; null where nobody said.
+        randomness: Where random numbers came from.
+        environment: The variables of an allow list that were set, by their names.
+        mps_variables: What became of the variables of MPS; empty on other devices.
+        conditions: Power, heat and memory.
+        background: What other programs did.
+        storage: Where caches and models lie.
+        network: The way to an artifact store; null where nobody asked.
+        hypotheses: What is ruled out, in the person's words.
+        figures: What reports found, in numbers.
+    """
+
+    schema: Literal["openmed_nb/logbook/1"]
+    written: Day
+    simulated: bool
+    software: Software
+    code: Code
+    hardware: Hardware
+    model: Model | None
+    dataset: Dataset | None
+    run: Run
+    loader: Loader | None
+    randomness: Randomness
+    environment: dict[str, str]
+    mps_variables: tuple[Setting, ...]
+    conditions: Conditions
+    background: Background
+    storage: tuple[Place, ...]
+    network: RoundTrip | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
+    figures: tuple[Figures, ...] = field(default=())
+
+    @property
+    def device(self) -> str:
+        """Where it ran, marked where that is simulated."""
+        return f"{self.hardware.device}{MARK if self.simulated else ''}"

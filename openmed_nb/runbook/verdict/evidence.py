@@ -37,7 +37,7 @@ from ..profile import SYNCHRONISATION, TINY_BATCH, Profile
 from ..signals.values import CONDITIONS, Signals
 from ..sweep import SweepReport
 from ..sweep_search import LARGEST, TIME, Point, best_of, fitting
-from .gates import COUNT, DIFFERENCE, HOURS, NAMES, PHASES, RATE, SHARE, TIMES, WORDS, YES_NO, Gates, in_unit
+from .gates import COUNT, DIFFERENCE, HOURS, NAMES, PHASES, RATE, SHARE, TIMES, WORDS, YES_NO, Thresholds, in_unit
 
 INFERENCE, TRAINING, GENERATION = "inference", "training", "generation"
 TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
@@ -328,7 +328,7 @@ class Context:
     """
 
     device: str | None
-    gates: Gates
+    gates: Thresholds
     known: Mapping[str, Any]
 
 
@@ -597,7 +597,7 @@ WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParalle
 
 
 def evidence_of(
-    *reports: Any, gates: Gates | None = None, task: str | None = None, texts: int | None = None
+    *reports: Any, gates: Thresholds | None = None, task: str | None = None, texts: int | None = None
 ) -> Evidence:
     """Return the figures of reports, in whatever order they are passed.
 
@@ -612,7 +612,7 @@ def evidence_of(
     """
     found = by_type(reports)
     own: Evidence = found.pop(Evidence, Evidence())
-    context = Context(own.device or device_of(found), gates or Gates(), own.measured)
+    context = Context(own.device or device_of(found), gates or Thresholds(), own.measured)
     for kind, read in READERS:
         if kind in found:
             told = {name: value for name, value in read(found[kind], context).items() if value is not None}

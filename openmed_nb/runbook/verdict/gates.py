@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from ...display import Report, Shown, to_text
-from ...errors import ConfigurationError, number, offered, shorten
+from ...errors import number
 from ...training.curve import GATE_EPOCHS, GROWTH_GATE
 from ..measure.workloads import DATA_SHARE
 from ..precision.parity import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
@@ -65,15 +64,15 @@ def threshold(value: float | None, about: About) -> Any:
     return field(default=value, metadata={ABOUT: about})
 
 
-@dataclass(frozen=True, repr=False)
-class Gates(Shown):
+@dataclass(frozen=True)
+class Thresholds:
     """The thresholds of a verdict; shares are fractions: 0.22 is 22 %.
 
     Raises:
         ConfigurationError: For a value that makes no sense.
 
     Example:
-        >>> Gates(speed_up=0.3).changed
+        >>> Thresholds(speed_up=0.3).changed
         (('speed_up', 0.22, 0.3),)
     """
 
@@ -204,28 +203,9 @@ class Gates(Shown):
         changed = {name: {"from": was, "to": now} for name, was, now in self.changed}
         return {"schema": SCHEMA, "values": dict(vars(self)), "changed": changed, "about": about}
 
-    def report(self) -> Report:
-        """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-        from .reference import report_of
 
-        return report_of(self)
-
-    def __str__(self) -> str:
-        from .reference import narrow
-
-        return to_text(narrow(self.report()))
-
-
-DEFAULTS: dict[str, float] = {one.name: getattr(Gates, one.name) for one in fields(Gates)}
-UNITS = {one.name: one.metadata[ABOUT].unit for one in fields(Gates)}
-
-
-def gates(**changed: float) -> Gates:
-    """Return the thresholds, some of them changed; see :func:`openmed_nb.gates`."""
-    for name in changed:
-        if name not in DEFAULTS:
-            raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, DEFAULTS))
-    return Gates(**changed)
+DEFAULTS: dict[str, float] = {one.name: getattr(Thresholds, one.name) for one in fields(Thresholds)}
+UNITS = {one.name: one.metadata[ABOUT].unit for one in fields(Thresholds)}
 
 
 def check_value(one: Field[Any], value: object) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import zip_longest
 
-from ...display import Report, Table
-from .gates import Gates, said, shown
+from ...display import Report, Shown, Table, to_text
+from ...errors import ConfigurationError, offered, shorten
+from .gates import DEFAULTS, Thresholds, said, shown
 from .rules import MATRIX
 
 WIDTH = 108
@@ -172,16 +173,30 @@ def symptom_table() -> Table:
     return Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), rows)
 
 
-def report_of(gates: Gates) -> Report:
-    """Return thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-    were = {name: f"was {shown(name, was)}" for name, was, _ in gates.changed}
-    rows = tuple(
-        (one.name, shown(one.name, getattr(gates, one.name)), were.get(one.name, ""), *said(one))
-        for one in fields(gates)
-    )
-    table = Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), rows)
-    sentences = gates.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
-    return Report("Gates", sentences, (table, decision_matrix(gates.shown()), symptom_table()))
+class Gates(Thresholds, Shown):
+    """The thresholds of a verdict, shown with the decision matrix and a table of symptoms; see :class:`.gates.Thresholds`."""
+
+    def report(self) -> Report:
+        """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
+        were = {name: f"was {shown(name, was)}" for name, was, _ in self.changed}
+        rows = tuple(
+            (one.name, shown(one.name, getattr(self, one.name)), were.get(one.name, ""), *said(one))
+            for one in fields(self)
+        )
+        table = Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), rows)
+        sentences = self.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
+        return Report("Gates", sentences, (table, decision_matrix(self.shown()), symptom_table()))
+
+    def __str__(self) -> str:
+        return to_text(narrow(self.report()))
+
+
+def gates(**changed: float) -> Gates:
+    """Return the thresholds, some of them changed; see :func:`openmed_nb.gates`."""
+    for name in changed:
+        if name not in DEFAULTS:
+            raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, DEFAULTS))
+    return Gates(**changed)
 
 
 def narrow(report: Report) -> Report:

@@ -10,7 +10,7 @@ from ...training.curve import GROWING, TOO_SHORT
 from ..measure.workloads import ANNOTATION
 from ..precision.parity import ROUNDING, TOLERANCES
 from .evidence import FIGURES, GENERATION, INFERENCE, TRAINING, Evidence, plain, words_of
-from .gates import NAMES, TIMES, Gates, in_unit
+from .gates import NAMES, TIMES, Thresholds, in_unit
 
 AT_LEAST = frozenset({"speed_up", "utilisation", "entity_agreement", "headroom"})
 """The gates that a figure must reach; beyond the others it must not go."""
@@ -58,7 +58,7 @@ class Figure:
 
 
 Figures = tuple[Figure, ...]
-Look = Callable[[Evidence, Gates], Figures]
+Look = Callable[[Evidence, Thresholds], Figures]
 """Returns the figures that reach their gates, none where a rule does not hold."""
 
 
@@ -67,12 +67,12 @@ def figure_of(evidence: Evidence, name: str) -> Figure:
     return Figure(words_of(name), getattr(evidence, name), FIGURES[name][1])
 
 
-def gated(evidence: Evidence, gates: Gates, gate: str) -> Figure:
+def gated(evidence: Evidence, gates: Thresholds, gate: str) -> Figure:
     """Return the figure of a gate, which has its name."""
     return Figure(words_of(gate), getattr(evidence, gate), FIGURES[gate][1], gate, getattr(gates, gate))
 
 
-def beyond(evidence: Evidence, gates: Gates, gate: str) -> Figures:
+def beyond(evidence: Evidence, gates: Thresholds, gate: str) -> Figures:
     """Return the figure of a gate where it is on the wrong side of it; what rounding may have done does not count."""
     figure = gated(evidence, gates, gate)
     if figure.value is None:
@@ -96,7 +96,7 @@ def writes_on_mps(evidence: Evidence) -> bool:
     return evidence.task == GENERATION and evidence.kind == "mps"
 
 
-def wrong_numbers(evidence: Evidence, gates: Gates) -> Figures:
+def wrong_numbers(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return what is not as on the CPU in float32."""
     return (
         *told(evidence, "device_faults", "not_numbers"),
@@ -116,103 +116,103 @@ def is_rounding(evidence: Evidence) -> bool:
     return small and evidence.entity_agreement in {None, 1}
 
 
-def memory_grows(evidence: Evidence, gates: Gates) -> Figures:
+def memory_grows(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return the growth over ten epochs, where the memory curve says that it is one."""
     return beyond(evidence, gates, "memory_growth") if evidence.memory_verdict == GROWING else ()
 
 
-def no_row_fits(evidence: Evidence, _gates: Gates) -> Figures:
+def no_row_fits(evidence: Evidence, _gates: Thresholds) -> Figures:
     """Return that not even one row fits into the memory."""
     return told(evidence, "out_of_memory_at") if evidence.out_of_memory_at == 1 else ()
 
 
-def short_of_memory(evidence: Evidence, gates: Gates) -> Figures:
+def short_of_memory(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return that the batch in use does not fit, or hardly does."""
     full, batch = evidence.out_of_memory_at, evidence.batch
     out = told(evidence, "out_of_memory_at") if full and batch and batch >= full else ()
     return (*out, *beyond(evidence, gates, "headroom"))
 
 
-def short_in_training(evidence: Evidence, gates: Gates) -> Figures:
+def short_in_training(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return that a training step does not fit, or hardly does."""
     if evidence.task != TRAINING:
         return ()
     return no_row_fits(evidence, gates) or short_of_memory(evidence, gates)
 
 
-def short_without_training(evidence: Evidence, gates: Gates) -> Figures:
+def short_without_training(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return that a batch hardly fits, where a smaller one is all that helps."""
     if evidence.task == TRAINING or no_row_fits(evidence, gates):
         return ()
     return short_of_memory(evidence, gates)
 
 
-def waits(evidence: Evidence, gates: Gates) -> Figures:
+def waits(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return speed-up and utilisation where both are too small: the device waits."""
     gain, busy = beyond(evidence, gates, "speed_up"), beyond(evidence, gates, "utilisation")
     return (*gain, *busy) if gain and busy and is_accelerator(evidence) else ()
 
 
-def data_is_fine(evidence: Evidence, gates: Gates) -> bool:
+def data_is_fine(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it was measured that neither data nor copies take much of a step."""
     known = evidence.data_share is not None
     return known and not (slow_data(evidence, gates) or slow_transfer(evidence, gates))
 
 
-def batch_is_fine(evidence: Evidence, gates: Gates) -> bool:
+def batch_is_fine(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it was measured that another batch would gain little."""
     return evidence.knee_gain is not None and not beyond(evidence, gates, "knee_gain")
 
 
-def waits_for_data(evidence: Evidence, gates: Gates) -> Figures:
+def waits_for_data(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return speed-up and utilisation where the device waits, unless data are known to be fine."""
     return () if data_is_fine(evidence, gates) else waits(evidence, gates)
 
 
-def waits_for_rows(evidence: Evidence, gates: Gates) -> Figures:
+def waits_for_rows(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return speed-up and utilisation where the device waits and data are fine, unless the batch is known to be fine."""
     fine = batch_is_fine(evidence, gates) or not data_is_fine(evidence, gates)
     return () if fine else waits(evidence, gates)
 
 
-def slow_data(evidence: Evidence, gates: Gates) -> Figures:
+def slow_data(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return a share of data that is too large."""
     return beyond(evidence, gates, "data_share")
 
 
-def slow_transfer(evidence: Evidence, gates: Gates) -> Figures:
+def slow_transfer(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return a share of copies that is too large; to the CPU nothing is copied."""
     return beyond(evidence, gates, "transfer_share") if is_accelerator(evidence) else ()
 
 
-def is_busy(evidence: Evidence, gates: Gates) -> bool:
+def is_busy(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it was measured that the device is busy."""
     return evidence.utilisation is not None and not beyond(evidence, gates, "utilisation")
 
 
-def synchronises(evidence: Evidence, gates: Gates) -> Figures:
+def synchronises(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return where a step waits for a device that is hardly busy; while it is busy, a loss that is read costs little."""
     idle = beyond(evidence, gates, "utilisation")
     return (*told(evidence, "synchronisations"), *idle) if idle and evidence.synchronisations else ()
 
 
-def synchronises_beside(evidence: Evidence, gates: Gates) -> Figures:
+def synchronises_beside(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return where a step waits for the device, where that does not decide."""
     return () if synchronises(evidence, gates) else told(evidence, "synchronisations")
 
 
-def wrong_batch(evidence: Evidence, gates: Gates) -> Figures:
+def wrong_batch(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return how much more throughput there is at the knee, and where that is."""
     gain = beyond(evidence, gates, "knee_gain")
     return (*gain, *told(evidence, "batch", "knee")) if gain else ()
 
 
-def tiny_batch(evidence: Evidence, gates: Gates) -> Figures:
+def tiny_batch(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return that starting operators takes most of the time, unless it is known that no larger batch is faster."""
     return () if batch_is_fine(evidence, gates) else told(evidence, "tiny_batch")
 
 
-def falls_back(evidence: Evidence, gates: Gates) -> Figures:
+def falls_back(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return the operators that MPS does not have, where they take too much."""
     if evidence.kind not in {None, "mps"}:
         return ()
@@ -221,7 +221,7 @@ def falls_back(evidence: Evidence, gates: Gates) -> Figures:
     return (*told(evidence, "refused_operators"), *much, *named)
 
 
-def is_at_work(evidence: Evidence, gates: Gates) -> bool:
+def is_at_work(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it is the device's own speed that is seen: it is busy, or nothing is left that it could wait for."""
     return is_busy(evidence, gates) or (data_is_fine(evidence, gates) and batch_is_fine(evidence, gates))
 
@@ -232,7 +232,7 @@ def ends_of_speed_up(evidence: Evidence) -> tuple[float, float] | None:
     return (min(known), max(known)) if known else None
 
 
-def gains_little(evidence: Evidence, gates: Gates) -> Figures:
+def gains_little(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return speed-up and utilisation where the whole interval is below its gate although the device works."""
     ends = ends_of_speed_up(evidence)
     at_most = gated(evidence.but(speed_up=ends and ends[1]), gates, "speed_up")
@@ -242,7 +242,7 @@ def gains_little(evidence: Evidence, gates: Gates) -> Figures:
     return (replace(at_most, name=words_of("speed_up_high")), *busy)
 
 
-def too_long(evidence: Evidence, gates: Gates) -> Figures:
+def too_long(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return how long the work takes, where that is too long for one computer."""
     return beyond(evidence, gates, "hours")
 
@@ -255,7 +255,7 @@ def on_mps_writing(look: Look) -> Look:
 def elsewhere(look: Look) -> Look:
     """Return a look that holds on any other device but the CPU, and for any other task."""
 
-    def looks(evidence: Evidence, gates: Gates) -> Figures:
+    def looks(evidence: Evidence, gates: Thresholds) -> Figures:
         return look(evidence, gates) if is_accelerator(evidence) and not writes_on_mps(evidence) else ()
 
     return looks
@@ -275,7 +275,7 @@ STAYS = (
 """The gates of a device that is worth it."""
 
 
-def all_is_well(evidence: Evidence, gates: Gates) -> Figures:
+def all_is_well(evidence: Evidence, gates: Thresholds) -> Figures:
     """Return the figures of a device that is worth it, each with its gate.
 
     What is beyond its gate and does not decide is left out, such as a count of fallbacks whose time is known; a speed-up that
@@ -316,8 +316,8 @@ class Area:
     name: str
     rank: int
     command: str
-    known: Callable[[Evidence, Gates], bool]
-    matters: Callable[[Evidence, Gates], bool] = lambda _evidence, _gates: True
+    known: Callable[[Evidence, Thresholds], bool]
+    matters: Callable[[Evidence, Thresholds], bool] = lambda _evidence, _gates: True
     needed: bool = True
     blocks: Callable[[Evidence], bool] = lambda _evidence: True
 
@@ -326,7 +326,7 @@ class Area:
         return {"name": self.name, "command": self.command}
 
 
-def numbers_are_known(evidence: Evidence, gates: Gates) -> bool:
+def numbers_are_known(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it is known that the numbers are right, or that they are not.
 
     For entities only parity tells. A model of the person's own has none, so its logits, or the doctor's probes, stand for it.
@@ -338,30 +338,30 @@ def numbers_are_known(evidence: Evidence, gates: Gates) -> bool:
     return evidence.task not in {None, ANNOTATION} and (told or evidence.silent_errors == ())
 
 
-def memory_is_known(evidence: Evidence, _gates: Gates) -> bool:
+def memory_is_known(evidence: Evidence, _gates: Thresholds) -> bool:
     """Tell whether it is known how much memory the batch in use takes."""
     return evidence.headroom is not None or bool(evidence.out_of_memory_at and evidence.batch)
 
 
-def growth_is_known(evidence: Evidence, _gates: Gates) -> bool:
+def growth_is_known(evidence: Evidence, _gates: Thresholds) -> bool:
     """Tell whether there were enough epochs to tell whether memory grows."""
     return evidence.memory_growth is not None and evidence.memory_verdict not in {None, TOO_SHORT}
 
 
-def fallbacks_are_known(evidence: Evidence, gates: Gates) -> bool:
+def fallbacks_are_known(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it is known that nothing falls back, or how much that costs."""
     few = evidence.fallback_calls is not None and not beyond(evidence, gates, "fallback_calls")
     return evidence.fallback_operators == () or evidence.fallback_time is not None or few
 
 
-def utilisation_matters(evidence: Evidence, gates: Gates) -> bool:
+def utilisation_matters(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it must be known if a device waits: it gains little, and data or batch may be why."""
     gains = evidence.speed_up is not None and not beyond(evidence, gates, "speed_up")
     fine = data_is_fine(evidence, gates) and batch_is_fine(evidence, gates)
     return is_accelerator(evidence) and not (gains or fine)
 
 
-def speed_up_is_known(evidence: Evidence, gates: Gates) -> bool:
+def speed_up_is_known(evidence: Evidence, gates: Thresholds) -> bool:
     """Tell whether it is known on which side of its gate the speed-up is: its whole interval is on one."""
     if None in {evidence.speed_up_low, evidence.speed_up, evidence.speed_up_high}:
         return False
@@ -369,7 +369,7 @@ def speed_up_is_known(evidence: Evidence, gates: Gates) -> bool:
     return high < 1 + gates.speed_up or low >= 1 + gates.speed_up
 
 
-def on_accelerator(evidence: Evidence, _gates: Gates) -> bool:
+def on_accelerator(evidence: Evidence, _gates: Thresholds) -> bool:
     """Tell whether there is a CPU to compare with."""
     return is_accelerator(evidence)
 
@@ -430,12 +430,12 @@ AREAS = (
 """Everything that a verdict rests on."""
 
 
-def unmeasured(evidence: Evidence, gates: Gates) -> tuple[Area, ...]:
+def unmeasured(evidence: Evidence, gates: Thresholds) -> tuple[Area, ...]:
     """Return what matters and was not measured."""
     return tuple(one for one in AREAS if one.matters(evidence, gates) and not one.known(evidence, gates))
 
 
-def needed(evidence: Evidence, gates: Gates) -> tuple[Area, ...]:
+def needed(evidence: Evidence, gates: Thresholds) -> tuple[Area, ...]:
     """Return what was not measured and could change a verdict."""
     return tuple(one for one in unmeasured(evidence, gates) if one.needed)
 

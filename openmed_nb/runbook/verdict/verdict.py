@@ -10,7 +10,8 @@ from ...devices.simulated import MARK, NOTE
 from ...display import Report, Shown, Table
 from ...errors import ConfigurationError
 from .evidence import INFERENCE, Evidence
-from .gates import Gates
+from .gates import Thresholds
+from .reference import Gates
 from .rules import (
     FALL_BACK,
     LEANING,
@@ -30,7 +31,7 @@ SCHEMA = "openmed_nb/verdict/1"
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
-CAUTIONS: tuple[tuple[Callable[[Evidence, Gates], Any], str], ...] = (
+CAUTIONS: tuple[tuple[Callable[[Evidence, Thresholds], Any], str], ...] = (
     (
         lambda here, _gates: here.refused_dtype,
         "The model does not keep its entities in {0}: use float32.",

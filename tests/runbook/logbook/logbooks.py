@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from openmed_nb.runbook.logbook.logbook import SCHEMA, Logbook
+from openmed_nb.runbook.logbook.logbook import Logbook
 from openmed_nb.runbook.logbook.sections import (
+    SCHEMA,
     Background,
     Code,
     Conditions,

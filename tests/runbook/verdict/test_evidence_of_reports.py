@@ -33,7 +33,7 @@ from openmed_nb.runbook.signals.values import Signals
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
 from openmed_nb.runbook.verdict.evidence import Evidence, evidence_of
-from openmed_nb.runbook.verdict.gates import gates
+from openmed_nb.runbook.verdict.reference import gates
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 MIB = 1 << 20

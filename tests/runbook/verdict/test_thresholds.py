@@ -13,8 +13,8 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.measure.workloads import DATA_SHARE
 from openmed_nb.runbook.precision.parity import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
 from openmed_nb.runbook.sweep_search import HEADROOM_SHARE
-from openmed_nb.runbook.verdict.gates import ABOUT, Gates
-from openmed_nb.runbook.verdict.reference import SYMPTOMS
+from openmed_nb.runbook.verdict.gates import ABOUT
+from openmed_nb.runbook.verdict.reference import SYMPTOMS, Gates
 from openmed_nb.training.curve import GROWTH_GATE
 
 
