@@ -181,6 +181,9 @@ class TestProcesses:
         assert children() == before
         assert environment() == variables
         assert len(psutil.Process().net_connections()) <= sockets
+        for thread in threading.enumerate():
+            if thread.name not in threads:  # A start that was interrupted in its wait ends on its own.
+                thread.join(timeout=120)
         assert {thread.name for thread in threading.enumerate()} <= threads
 
     def test_nothing_is_left(self):

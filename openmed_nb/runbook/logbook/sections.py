@@ -344,7 +344,7 @@ SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 YES_NO = {True: "yes", False: "no"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sections:
     """What a logbook holds. No text of a note, no secret and no name of a file is in it.
 

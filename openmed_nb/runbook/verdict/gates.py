@@ -64,7 +64,7 @@ def threshold(value: float | None, about: About) -> Any:
     return field(default=value, metadata={ABOUT: about})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Thresholds:
     """The thresholds of a verdict; shares are fractions: 0.22 is 22 %.
 

@@ -64,6 +64,7 @@ def test_nothing_changed():
     assert nb.gates(speed_up=0.22).changed == ()
     assert nb.gates() == Gates()
     assert "No threshold was changed" in str(nb.gates())
+    assert repr(nb.gates()) == str(nb.gates())
 
 
 @pytest.mark.parametrize(
