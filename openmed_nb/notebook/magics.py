@@ -1,6 +1,4 @@
-"""From the line behind a magic to its arguments; every mistake is one of our errors.
-
-The magics: parse the line, call one verb of the session, return a value that shows itself.
+"""The magics: parse the line, call one verb of the session, return a value that shows itself; every mistake is our error.
 
 ``%openmed_device``            which device, and why
 ``%openmed_device cpu``        override it for this session; ``auto``, ``mps``, ``cuda``, ``cuda:1``, ``gpu``

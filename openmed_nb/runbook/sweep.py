@@ -1,4 +1,4 @@
-"""Why this size, in one sentence, and why none beyond."""
+"""The sweep: what it found, why this size and none beyond, and how it is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that runs the cells: all that a click asks for happens there, after the cell that runs.
+"""The panel without its widgets: its verbs, its observers, and the thread that runs the cells, where every click is done.
 
 JupyterLab from 4.4 on sends what a widget says over a subshell of the kernel, whose handlers run in a thread of their
 own (its setting ``commsOverSubshells``). Tensor work in two threads can crash the process on MPS (pytorch#197805), and

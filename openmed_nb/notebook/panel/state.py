@@ -1,4 +1,4 @@
-"""How full the memory is: a bar for the device, one for the process. Nothing is asked that could start an allocator."""
+"""Everything that the panel shows, as one value, with bars of memory; nothing is asked that could start an allocator."""
 
 from __future__ import annotations
 

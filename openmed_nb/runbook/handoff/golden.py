@@ -1,4 +1,4 @@
-"""SHA256SUMS: the checksums of all files of a bundle, in the form that ``sha256sum -c`` and ``shasum -a 256 -c`` read."""
+"""What a bundle is held against: checksums as ``sha256sum -c`` reads them, the golden entities, the trial of speed and memory."""
 
 from __future__ import annotations
 

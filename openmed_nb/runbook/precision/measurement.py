@@ -1,4 +1,4 @@
-"""What a comparison is given: texts and their gold entities, checked before anything runs.
+"""One model run in two ways over the same texts: what is given, the pair, their entities, gradients and speed.
 
 The gradients of one training step in two ways: on the CPU in float32, and on a device in a type.
 

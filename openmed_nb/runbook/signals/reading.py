@@ -1,4 +1,4 @@
-"""What psutil knows on every system: memory, swap and the battery."""
+"""Reading the signals of this computer: psutil on every system, and one function for each kind of computer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in the output of commands: a number in its range, or nothing."""
+"""The signals as values, and the numbers in the output of commands: one in its range, or nothing."""
 
 from __future__ import annotations
 
