@@ -12,9 +12,9 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar
 
 from .errors import visible
 
@@ -98,24 +98,90 @@ class Report:
     figures: tuple[Table, ...] = ()
 
 
-class Shown:
-    """Gives a value its text and HTML forms; the value says what there is to show in ``report``.
+NOTE = "SIMULATED MPS: no figure here is one of MPS."
+"""Stands first in everything that was measured under the simulation."""
 
-    A dataclass that is shown has ``repr=False``: its fields may hold what must not be shown, such as a note.
+MARK = " (SIMULATED)"
+"""Stands behind the name of a simulated device."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value as mappings with names, lists, numbers and strings, ready for JSON.
+
+    What has a ``to_dict`` is asked; of any other dataclass these are its fields.
+
+    Example:
+        >>> plain({1: (Table("", ("a",), ()), None)})
+        {'1': [{'caption': '', 'columns': ['a'], 'rows': []}, None]}
+    """
+    if hasattr(value, "to_dict") and not isinstance(value, type):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+class Plain:
+    """Gives a dataclass its ``to_dict``: the fields, and what a class lists beside them.
+
+    Attributes:
+        SCHEMA: Names the form of the JSON for those who read it; empty for a value inside another.
+        ALSO: Properties that stand in the JSON beside the fields.
+        HIDDEN: Fields that do not.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Rows(Plain):
+        ...     count: int
+        ...     raw: object
+        ...     SCHEMA, ALSO, HIDDEN = "rows/1", ("twice",), ("raw",)
+        ...     @property
+        ...     def twice(self) -> int:
+        ...         return 2 * self.count
+        >>> Rows(4, object()).to_dict()
+        {'schema': 'rows/1', 'count': 4, 'twice': 8}
+    """
+
+    SCHEMA: ClassVar[str] = ""
+    ALSO: ClassVar[tuple[str, ...]] = ()
+    HIDDEN: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as mappings, lists, numbers and strings, ready for JSON."""
+        named = [one.name for one in fields(self) if one.name not in self.HIDDEN]  # type: ignore[arg-type]
+        schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
+        return {**schema, **{name: plain(getattr(self, name)) for name in (*named, *self.ALSO)}}
+
+
+class Shown(Plain):
+    """Gives a value its text, HTML and JSON; the value says what there is to show in ``report``.
+
+    A dataclass that is shown has ``repr=False``: its fields may hold what must not be shown, such as a note. One whose
+    figures may come from the simulated MPS device has a field or a property ``simulated``; the marks follow from that.
     """
 
     def report(self) -> Report:
         """Return what this value has to say."""
         raise NotImplementedError
 
+    def marked(self) -> Report:
+        """Return the report, which says so where its figures come from the simulation."""
+        report = self.report()
+        if not getattr(self, "simulated", False):
+            return report
+        title = report.title if MARK in report.title else f"{report.title}{MARK}"
+        return replace(report, title=title, sentences=(NOTE, *(one for one in report.sentences if one != NOTE)))
+
     def __str__(self) -> str:
-        return to_text(self.report())
+        return to_text(self.marked())
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return to_html(self.report())
+        return to_html(self.marked())
 
 
 class Json(str):
@@ -268,7 +334,7 @@ SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Plain):
     """One thing that was looked at.
 
     Attributes:
@@ -282,10 +348,6 @@ class Finding:
     status: str
     evidence: str
     remedy: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the finding as a mapping of strings."""
-        return dict(vars(self))
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -7,16 +7,11 @@ This file is light, so that anyone may ask whether a figure was measured under t
 
 from __future__ import annotations
 
+from ..display import MARK
 from .request import canonical
 
 DEFAULT_MEMORY = "8 GiB"
 """The RAM of a simulated Mac where nobody says."""
-
-NOTE = "SIMULATED MPS: no figure here is one of MPS."
-"""What stands beside every figure that was measured under the simulation."""
-
-MARK = " (SIMULATED)"
-"""What stands behind the name of a simulated device."""
 
 _ACTIVE: list[object] = []
 """The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it."""

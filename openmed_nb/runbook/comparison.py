@@ -15,8 +15,8 @@ from typing import Any
 
 from ..devices.machine import Machine, import_psutil, run_command
 from ..devices.request import canonical, kind_of
-from ..devices.simulated import MARK, NOTE, active, shown_device, shows_simulated
-from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
+from ..devices.simulated import active, shown_device, shows_simulated
+from ..display import MARK, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
 from ..errors import ConfigurationError, shorten, whole
 from ..training.epochs import named
 from .measure.benches import Asked

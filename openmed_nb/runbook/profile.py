@@ -26,8 +26,8 @@ from ..devices.profilers import (
     signposts,
 )
 from ..devices.request import kind_of
-from ..devices.simulated import MARK, NOTE, active
-from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
+from ..devices.simulated import active
+from ..display import MARK, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
 from ..errors import ConfigurationError, given_path, whole
 from .comparison import shown_phase
 from .logbook.logbook import write_whole

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..devices.request import canonical
-from ..devices.simulated import MARK, NOTE, active
-from ..display import Report, Shown, Table, counted, in_bytes, to_html
+from ..devices.simulated import active
+from ..display import MARK, NOTE, Report, Shown, Table, counted, in_bytes, to_html
 from ..errors import ConfigurationError
 from ..training.curve import plotting
 from .measure.workloads import ANNOTATION, TRAINING_STEP, Bench, Subject, put_on_devices, same_random_numbers

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..devices.simulated import NOTE
-from ..display import UNITS, counted
+from ..display import NOTE, UNITS, counted
 from ..errors import shorten
 from ..training.curve import svg_of
 from ..training.plot import LARGEST_IN_MEBIBYTES, CurveFigure

@@ -17,8 +17,8 @@ from ..devices.computer import Computer
 from ..devices.environment import FALLBACK
 from ..devices.machine import Machine
 from ..devices.profilers import modes_on
-from ..devices.simulated import _ACTIVE, DEFAULT_MEMORY, NOTE
-from ..display import Report, Shown, Table
+from ..devices.simulated import _ACTIVE, DEFAULT_MEMORY
+from ..display import NOTE, Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
 from .defects import Defect, by_operator, checked_defects
 from .memory import MacMemory, SimulatedAllocator

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..devices.machine import import_psutil, run_command
 from ..devices.memory import allocator
 from ..devices.request import kind_of
-from ..devices.simulated import NOTE, active
-from ..display import Report, Shown, Table, counted, escape, in_bytes
+from ..devices.simulated import active
+from ..display import NOTE, Report, Shown, Table, counted, escape, in_bytes
 from ..errors import ConfigurationError, DeviceUnavailable
 from .holders import Holder
 

@@ -22,8 +22,8 @@ from types import CellType, FrameType, FunctionType, GetSetDescriptorType, Membe
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, torch_is_loaded
-from ..devices.simulated import NOTE, active
-from ..display import Report, Shown, Table, counted, in_bytes
+from ..devices.simulated import active
+from ..display import NOTE, Report, Shown, Table, counted, in_bytes
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:

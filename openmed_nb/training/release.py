@@ -12,8 +12,8 @@ from typing import Any
 from ..devices.backend import torch_is_loaded
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
-from ..devices.simulated import NOTE, active
-from ..display import Report, Shown, Table, in_bytes
+from ..devices.simulated import active
+from ..display import NOTE, Report, Shown, Table, in_bytes
 from ..errors import ConfigurationError, number, shorten
 from .curve import living_bytes, resident_bytes
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ...devices.simulated import NOTE, shows_simulated
-from ...display import STYLE, Report, Table, escape, filled, html_element
+from ...devices.simulated import shows_simulated
+from ...display import NOTE, STYLE, Report, Table, escape, filled, html_element
 from .state import NO_DEVICE, MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]

@@ -9,8 +9,8 @@ from ...activity import Activity
 from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from ...devices.memory import allocator
 from ...devices.request import VARIABLES, Wish, canonical, kind_of, masked, winner
-from ...devices.simulated import NOTE, active, shown_device
-from ...display import Report, Shown, Table, in_bytes
+from ...devices.simulated import active, shown_device
+from ...display import NOTE, Report, Shown, Table, in_bytes
 from ...errors import OpenMedError, shorten
 from ...models.store import Inventory
 from ...training.curve import installed_bytes, resident_bytes

@@ -20,8 +20,7 @@ from ...devices.choice import DeviceChoice
 from ...devices.computer import Computer
 from ...devices.environment import EnvPlan
 from ...devices.machine import Machine
-from ...devices.simulated import MARK, NOTE
-from ...display import FAILED, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, worst
+from ...display import FAILED, MARK, NOTE, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
 from ...training.batch_checks import unwrapped
 from ..signals.reading import read_signals

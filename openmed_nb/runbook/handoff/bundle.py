@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...devices.computer import Computer
 from ...devices.request import MASK
-from ...devices.simulated import NOTE
-from ...display import Report, Shown, Table, counted, in_bytes
+from ...display import NOTE, Report, Shown, Table, counted, in_bytes
 from ...errors import ConfigurationError, cause, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...annotation.stream import entities_of
 from ...devices.memory import empty_cache
-from ...devices.simulated import MARK, NOTE, active, shows_simulated
-from ...display import Report, Shown, Table
+from ...devices.simulated import active, shows_simulated
+from ...display import MARK, NOTE, Report, Shown, Table
 from ...errors import ConfigurationError, UnknownModel, shorten, whole
 from ...models.config import OpenMedConfig
 from ...models.files import Content

@@ -16,8 +16,7 @@ from ...devices import backend
 from ...devices.computer import Computer
 from ...devices.machine import read_machine
 from ...devices.request import DeviceRequest
-from ...devices.simulated import NOTE
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, counted, findings_table, worst
+from ...display import FAILED, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Report, Shown, counted, findings_table, worst
 from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
 from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from ...devices.request import canonical
-from ...devices.simulated import MARK, shows_simulated
+from ...devices.simulated import shows_simulated
+from ...display import MARK
 from ...errors import ConfigurationError
 from .sections import Figures, Run
 from .variables import short_path

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...devices.simulated import NOTE
-from ...display import Report, Shown, Table, counted
+from ...display import NOTE, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
 from .figures import check_device, joined, told_by
 from .plain import from_plain, schema_of, to_plain

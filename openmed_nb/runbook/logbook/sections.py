@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ...devices.simulated import MARK
+from ...display import MARK
 from .plain import Least, Pattern
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]

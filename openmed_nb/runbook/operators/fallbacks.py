@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch
-from ...devices.simulated import MARK, NOTE, active
-from ...display import Report, Shown, Table
+from ...devices.simulated import active
+from ...display import MARK, NOTE, Report, Shown, Table
 from ...errors import ConfigurationError
 from .calls import Place
 from .table import operator_table

@@ -20,8 +20,7 @@ from ...devices.backend import import_torch
 from ...devices.computer import Computer
 from ...devices.machine import own_name
 from ...devices.request import kind_of
-from ...devices.simulated import MARK, NOTE
-from ...display import Report, Shown, Table, counted
+from ...display import MARK, NOTE, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause
 from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder

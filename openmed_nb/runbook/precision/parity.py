@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...devices.simulated import NOTE, shows_simulated
+from ...devices.simulated import shows_simulated
 from ...display import (
     FAILED,
     NOT_APPLICABLE,
+    NOTE,
     OK,
     WARNING,
     Finding,

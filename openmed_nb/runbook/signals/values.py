@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...devices.simulated import MARK, NOTE
-from ...display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, in_bytes
+from ...display import MARK, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Report, Shown, Table, in_bytes
 
 NUMBER = re.compile(r"\s*(\d{1,15}(?:[.,]\d{1,9})?)\s*", re.ASCII)
 

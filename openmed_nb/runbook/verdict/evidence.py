@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from ...devices.request import canonical, kind_of
-from ...devices.simulated import MARK, shows_simulated
-from ...display import FAILED, NOT_APPLICABLE, WARNING, Finding, Report, Shown, Table
+from ...devices.simulated import shows_simulated
+from ...display import FAILED, MARK, NOT_APPLICABLE, WARNING, Finding, Report, Shown, Table
 from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.registry import BUNDLED, find_model
 from ...training.curve import (

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...devices.simulated import MARK, NOTE
-from ...display import Report, Shown, Table
+from ...display import MARK, NOTE, Report, Shown, Table
 from ...errors import ConfigurationError
 from .evidence import INFERENCE, Evidence
 from .gates import Thresholds

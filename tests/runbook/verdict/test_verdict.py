@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
-from openmed_nb.devices.simulated import NOTE
+from openmed_nb.display import NOTE
 from openmed_nb.runbook.verdict.evidence import FIGURES, TASKS, Evidence
 from openmed_nb.runbook.verdict.reference import Gates, gates
 from openmed_nb.runbook.verdict.rules import AREAS, AT_LEAST, MATRIX, RECOMMENDATIONS

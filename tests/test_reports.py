@@ -1,0 +1,98 @@
+"""What each report looks like: the names in its JSON, and its text where no two runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.session import SESSION
+
+torch = pytest.importorskip("torch")
+
+SNAPSHOT = Path(__file__).parent / "recorded" / "reports.json"
+TEXTS = ["She has asthma.", "No fever, but type 2 diabetes mellitus.", "History of asthma."]
+MODEL = "bundled_small"
+
+VARYING = {
+    *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
+    *("comparison", "profile", "curve", "sample", "loader_check"),
+}
+"""Reports whose text names this computer, or figures of this run: only the names in their JSON are kept."""
+
+
+def names_in(value: Any) -> Any:
+    """Return the names in a JSON value, nested as they are; of a list, those of all that it holds."""
+    if isinstance(value, dict):
+        return {name: names_in(one) for name, one in value.items()}
+    if isinstance(value, list):
+        found = [one for one in map(names_in, value) if isinstance(one, dict)]
+        return [{name: one[name] for one in found for name in one}] if found else None
+    return None
+
+
+def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield each report with what makes it, on the CPU."""
+    linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
+    batch = torch.ones(2, 8)
+    loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2)
+    sweep = nb.sweep(linear, batch, device="cpu", largest=1)
+    comparison = nb.compare(linear, batch, devices="cpu", pairs=6, seconds=0)
+    profile = nb.profile(linear, batch, device="cpu", steps=3, warm_up=1)
+    parity = nb.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
+    precision = nb.validate_precision(MODEL, TEXTS, device="cpu")
+    forecast = nb.forecast(linear, batch)
+    loop = nb.epochs(2, "cpu")
+    for _ in loop:
+        pass
+    book = nb.logbook(sweep, model=MODEL, dataset=TEXTS, batch_size=2, hypotheses=[("cache", "emptied")], folder=folder)
+    yield "choice", lambda: nb.use("cpu")
+    yield "devices", SESSION.devices
+    yield "explanation", SESSION.explain
+    yield "environment", lambda: SESSION.environment("mps")
+    yield "inventory", lambda: (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1]
+    yield "annotations", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
+    yield "annotated_text", lambda: SESSION.annotate_text(TEXTS[1], MODEL, "cpu")
+    yield "doctor", nb.doctor
+    yield "signals", nb.signals
+    yield "sweep", lambda: sweep
+    yield "comparison", lambda: comparison
+    yield "profile", lambda: profile
+    yield "parity", lambda: parity
+    yield "precision_verdict", lambda: precision
+    yield "forecast", lambda: forecast
+    yield "gates", lambda: nb.gates(speed_up=0.3)
+    yield "verdict", lambda: nb.verdict(parity, task="annotation")
+    yield "logbook", lambda: book
+    yield "logbook_diff", lambda: book.diff(book)
+    yield "curve", lambda: loop.curve
+    yield "sample", lambda: loop.curve.samples[0]
+    yield "release", lambda: nb.release(models=False, history=False, traceback=False)
+    yield "holders", lambda: nb.who_holds({"weights": torch.ones(1)})
+    yield "loader_settings", lambda: nb.loader_settings([1, 2], "cpu")
+    yield "loader_check", lambda: nb.check_loader(loader, torch.nn.Linear(8, 1), "cpu", batches=3)
+    yield "precision", lambda: nb.precision(device="cpu")
+    yield "adamw", lambda: nb.explain_fused(linear.parameters())
+    yield "dtype_choice", lambda: nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """Return what each report looks like."""
+    found = {}
+    for name, make in reports(folder):
+        report = make()
+        names = names_in(json.loads(json.dumps(report.to_dict() if hasattr(report, "to_dict") else None)))
+        found[name] = {"names": names, "text": None if name in VARYING else str(report).splitlines()}
+    return found
+
+
+@pytest.mark.real_computer
+@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
+def test_reports_stay(tmp_path, monkeypatch):
+    """The names in the JSON of each report, and its text, are those of the snapshot; who changes one changes it there."""
+    monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "data"))
+    assert snapshot(tmp_path) == json.loads(SNAPSHOT.read_text("utf-8"))
