@@ -55,3 +55,16 @@ def face() -> dict[str, dict[str, object]]:
 def test_what_is_public_stays():
     """Public names, their arguments and the fields of reports are those of the snapshot; who changes one changes it there."""
     assert face() == json.loads(SNAPSHOT.read_text("utf-8"))
+
+
+def test_what_is_public_is_described():
+    """Every public name, and every public method and property of a public class, has a docstring."""
+    public = [(name, getattr(nb, name)) for name in nb.__all__ if callable(getattr(nb, name))]
+    methods = [
+        (f"{name}.{member}", value)
+        for name, kind in public
+        if isinstance(kind, type)
+        for member, value in inspect.getmembers(kind)
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))
+    ]
+    assert [name for name, value in (*public, *methods) if not inspect.getdoc(value)] == []
