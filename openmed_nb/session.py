@@ -28,6 +28,7 @@ from .simulation import Simulation
 if TYPE_CHECKING:
     from .annotation.corpus import Source
     from .annotation.results import AnnotatedText, Annotations
+    from .models.dtypes import DtypeChoice, Validation
     from .models.loading import LoadedModel, LoadSpec
     from .models.store import Inventory, ModelKey, ModelStore
     from .runbook.comparison import Comparison
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .runbook.measure.benches import Asked
     from .runbook.measure.workloads import Subject
     from .runbook.operators.forecast import Forecast
-    from .runbook.precision.gate import DtypeChoice, PrecisionVerdict, Validation
+    from .runbook.precision.gate import PrecisionVerdict
     from .runbook.precision.parity import ParityReport
     from .runbook.profile import Profile
     from .runbook.signals.values import Signals
@@ -342,7 +343,7 @@ class Session:
 
     def _warn_of_dtype(self, key: ModelKey, device: str) -> None:
         """Warn of a model that comes to a device in a reduced type that was not validated there."""
-        from .runbook.precision.gate import warn_unless_validated
+        from .models.dtypes import warn_unless_validated
 
         warn_unless_validated(key, device, self.computer, self._environ)
 
@@ -499,9 +500,9 @@ class Session:
 
     def _load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
         """Return what to load, where, and in which type."""
+        from .models.dtypes import in_chosen_dtype
         from .models.loading import LoadSpec
         from .models.quantization import INT8, check_int8
-        from .runbook.precision.gate import in_chosen_dtype
 
         arguments = dict(arguments)
         device = arguments.pop("device", None)
@@ -661,7 +662,7 @@ class Session:
 
     def _validation(self, model: Any) -> Validation | None:
         """Return what is known of a model in a reduced type, where it was loaded by the session."""
-        from .runbook.precision.gate import validation_of
+        from .models.dtypes import validation_of
 
         key = self.models.key_of(model)
         return None if key is None else validation_of(key, str(model.device), self.computer, self._environ)
@@ -724,7 +725,7 @@ class Session:
             arguments: Those of :meth:`load_model`.
             gold: The gold entities of each text, where there are some.
         """
-        from .runbook.precision.certificates import certificate_store, identity_of
+        from .models.certificates import certificate_store, identity_of
         from .runbook.precision.gate import check_named, check_reduced, validate
         from .runbook.precision.measurement import checked_texts
 

@@ -73,7 +73,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """What came of ``compile``; ``None`` where it was not asked for."""
 
     precision: Any = None
-    """Why its model has the type that it has (:class:`openmed_nb.runbook.precision.gate.DtypeChoice`); ``None`` where nothing
+    """Why its model has the type that it has (:class:`openmed_nb.models.dtypes.DtypeChoice`); ``None`` where nothing
     but float32 was asked for."""
 
     _known_padding: tuple[Any, bool] = (None, True)

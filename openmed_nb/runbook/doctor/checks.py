@@ -22,9 +22,9 @@ from ...devices.request import canonical, kind_of
 from ...devices.simulated import shown_device
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ...errors import ConfigurationError, OpenMedError
+from ...models.dtypes import REDUCED, Validation
 from ...models.quantization import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count, unwrapped
-from ..precision.gate import REDUCED, Validation
 from ..signals.values import Signals
 from .silent_errors import ProbeOutcome, bug_findings
 

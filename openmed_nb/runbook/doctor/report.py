@@ -30,8 +30,8 @@ from .packages import package_findings, read_packages
 from .silent_errors import ProbeOutcome, run_probes
 
 if TYPE_CHECKING:
+    from ...models.dtypes import Validation
     from ...models.loading import LoadedModel
-    from ..precision.gate import Validation
 
 
 SEE_ABOVE = "see above"

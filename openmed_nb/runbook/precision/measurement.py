@@ -33,6 +33,7 @@ from ...devices.simulated import shown_device
 from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, whole_number
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
+from ...models.dtypes import WORTH
 from ...models.loading import LoadSpec, load
 from ...models.quantization import INT8, dtype_of, is_quantized
 from .parity import TOLERANCES, Differences, GradientDifference, ParityReport
@@ -412,9 +413,6 @@ def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any
 
 PAIRS = 9
 """How many times both ways read the texts, in turn, to be timed."""
-
-WORTH = 1.05
-"""A way is faster that is more than so many times as fast."""
 
 TIMED_CHARACTERS = 16384
 """About how many characters of the texts are read to be timed."""

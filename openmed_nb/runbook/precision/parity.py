@@ -24,6 +24,7 @@ from ...display import (
     findings_table,
     worst,
 )
+from ...models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT
 from .spans import Score, Spans
 
 
@@ -53,18 +54,6 @@ logits go up to 11. On an NVIDIA H200 (torch 2.11): logits 2.0e-05 in float32, 0
 gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a few tokens were off by up to 3.0: its logits
 tell nothing, and the entities decide. ``benchmarks/parity.py`` prints the figures."""
 
-SPAN_AGREEMENT = 0.99
-"""The share of entities that must be the same, else a comparison has failed."""
-
-RECALL_LOSS = 0.01
-"""How much of the reference's recall of gold entities may be lost."""
-
-ROUNDING = 1e-9
-
-OTHER_NUMBERS = {"float16": "Use bfloat16, which has the range of float32."}
-"""What to do about NaN and infinity in a type whose range is short."""
-
-FLOAT32_INSTEAD = "Use float32."
 LOAD_AGAIN = "Load the model again."
 ENTITIES_DECIDE = "Look at the entities: they decide."
 

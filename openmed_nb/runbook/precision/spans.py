@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...models.certificates import EntityCounts
+
 Span = tuple[int, int, str]
 """Where an entity begins and ends, in characters, and its label."""
 
@@ -38,7 +40,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Spans:
+class Spans(EntityCounts):
     """What became of all entities; each of the reference is one of the first four.
 
     Attributes:
@@ -56,21 +58,6 @@ class Spans:
     missing: int = 0
     extra: int = 0
     changes: tuple[Change, ...] = ()
-
-    @property
-    def reference(self) -> int:
-        """How many entities the reference found."""
-        return self.exact + self.moved + self.relabelled + self.missing
-
-    @property
-    def all(self) -> int:
-        """How many entities either found, those that both found counted once."""
-        return self.reference + self.extra
-
-    @property
-    def agreement(self) -> float:
-        """The share of all entities that are exact; 1 where there is none."""
-        return self.exact / self.all if self.all else 1.0
 
     def __add__(self, other: Spans) -> Spans:
         return Spans(

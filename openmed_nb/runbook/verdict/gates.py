@@ -7,9 +7,10 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ...errors import number
+from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWTH_GATE
 from ..measure.workloads import DATA_SHARE
-from ..precision.parity import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from ..precision.parity import TOLERANCES
 from ..sweep_search import HEADROOM_SHARE, KNEE_GAIN
 
 SCHEMA = "openmed_nb/gates/1"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...models.certificates import ROUNDING
 from ...training.curve import GROWING, TOO_SHORT
 from ..measure.workloads import ANNOTATION
-from ..precision.parity import ROUNDING, TOLERANCES
+from ..precision.parity import TOLERANCES
 from .evidence import FIGURES, GENERATION, INFERENCE, TRAINING, Evidence, plain, words_of
 from .gates import NAMES, TIMES, Thresholds, in_unit
 

@@ -13,10 +13,10 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.models.certificates import Certificate, Evidence, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.dtypes import validating_command
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.certificates import Certificate, Evidence, certificate_store, identity_of
-from openmed_nb.runbook.precision.gate import validating_command
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]

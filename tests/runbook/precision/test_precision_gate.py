@@ -15,9 +15,9 @@ import openmed_nb as nb
 from openmed_nb.devices import backend
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
+from openmed_nb.models.certificates import Gate, Identity, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.certificates import Gate, Identity, certificate_store, identity_of
 from openmed_nb.runbook.precision.gate import judge, settle
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
 from openmed_nb.runbook.precision.spans import Score, Spans
@@ -170,7 +170,7 @@ def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     verdict = session.validate_precision(str(keyword_model), SURE, dtype, {})
 
     assert verdict.accepted, verdict
-    assert verdict.certificate.evidence.spans.reference == 60
+    assert verdict.certificate.evidence.reference == 60
     assert verdict.certificate.evidence.speed_up >= 1.0
     pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[1])] == ["asthma mellitus"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.models.certificates import Gate, Refusal
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Utilisation
 from openmed_nb.runbook.doctor.report import DoctorReport
@@ -23,7 +24,6 @@ from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.operators.table import FALLS_BACK
-from openmed_nb.runbook.precision.certificates import Gate, Refusal
 from openmed_nb.runbook.precision.gate import PrecisionVerdict
 from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport
 from openmed_nb.runbook.precision.spans import Score, Spans

@@ -10,8 +10,9 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from openmed_nb.runbook.measure.workloads import DATA_SHARE
-from openmed_nb.runbook.precision.parity import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from openmed_nb.runbook.precision.parity import TOLERANCES
 from openmed_nb.runbook.sweep_search import HEADROOM_SHARE
 from openmed_nb.runbook.verdict.gates import ABOUT
 from openmed_nb.runbook.verdict.reference import SYMPTOMS, Gates

@@ -16,18 +16,29 @@ from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...devices.backend import import_torch
-from ...devices.computer import Computer
-from ...devices.machine import own_name
-from ...devices.request import kind_of
-from ...display import MARK, NOTE, Report, Shown, Table, counted
-from ...errors import ConfigurationError, cause
-from ...models.files import content_of
-from ...models.loading import LoadSpec, model_folder
-from .parity import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT
-from .spans import Spans
+from ..devices.backend import import_torch
+from ..devices.computer import Computer
+from ..devices.machine import own_name
+from ..devices.request import kind_of
+from ..display import MARK, NOTE, Report, Shown, Table, counted
+from ..errors import ConfigurationError, cause
+from .files import content_of
+from .loading import LoadSpec, model_folder
 
 FORMAT = "openmed_nb certificate, 2"
+
+# The share of entities that must be the same, else a comparison has failed.
+SPAN_AGREEMENT = 0.99
+
+# How much of the reference's recall of gold entities may be lost.
+RECALL_LOSS = 0.01
+
+ROUNDING = 1e-9
+
+# What to do about NaN and infinity in a type whose range is short.
+OTHER_NUMBERS = {"float16": "Use bfloat16, which has the range of float32."}
+
+FLOAT32_INSTEAD = "Use float32."
 
 Value = TypeVar("Value")
 
@@ -71,8 +82,33 @@ class Identity:
         return f"{self.device}{MARK}" if self.simulated else self.device
 
 
+class EntityCounts:
+    """Shares of what became of the entities of a reference, for a class that counts them in these fields."""
+
+    exact: int
+    moved: int
+    relabelled: int
+    missing: int
+    extra: int
+
+    @property
+    def reference(self) -> int:
+        """How many entities the reference found."""
+        return self.exact + self.moved + self.relabelled + self.missing
+
+    @property
+    def all(self) -> int:
+        """How many entities either found, those that both found counted once."""
+        return self.reference + self.extra
+
+    @property
+    def agreement(self) -> float:
+        """The share of all entities that are exact; 1 where there is none."""
+        return self.exact / self.all if self.all else 1.0
+
+
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(EntityCounts):
     """What was measured; of the counts of entities and of the recalls, those of the strategy that lost most.
 
     Attributes:
@@ -105,11 +141,6 @@ class Evidence:
     recall_reference: float | None
     recall: float | None
     speed_up: float | None
-
-    @property
-    def spans(self) -> Spans:
-        """What became of the entities."""
-        return Spans(self.exact, self.moved, self.relabelled, self.missing, self.extra)
 
     @property
     def recall_loss(self) -> float:
@@ -155,7 +186,7 @@ class Certificate(Shown):
     def summary(self) -> str:
         """What it says, in one sentence."""
         evidence = self.evidence
-        kept = f"kept {evidence.exact:,} of {counted(evidence.spans.reference, 'entity', 'entities')}"
+        kept = f"kept {evidence.exact:,} of {counted(evidence.reference, 'entity', 'entities')}"
         return f"On {counted(evidence.texts, 'text')} it {kept}."
 
     def report(self) -> Report:
@@ -270,18 +301,17 @@ def refusals(evidence: Evidence, dtype: str, gate: Gate) -> Iterator[Refusal]:
         >>> [one.reason for one in refusals(evidence, "bfloat16", Gate())]
         ['Only 40 of 48 entities are the same.', 'Too little to tell: 48 of the 50 entities that are needed.']
     """
-    spans = evidence.spans
     if evidence.not_numbers:
         what = f"{counted(evidence.not_numbers, 'token')} became NaN or infinity."
         yield Refusal(what, OTHER_NUMBERS.get(dtype, FLOAT32_INSTEAD))
-    if spans.agreement < gate.span_agreement:
-        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
+    if evidence.agreement < gate.span_agreement:
+        what = f"Only {evidence.exact:,} of {counted(evidence.all, 'entity', 'entities')} are the same."
         yield Refusal(what, FLOAT32_INSTEAD)
     if evidence.recall_loss > gate.recall_loss + ROUNDING:
         recalls = f"{evidence.recall:.1%} of the gold entities, float32 {evidence.recall_reference:.1%}"
         yield Refusal(f"It finds {recalls}.", FLOAT32_INSTEAD)
     seen = {
-        "entities": (spans.reference, gate.minimum_entities),
+        "entities": (evidence.reference, gate.minimum_entities),
         "different entities": (evidence.distinct, gate.minimum_distinct),
         "different texts": (evidence.texts, gate.minimum_texts),
     }

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.files import content_of
-from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.certificates import (
+from openmed_nb.models.certificates import (
     FORMAT,
     Certificate,
     CertificateStore,
@@ -25,6 +22,9 @@ from openmed_nb.runbook.precision.certificates import (
     expired_because,
     identity_of,
 )
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.models.files import content_of
+from openmed_nb.models.loading import LoadSpec
 
 HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
 EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
