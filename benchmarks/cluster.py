@@ -9,7 +9,7 @@ Compared are, over invented notes with the bundled model:
 - on the CPU, the memory of the client for many short texts of a generator against that for 10,000, sampled while they run.
   Nothing is found in these texts by the small model made for that; of what is found, some 40 bytes for each entity are kept.
 
-The faults of workers are tests, with their figures: ``tests/annotation/test_cluster_faults.py``.
+The faults of workers are tests, with their figures: ``tests/distributed/test_faults.py``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ case "${1-}" in
   --list) echo simulated marked examples ;;
   simulated)  # What needs a device runs once more, on the simulated MPS device.
     $pytest --simulated-mps -k "not TestLabels and not TestAnyText" \
-      tests/test_session.py tests/models tests/annotation tests/training ;;
+      tests/test_session.py tests/models tests/annotation tests/distributed tests/training ;;
   marked) $pytest --slow -m "slow and not hypothesis" openmed_nb tests notebooks ;;
   examples) $pytest --slow -m hypothesis tests ;;  # Every property, on many more examples.
   *) echo "usage: sh scripts/check_slow.sh --list | PART" >&2; exit 2 ;;

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import random
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,3 +163,56 @@ def words_of() -> Callable[..., list[str]]:
         return [text[entity["start"] : entity["end"]] for entity in pipe(text)]
 
     return words_of
+
+
+@pytest.fixture(scope="session")
+def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
+    """A function that returns so many texts of up to so many words, the same every time."""
+
+    def sentences(count: int, longest: int = 50, seed: int = 0) -> list[str]:
+        generator = random.Random(seed)  # noqa: S311 - texts for tests
+        words = [word for word in tiny.VOCABULARY if word not in tiny.SPECIAL and not word.startswith("##")]
+        lengths = (generator.randint(1, longest) for _ in range(count))
+        return [" ".join(generator.choices([*words, "hypertension"], k=length)) for length in lengths]
+
+    return sentences
+
+
+@pytest.fixture(scope="session")
+def rounded() -> Callable[..., Any]:
+    """A function that returns answers with scores that can be compared: batches of other shapes differ in the last digits."""
+
+    def rounded(answers: Any) -> list[Any]:
+        return [
+            [{**entity, "score": pytest.approx(float(entity["score"]), abs=1e-5)} for entity in answer]
+            for answer in answers
+        ]
+
+    return rounded
+
+
+@pytest.fixture(scope="session")
+def pipe_of(home: str) -> Callable[..., Any]:
+    """A function that returns a pipeline over the model of a folder, the same one when asked again in a module."""
+    import openmed_nb
+
+    def pipe_of(folder: Path, strategy: str = "first", **options: Any) -> Any:
+        return openmed_nb.load_pipeline(str(folder), home, aggregation_strategy=strategy, **options)
+
+    return pipe_of
+
+
+@pytest.fixture(scope="module")
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal, here and in programs that start here: a job in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def bar_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of progress bars, which stands still until a test changes its ``now``."""
+    clock = SimpleNamespace(now=time.time())
+    monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
+    return clock

@@ -28,7 +28,7 @@ POISON = 101
 @pytest.fixture(scope="module")
 def faults(helper):
     """The module of faults, whose code goes to the workers as it is."""
-    module = helper(Path(__file__).parent / "cluster_faults.py")
+    module = helper(Path(__file__).parent / "faults.py")
     cloudpickle.register_pickle_by_value(module)
     yield module
     cloudpickle.unregister_pickle_by_value(module)

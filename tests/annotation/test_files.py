@@ -1,0 +1,141 @@
+"""Files of text: a path, a list of paths or a pattern in the place of texts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.annotation.fingerprints import fingerprint_of
+from openmed_nb.annotation.references import FileText, files_matching, located
+from openmed_nb.annotation.stream import weight
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+
+TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
+WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a file for each text."""
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"note {number}.txt").write_bytes(text.encode())
+    return tmp_path
+
+
+@pytest.fixture
+def found_in(keyword_model, home):
+    """A function that returns what the keyword model finds here in texts."""
+    return lambda texts, **options: nb.annotate(texts, keyword_model, device=home, progress=False, **options)
+
+
+def words(found):
+    """Return the words of each text."""
+    return [[entity["word"] for entity in entities] for entities in found]
+
+
+class TestFiles:
+    """A file is a text."""
+
+    def test_pattern(self, folder, found_in):
+        """The files that a pattern stands for are read in the order of their names, each when it is needed."""
+        found = found_in(folder / "*.txt")
+        assert words(found) == WORDS
+        assert found.first_texts == ()
+        assert str(found).splitlines()[1:] == ["  By label: DISEASE 3.", "  Texts without any: 2."]
+
+    def test_offsets(self, folder, found_in):
+        """Characters are counted as they stand in the file, ends of lines included."""
+        (entity,) = found_in(folder / "note 3.txt")[0][1:]
+        assert TEXTS[3][entity["start"] : entity["end"]] == "hypertension"
+
+    def test_list_of_paths(self, folder, found_in):
+        """A list of paths is read in its order."""
+        paths = [folder / "note 3.txt", folder / "note 0.txt"]
+        assert words(found_in(paths)) == [WORDS[3], WORDS[0]]
+
+    def test_resume(self, folder, found_in, tmp_path):
+        """A run over files goes on after the last of them; a file that was changed is another text."""
+        found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
+        assert words(found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")) == WORDS
+        (folder / "note 1.txt").write_text("asthma and more", "utf-8")
+        with pytest.raises(ConfigurationError, match="Text 1 is not the one"):
+            found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
+
+    def test_what_cannot_be_read(self, folder, found_in):
+        """A file that is gone or is no UTF-8 is recorded by its number; its name is not told, because it can be a person's."""
+        files = files_matching([str(folder / "*.txt")])
+        (folder / "note 0.txt").unlink()
+        (folder / "note 1.txt").write_bytes(b"caf\xe9")
+        found = found_in(files, on_error="record")
+        host = socket.gethostname()
+        assert found.errors == {
+            0: f"Text 0: its file cannot be read on {host}: No such file or directory. Make the file readable there.",
+            1: f"Text 1: its file on {host} is not UTF-8 at byte 3. "
+            "Save it as UTF-8, or read it yourself and pass its text.",
+        }
+        assert words(found) == [[], *WORDS[1:2], *WORDS[2:]]
+
+    def test_folder(self, folder, found_in):
+        """A folder is refused with a pattern for its files."""
+        with pytest.raises(
+            ConfigurationError, match=r"^'.*' is a folder on .*\. Name files .*Path\('notes'\) / '\*\.txt'"
+        ):
+            found_in(folder)
+
+    def test_names_of_files(self, folder, found_in):
+        """Names as glob.glob gives them are texts like any other, with a warning that has no word of them."""
+        with pytest.warns(
+            OpenMedWarning, match=r"^Text 0 is the name of a file, .* Pass pathlib\.Path\(name\)"
+        ) as warned:
+            found = found_in([str(path) for path in sorted(folder.glob("*.txt"))])
+
+        assert found.errors == {}
+        assert "note" not in str(warned[0].message)
+
+    def test_no_file(self, folder, found_in):
+        """A pattern that stands for no file is refused."""
+        with pytest.raises(ConfigurationError, match=r"There is no file '.*\.md' on "):
+            found_in(folder / "*.md")
+
+    @pytest.mark.parametrize("name", ["[x].txt", "a[1-2].txt", "*.txt.txt", "[.txt"])
+    @pytest.mark.skipif(sys.platform == "win32", reason="no name can have a star there")
+    def test_name_like_a_pattern(self, folder, found_in, name):
+        """A file whose name would be a pattern is that file, alone and in a list."""
+        (folder / name).write_text("diabetes", "utf-8")
+        assert words(found_in(folder / name)) == [["diabetes"]]
+        assert words(found_in([folder / name, folder / "note 0.txt"])) == [["diabetes"], ["asthma"]]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders there")
+    def test_what_is_no_file(self, folder, found_in):
+        """A pipe and a dangling link that match a pattern are recorded, a folder is left out; none is waited for."""
+        os.mkfifo(folder / "a.txt")
+        (folder / "b.txt").symlink_to("nowhere")
+        (folder / "c.txt").mkdir()
+        found = found_in(folder / "*.txt", on_error="record")
+        host = socket.gethostname()
+        assert found.errors == {
+            0: f"Text 0: its file cannot be read on {host}: {os.strerror(errno.ENOTSUP)}. Make the file readable there.",
+            1: f"Text 1: its file cannot be read on {host}: No such file or directory. Make the file readable there.",
+        }
+        assert words(found) == [[], [], *WORDS]
+
+    def test_what_travels(self, folder):
+        """What goes to a worker is where a text is, and not the text; what tells it from others is all of that."""
+        (file,) = files_matching([str(folder / "note 3.txt")])
+        assert b"diabetes" not in pickle.dumps(file)
+        assert weight(file) == len(TEXTS[3]) + 1
+        assert fingerprint_of(file) == fingerprint_of(FileText(file.path, file.characters, file.changed))
+        assert fingerprint_of(file) != fingerprint_of(FileText(file.path, file.characters, file.changed + 1))
+        assert "note" not in repr(file)
+
+    @pytest.mark.parametrize("texts", ["*.txt", ["*.txt"], [], [Path("a"), "b"]], ids=repr)
+    def test_what_is_no_path(self, texts):
+        """Strings stay texts, and nothing is looked for."""
+        assert located(texts, pytest.fail) is texts
