@@ -18,6 +18,7 @@ HEAVY = {
 FLOORS = (
     "errors",
     "display",
+    "plain",
     "activity",
     "devices",
     "simulation",

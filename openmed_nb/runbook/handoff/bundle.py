@@ -20,10 +20,10 @@ from ...display import NOTE, Report, Shown, Table, counted, in_bytes
 from ...errors import ConfigurationError, cause, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
+from ...plain import to_plain
 from ..logbook.fingerprints import dataset_of, model_of_files
 from ..logbook.gathering import Said, gather
 from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
-from ..logbook.plain import to_plain
 from ..logbook.sections import Dataset
 from ..logbook.variables import golden_variables, short_path
 from ..measure.benches import ROWS, checked_texts, subject_of_files

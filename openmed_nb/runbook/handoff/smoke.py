@@ -20,12 +20,12 @@ from ...display import FAILED, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Repor
 from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
 from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder
+from ...plain import from_plain
 from ...training.curve import FLAT, GROWING, MEASURES
 from ..logbook.diff import LogbookDiff
 from ..logbook.fingerprints import model_of_files
 from ..logbook.gathering import Said, gather, own_version, version_of
 from ..logbook.logbook import Logbook, write_whole
-from ..logbook.plain import from_plain
 from ..measure.benches import subject_of_files
 from .bundle import REQUIREMENTS, RESULT
 from .environment import TOOLKIT, unmet

@@ -26,6 +26,7 @@ from ...devices.machine import Machine, import_psutil, own_name, processor_name,
 from ...devices.memory import allocator
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, given_path, shorten
+from ...plain import LARGEST, from_plain
 from ...training.curve import installed_bytes
 from ..comparison import GUESTS, NOT_BUSY, cpu_times
 from ..signals.reading import read_signals
@@ -33,7 +34,6 @@ from ..signals.values import Signals
 from .figures import joined, reported_device, told_by
 from .fingerprints import dataset_of, hypotheses_of
 from .logbook import Logbook
-from .plain import LARGEST, from_plain
 from .sections import (
     SCHEMA,
     Background,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...display import NOTE, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
+from ...plain import from_plain, schema_of, to_plain
 from .figures import check_device, joined, told_by
-from .plain import from_plain, schema_of, to_plain
 from .sections import SCHEMA, WARNING, YES_NO, Sections
 from .variables import CLEANERS
 

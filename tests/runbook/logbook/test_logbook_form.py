@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.plain import from_plain, to_plain
 from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE, Logbook, logbook_schema, schema_text
-from openmed_nb.runbook.logbook.plain import from_plain, to_plain
 from openmed_nb.runbook.logbook.sections import Hypothesis
 
 BARE = {"model": None, "dataset": None, "loader": None, "network": None}

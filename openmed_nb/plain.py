@@ -92,7 +92,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
         {'type': 'array', 'items': {'type': 'integer'}}
     """
     if is_dataclass(kind):
-        hints, told = get_type_hints(kind, include_extras=True), attributes_of(kind)
+        hints, told = _hints(kind), attributes_of(kind)
         properties = {name: {**schema_of(hint), **_described(told.get(name))} for name, hint in hints.items()}
         return {
             "type": "object",
@@ -123,12 +123,17 @@ def attributes_of(kind: Any) -> dict[str, str]:
     return {name: " ".join(text.replace("``", "").split()) for name, text in zip(found[::2], found[1::2], strict=True)}
 
 
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
 def _described(text: str | None) -> dict[str, str]:
     return {"description": text} if text else {}
 
 
 def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     if not isinstance(stored, Mapping):
         raise ValueError(f"{place} cannot be {type(stored).__name__}")  # noqa: TRY004 - what is read is wrong, no argument
     if lacking := hints.keys() - stored.keys():
