@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from openmed_nb.notebook import verbs
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
@@ -73,9 +75,9 @@ def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int,
 def compared(asked: Asked, rules: SweepRules) -> dict[str, Any]:
     """Return a sweep beside an exhaustive one."""
     begin = time.perf_counter()
-    report = SESSION.sweep(asked, rules)
+    report = verbs.sweep(SESSION, asked, rules)
     seconds = time.perf_counter() - begin
-    subject, device = SESSION.subject(asked)
+    subject, device = verbs.subject_of(SESSION, asked)
     bench = subject.on(device)
     unhurried = SweepRules(seconds=1e9)
     measurement = Measurement(bench, unhurried, limit_of(bench.device, SESSION.computer.limit(device)))

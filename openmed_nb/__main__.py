@@ -14,6 +14,7 @@ from pathlib import Path
 from .display import Json
 from .errors import ConfigurationError, OpenMedError, cause
 from .models.registry import BUNDLED_FOLDER
+from .notebook import verbs
 from .session import SESSION
 
 DOCTOR = "doctor"
@@ -62,7 +63,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     asked = parser().parse_args(arguments)
     SESSION.start()
     text = read_note(asked.note)
-    found = SESSION.annotate_text(text, asked.model, asked.device)
+    found = verbs.annotate_text(SESSION, text, asked.model, asked.device)
     choice = SESSION.device(asked.device)
     return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})) if asked.json else f"{choice}\n\n{found}", 0
 
@@ -71,7 +72,7 @@ def examine(arguments: list[str]) -> tuple[str, int]:
     """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
     asked = doctor_parser().parse_args(arguments)
     SESSION.start()
-    answer = SESSION.doctor(asked.model) if asked.ops is None else SESSION.forecast(asked.ops)
+    answer = verbs.doctor(SESSION, asked.model) if asked.ops is None else verbs.forecast(SESSION, asked.ops)
     return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
 
 

@@ -23,18 +23,15 @@ FLOORS = (
     "devices",
     "simulation",
     "models",
+    "session",
     "annotation",
     "distributed",
     "training",
     "runbook",
-    "session",
-    "distributed.worker",
-    "distributed.stream",
-    "distributed.asking",
     "notebook",
     "openmed_nb",
 )
-"""From the ground up; some of ``distributed`` needs a session. The last is the package's own face."""
+"""From the ground up; the last is the package's own face."""
 
 
 def module_of(file: Path) -> str:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel
@@ -68,12 +69,12 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
     "unusable mps": (DeviceUnavailable, lambda session: session.use("mps")),
     "unusable mps for a call": (DeviceUnavailable, lambda session: session.device("mps")),
     "unusable gpu": (DeviceUnavailable, lambda session: session.use(" GPU ")),
-    "bad configuration": (UnknownDevice, lambda session: session.create_pipeline(None, OpenMedConfig(device="mpss"))),
+    "bad configuration": (UnknownDevice, lambda session: create_pipeline(session, None, OpenMedConfig(device="mpss"))),
     "unusable configuration": (
         DeviceUnavailable,
         lambda session: session.load_model(None, OpenMedConfig(device="mps")),
     ),
-    "unknown model": (UnknownModel, lambda session: session.create_pipeline("./nowhere", OpenMedConfig(device="cpu"))),
+    "unknown model": (UnknownModel, lambda session: create_pipeline(session, "./nowhere", OpenMedConfig(device="cpu"))),
     "unknown option": (ConfigurationError, lambda session: session.load_model(None, OpenMedConfig(), color="red")),
 }
 
@@ -100,7 +101,7 @@ def test_failing_first_verb_changes_nothing(computers: ModuleType):
     here = computers.mac()
     before = here.state
     with pytest.raises(UnknownModel):
-        here.session.create_pipeline("./nowhere", OpenMedConfig())
+        create_pipeline(here.session, "./nowhere", OpenMedConfig())
 
     assert here.state == before
     assert here.session.device().device == "mps"
@@ -148,8 +149,8 @@ def test_bad_spelling_names_its_source(computers: ModuleType):
     """The error of a bad spelling names who wrote it: an argument, a configuration, or a magic."""
     session = computers.plain().session
     asked = {
-        "argument": lambda: session.create_pipeline(None, OpenMedConfig(), device="mpss"),
-        "OpenMedConfig": lambda: session.create_pipeline(None, OpenMedConfig(device="mpss")),
+        "argument": lambda: create_pipeline(session, None, OpenMedConfig(), device="mpss"),
+        "OpenMedConfig": lambda: create_pipeline(session, None, OpenMedConfig(device="mpss")),
         "%openmed_device": lambda: session.use("mpss", "%openmed_device"),
     }
 

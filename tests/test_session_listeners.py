@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.errors import DeviceUnavailable, OpenMedError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import ModelStore
+from openmed_nb.notebook import verbs
 from openmed_nb.session import SESSION, Session
 from openmed_nb.training.curve import MemoryCurve
 
@@ -41,24 +43,24 @@ VERBS: dict[str, Callable[[Session], object]] = {
     "unload what is not there": lambda session: session.unload("nothing of this name"),
     "keep a curve": lambda session: session.keep_curve(MemoryCurve("cpu")),
     "load": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu")),
-    "pipeline": lambda session: session.create_pipeline(SMALL, OpenMedConfig(device="cpu")),
-    "annotate a text": lambda session: session.annotate_text(NOTE, SMALL, "cpu"),
-    "annotate texts": lambda session: session.annotate([NOTE, NOTE], SMALL, {"device": "cpu"}, progress=False),
-    "annotate with a pipeline": lambda session: session.annotate([NOTE], pipeline(), {}, progress=False),
+    "pipeline": lambda session: create_pipeline(session, SMALL, OpenMedConfig(device="cpu")),
+    "annotate a text": lambda session: verbs.annotate_text(session, NOTE, SMALL, "cpu"),
+    "annotate texts": lambda session: verbs.annotate(session, [NOTE, NOTE], SMALL, {"device": "cpu"}, progress=False),
+    "annotate with a pipeline": lambda session: verbs.annotate(session, [NOTE], pipeline(), {}, progress=False),
 }
 
 FAILURES: dict[str, Callable[[Session], object]] = {
     "unknown device": lambda session: session.use("mpss"),
     "unknown device for a call": lambda session: session.device("mpss"),
     "unusable device": lambda session: session.use("cuda"),
-    "unusable reset": lambda session: (session._environ.update(OPENMED_DEVICE="mpss"), session.reset()),
+    "unusable reset": lambda session: (session.environ.update(OPENMED_DEVICE="mpss"), session.reset()),
     "unknown model": lambda session: session.load_model("./nowhere", OpenMedConfig(device="cpu")),
     "unknown option": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu"), colour="red"),
-    "unknown task": lambda session: session.create_pipeline(SMALL, OpenMedConfig(), task="translation"),
-    "unknown strategy": lambda session: session.create_pipeline(SMALL, OpenMedConfig(), aggregation_strategy="best"),
-    "no text": lambda session: session.annotate_text(7, SMALL),
-    "no texts": lambda session: session.annotate(NOTE, SMALL, {"device": "cpu"}),
-    "no pipeline": lambda session: session.annotate([NOTE], len, {}),
+    "unknown task": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), task="translation"),
+    "unknown strategy": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), aggregation_strategy="best"),
+    "no text": lambda session: verbs.annotate_text(session, 7, SMALL),
+    "no texts": lambda session: verbs.annotate(session, NOTE, SMALL, {"device": "cpu"}),
+    "no pipeline": lambda session: verbs.annotate(session, [NOTE], len, {}),
 }
 
 LOOKS: dict[str, Callable[[Session], object]] = {
@@ -72,7 +74,7 @@ LOOKS: dict[str, Callable[[Session], object]] = {
 
 def pipeline() -> Any:
     """Return a pipeline of another session, which none of the listeners follows."""
-    return Session({}).create_pipeline(SMALL, OpenMedConfig(device="cpu"))
+    return create_pipeline(Session({}), SMALL, OpenMedConfig(device="cpu"))
 
 
 def is_free(session: Session) -> bool:
@@ -226,8 +228,8 @@ def test_loading_is_told(session: Session):
 def test_annotating_is_told(session: Session):
     """Annotating is told of after loading, and its end when the entities are there."""
     listening = Listening(session)
-    session.annotate_text(NOTE, SMALL)
-    session.annotate([NOTE], SMALL, {}, progress=False)
+    verbs.annotate_text(session, NOTE, SMALL)
+    verbs.annotate(session, [NOTE], SMALL, {}, progress=False)
 
     annotating = f"Annotating: {SMALL}"
     assert listening.told == [f"Loading: {SMALL}", annotating, None, annotating, None]

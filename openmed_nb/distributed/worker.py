@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..annotation.fingerprints import settings_of
 from ..annotation.forward import Budget
+from ..annotation.loading import create_pipeline
 from ..annotation.stream import Annotator, Answer, Chunk, chunk_characters
 from ..errors import OpenMedError, OpenMedWarning
 from ..models.config import OpenMedConfig
@@ -118,7 +119,7 @@ def load(work: Work) -> Prepared:
     """Load the model of a run; that of the last run is kept, others are the session's."""
     with named_host(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
-        pipe = SESSION.create_pipeline(work.model, OpenMedConfig(), **work.arguments)
+        pipe = create_pipeline(SESSION, work.model, OpenMedConfig(), **work.arguments)
         annotator = pipe.own_annotator(work.batch_tokens)
     said = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
     who = member(str(pipe.device))

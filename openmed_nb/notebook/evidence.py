@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..session import SESSION
+from . import verbs
 
 if TYPE_CHECKING:
     import os
@@ -69,7 +70,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     from ..runbook.logbook.gathering import Said
 
     said = (dataset, batch_size, length, seeds, loader, hypotheses, applications, artifact_store, folder)
-    return SESSION.logbook(model, Said(reports, *said))
+    return verbs.logbook(SESSION, model, Said(reports, *said))
 
 
 def handoff(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -122,4 +123,4 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to say
     named = {"device": device, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
     order = Order(folder, dataset, logbook, copy_model, copy_dataset, batch_size, rounds, steps)
-    return SESSION.handoff(model, order, given)
+    return verbs.handoff(SESSION, model, order, given)

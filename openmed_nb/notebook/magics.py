@@ -38,6 +38,7 @@ from ..display import Json
 from ..errors import MagicError, cause, given_path, nearest, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
+from . import verbs
 
 QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
@@ -195,7 +196,7 @@ class OpenMedMagics(Magics):
             raise MagicError(f"{shorten(arguments.out)!r} is not a valid variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
-        result = SESSION.annotate_text(cell, model, arguments.device, strategy, self.show_text)
+        result = verbs.annotate_text(SESSION, cell, model, arguments.device, strategy, self.show_text)
         if arguments.out is None:
             return result
         self.shell.push({arguments.out: result})
@@ -254,8 +255,8 @@ class OpenMedMagics(Magics):
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
         forecasting = arguments.ops is not None
-        verb, name = (SESSION.forecast, arguments.ops) if forecasting else (SESSION.doctor, arguments.model)
-        answer = verb(self._named(name))
+        verb, name = (verbs.forecast, arguments.ops) if forecasting else (verbs.doctor, arguments.model)
+        answer = verb(SESSION, self._named(name))
         return Json.of(answer.to_dict()) if arguments.json else answer
 
     @magic_arguments()
@@ -276,7 +277,7 @@ class OpenMedMagics(Magics):
             what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
             raise MagicError(what, "Write another name, or --diff before it to compare.")
         former = None if arguments.diff is None else Logbook.read(arguments.diff)
-        book = SESSION.logbook(None, Said())
+        book = verbs.logbook(SESSION, None, Said())
         if arguments.file is not None:
             print(f"Written to {book.save(arguments.file)}.")
         answer: Any = book if former is None else former.diff(book)

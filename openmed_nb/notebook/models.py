@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..annotation.loading import create_pipeline
 from ..errors import ConfigurationError
 from ..models.config import OpenMedConfig
 from ..session import SESSION
+from . import verbs
 
 if TYPE_CHECKING:
     from ..annotation.results import Annotations
@@ -69,7 +71,7 @@ class ModelLoader:
             DeviceError: Where the device cannot be used; nothing is loaded then.
             ConfigurationError: For a task, strategy or option that does not exist.
         """
-        return SESSION.create_pipeline(model_name, self.config, task, aggregation_strategy, **arguments)
+        return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **arguments)
 
     def unload(self, model_name: str | None = None) -> tuple[str, ...]:
         """Forget a model, or all, and hand the memory back; return the names of those that were loaded."""
@@ -167,7 +169,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         from ..distributed.stream import source_on_workers
 
         elsewhere = partial(source_on_workers, client)
-    return SESSION.annotate(
+    return verbs.annotate(
+        SESSION,
         texts,
         model,
         arguments,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runbook.operators.fallbacks import fallbacks as ledger_of
 from ..session import SESSION
+from . import verbs
 
 if TYPE_CHECKING:
     from ..runbook.doctor.report import DoctorReport
@@ -47,7 +48,7 @@ def doctor(model: Any = None) -> DoctorReport:
         >>> [finding.name for finding in report.findings][:3]
         ['Python', 'macOS', 'torch']
     """
-    return SESSION.doctor(model)
+    return verbs.doctor(SESSION, model)
 
 
 def parity(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -95,7 +96,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     named = {"device": device, "dtype": dtype, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
-    return SESSION.parity(model, texts, given, gold=gold, gradients=gradients)
+    return verbs.parity(SESSION, model, texts, given, gold=gold, gradients=gradients)
 
 
 def signals() -> Signals:
@@ -113,7 +114,7 @@ def signals() -> Signals:
         >>> signals().memory_available > 0
         True
     """
-    return SESSION.signals()
+    return verbs.signals(SESSION)
 
 
 def validate_precision(
@@ -158,7 +159,7 @@ def validate_precision(
         openmed_nb.errors.ConfigurationError: 'float64' is no reduced type. Use one of bfloat16, float16, int8.
     """
     given = {**arguments, **({} if device is None else {"device": device})}
-    return SESSION.validate_precision(model, texts, dtype, given, gold)
+    return verbs.validate_precision(SESSION, model, texts, dtype, given, gold)
 
 
 def forecast(model: Any = None, example_inputs: Any = None, training: bool = True) -> Forecast:
@@ -200,7 +201,7 @@ def forecast(model: Any = None, example_inputs: Any = None, training: bool = Tru
         >>> forecast(Values(), torch.eye(3)).leaving
         ('aten::_linalg_eigh',)
     """
-    return SESSION.forecast(model, example_inputs, training)
+    return verbs.forecast(SESSION, model, example_inputs, training)
 
 
 def fallbacks(model: Any = None) -> AbstractContextManager[FallbackLedger]:

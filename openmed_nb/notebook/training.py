@@ -103,7 +103,8 @@ def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> E
 
 def memory_curve() -> MemoryCurve | None:
     """Return the curve to which the last sample went, ``None`` before the first."""
-    return SESSION.curve
+    curve: MemoryCurve | None = SESSION.curve
+    return curve
 
 
 def trainer_callback(device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runbook.sweep_search import KNEE_GAIN, SECONDS, SweepRules
 from ..session import SESSION
+from . import verbs
 
 if TYPE_CHECKING:
     from ..runbook.comparison import Comparison
@@ -75,7 +76,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
     from ..runbook.measure.benches import Asked
 
     rules = SweepRules(gain, largest, seconds, smallest)
-    return SESSION.sweep(Asked(model, data, training, length, arguments, device), rules)
+    return verbs.sweep(SESSION, Asked(model, data, training, length, arguments, device), rules)
 
 
 def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -133,7 +134,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     from ..runbook.measure.benches import Asked
 
     asked = Asked(model, data, training, None, arguments)
-    return SESSION.compare(asked, devices, batch_size=batch_size, pairs=pairs, seconds=seconds)
+    return verbs.compare(SESSION, asked, devices, batch_size=batch_size, pairs=pairs, seconds=seconds)
 
 
 def gates(**changed: float) -> Gates:
@@ -266,7 +267,8 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     from ..runbook.measure.benches import Asked
 
-    return SESSION.profile(
+    return verbs.profile(
+        SESSION,
         Asked(model, data, training, None, arguments, device),
         steps=steps,
         warm_up=warm_up,

@@ -14,6 +14,7 @@ import torch
 from tokenizers.pre_tokenizers import PreTokenizer
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
@@ -254,7 +255,9 @@ class TestErrors:
     def test_an_error_holds_no_note(self, here, watch):
         """An error that is not ours has no cause and no context, and none of its frames holds the text that was annotated."""
         panel = watch(here.session, SMALL)
-        here.session.create_pipeline(SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(NOTE)
+        create_pipeline(here.session, SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(
+            NOTE
+        )
         with pytest.raises(OpenMedError, match="Annotating failed with Exception") as raised:
             panel.annotate("Mrs " + "Miller has leprosy.")
 

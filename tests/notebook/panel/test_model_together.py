@@ -167,7 +167,7 @@ OTHERS: dict[str, Action] = {
     "device": lambda session, _source: session.device(),
     "stop": lambda session, _source: session.stop(),
     "list": lambda session, _source: session.devices(),
-    "variable": lambda session, _source: (session._environ.update(OPENMED_DEVICE="cpu"), session.reset()),
+    "variable": lambda session, _source: (session.environ.update(OPENMED_DEVICE="cpu"), session.reset()),
 }
 """What somebody else does, beside the panels."""
 

@@ -14,6 +14,7 @@ from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
 from openmed_nb.devices.request import decide
 from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, TorchUnusable, UnknownModel
+from openmed_nb.notebook import verbs
 from openmed_nb.runbook.doctor.checks import Computation
 from openmed_nb.runbook.doctor.report import Experiments, compute_on, diagnose, examine, try_dtypes
 from openmed_nb.runbook.doctor.silent_errors import BUGS
@@ -247,7 +248,7 @@ class TestThisComputer:
         """A wish that cannot be had is a finding of a session, and no error."""
         session = Session(environ={"OPENMED_DEVICE": "mps"})
 
-        assert bad(session.doctor()) == {"device in force": FAILED}
+        assert bad(verbs.doctor(session)) == {"device in force": FAILED}
         with pytest.raises(DeviceUnavailable):
             session.device()
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.notebook import verbs
 from openmed_nb.runbook.doctor.checks import CHECKS, model_findings
 from openmed_nb.session import SESSION, Session
 
@@ -188,14 +190,14 @@ class TestPrecision:
     @staticmethod
     def said(session, model=None):
         """Return what the doctor finds about models, without their names."""
-        return [one for one in session.doctor(model).findings if "keyword" in one.name or "Bert" in one.name]
+        return [one for one in verbs.doctor(session, model).findings if "keyword" in one.name or "Bert" in one.name]
 
     def test_unvalidated(self, session, keyword_model):
         """A loaded model without a certificate gives a warning with the reason and the command that validates it."""
         expected = []
         for dtype, stays in (("bfloat16", ""), ("float16", ""), ("int8", ", device='cpu'")):
             with pytest.warns(OpenMedWarning):
-                pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
+                pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
             evidence = f"weights are {dtype}, with which entities can move or be lost; there is no certificate"
             command = f"nb.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"Validate it: {command}."))
@@ -211,8 +213,8 @@ class TestPrecision:
         before = ("no", "has", "history of", "the patient has", "a patient was seen")
         texts = [f"{words} {disease} ." for words in before for disease in diseases]
         for dtype in ("bfloat16", "int8"):
-            assert session.validate_precision(str(keyword_model), texts, dtype, {}).accepted
-            session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
+            assert verbs.validate_precision(session, str(keyword_model), texts, dtype, {}).accepted
+            create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
         findings = self.said(session)
 
         assert [one.status for one in findings] == [OK, OK]
@@ -220,7 +222,7 @@ class TestPrecision:
 
     def test_type_that_was_changed_in_memory(self, session, keyword_model):
         """What is known of the files does not count for a model that was rounded after it was loaded."""
-        session.create_pipeline(str(keyword_model), OpenMedConfig()).model.half()
+        create_pipeline(session, str(keyword_model), OpenMedConfig()).model.half()
         (finding,) = self.said(session)
 
         assert finding.status == WARNING

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.notebook import verbs
 from openmed_nb.runbook.measure.benches import Asked
 from openmed_nb.runbook.measure.workloads import Repeated, begun, fresh, put_on_devices, seconds_of_step
 from openmed_nb.session import SESSION
@@ -44,7 +45,7 @@ class Named(torch.nn.Module):
 
 def subject_of(*arguments: Any, **named: Any) -> Any:
     """Return what is measured, as the session says."""
-    return SESSION.subject(Asked(*arguments, **named))[0]
+    return verbs.subject_of(SESSION, Asked(*arguments, **named))[0]
 
 
 def steps(workload: Any, count: int) -> list[Any]:

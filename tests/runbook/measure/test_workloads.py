@@ -14,6 +14,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UnreadableText
+from openmed_nb.notebook import verbs
 from openmed_nb.runbook.measure.benches import Asked
 from openmed_nb.session import SESSION, Session
 
@@ -56,7 +57,7 @@ def add_up(batch: torch.Tensor) -> torch.Tensor:
 
 def subject_of(*arguments: Any, **named: Any) -> Any:
     """Return what is measured, as the session says."""
-    return SESSION.subject(Asked(*arguments, **named))[0]
+    return verbs.subject_of(SESSION, Asked(*arguments, **named))[0]
 
 
 def steps(workload: Any, count: int = 2) -> list[Any]:
@@ -351,7 +352,7 @@ def test_what_cannot_be_measured():
     ]
     for asked, words in cases:
         with pytest.raises(ConfigurationError, match=words):
-            session.subject(asked)
+            verbs.subject_of(session, asked)
         assert session.inventory().names == (), words
 
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.certificates import Certificate, Evidence, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.dtypes import validating_command
 from openmed_nb.models.loading import LoadSpec
+from openmed_nb.notebook import verbs
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
@@ -43,7 +45,7 @@ def loaded_as(session, keyword_model):
     """A function that returns a pipeline over the keyword model, loaded in a type."""
 
     def loaded_as(dtype, **arguments):
-        return session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype, **arguments)
+        return create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype, **arguments)
 
     return loaded_as
 
@@ -136,7 +138,7 @@ class TestAuto:
     def test_annotate(self, certify, session, keyword_model):
         """A run over many texts can ask for it."""
         certify("int8")
-        found = session.annotate([NOTE], str(keyword_model), {"dtype": "auto"}, progress=False)
+        found = verbs.annotate(session, [NOTE], str(keyword_model), {"dtype": "auto"}, progress=False)
 
         assert [one["word"] for one in found[0]] == ["asthma"]
         assert [one.dtype for one in session.inventory()] == ["int8"]
@@ -179,11 +181,11 @@ class TestWarning:
         arguments = {"dtype": "bfloat16"}
         with pytest.warns(OpenMedWarning):
             loaded_as("bfloat16")
-        session.annotate([NOTE], str(keyword_model), arguments, progress=False)
+        verbs.annotate(session, [NOTE], str(keyword_model), arguments, progress=False)
         loaded_as("bfloat16", aggregation_strategy="simple")
         session.unload()
         with pytest.warns(OpenMedWarning):
-            session.annotate([NOTE], str(keyword_model), arguments, progress=False)
+            verbs.annotate(session, [NOTE], str(keyword_model), arguments, progress=False)
 
     def test_as_an_error_it_loads_nothing(self, session, loaded_as):
         """Where warnings are errors, nothing is loaded."""
@@ -244,7 +246,7 @@ class TestWarning:
         """The certificate of files that were put in place later does not count for the model in memory."""
         folder = shutil.copytree(close_model, tmp_path / "model")
         with pytest.warns(OpenMedWarning, match="there is no certificate"):
-            session.create_pipeline(str(folder), OpenMedConfig(), dtype="bfloat16")
+            create_pipeline(session, str(folder), OpenMedConfig(), dtype="bfloat16")
         shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
         certify("bfloat16", folder=folder)
         with pytest.warns(OpenMedWarning):

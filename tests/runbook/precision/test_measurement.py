@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.notebook import verbs
 from openmed_nb.runbook.precision.measurement import float32_copy
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
@@ -27,7 +29,7 @@ def load(session):
     """A function that returns a pipeline over a model on the CPU, loaded anew."""
 
     def load(folder, **arguments):
-        return session.create_pipeline(str(folder), OpenMedConfig(), **arguments)
+        return create_pipeline(session, str(folder), OpenMedConfig(), **arguments)
 
     return load
 
@@ -359,7 +361,7 @@ class TestVerb:
         """The models that are loaded for a comparison are gone after it; those of the session stay."""
         kept = session.load_model(str(keyword_model), OpenMedConfig())
         before = sum(type(one) is type(kept.model) for one in gc.get_objects())
-        report = session.parity(str(keyword_model), [NOTE], {"dtype": "bfloat16"})
+        report = verbs.parity(session, str(keyword_model), [NOTE], {"dtype": "bfloat16"})
         gc.collect()
 
         assert (report.model, report.device, report.dtype) == (str(keyword_model), "cpu", "bfloat16")

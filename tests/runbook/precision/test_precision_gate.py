@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
 from openmed_nb.models.certificates import Gate, Identity, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
+from openmed_nb.notebook import verbs
 from openmed_nb.runbook.precision.gate import judge, settle
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
 from openmed_nb.runbook.precision.spans import Score, Spans
@@ -136,17 +138,17 @@ def test_what_is_shown():
 
 def test_model_whose_entities_are_lost_is_refused(session, close_model):
     """A model that loses its entities in bfloat16 is refused, and gets no certificate."""
-    verdict = session.validate_precision(str(close_model), CLOSE, "bfloat16", {})
+    verdict = verbs.validate_precision(session, str(close_model), CLOSE, "bfloat16", {})
 
     assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
     assert (verdict.parity.spans.missing, verdict.certificate) == (60, None)
     with pytest.warns(OpenMedWarning, match="there is no certificate"):
-        session.create_pipeline(str(close_model), OpenMedConfig(), dtype="bfloat16")
+        create_pipeline(session, str(close_model), OpenMedConfig(), dtype="bfloat16")
 
 
 def test_model_whose_borders_move_is_refused(session, border_model, close_models):
     """A model that finds every entity in bfloat16, but with another end, is refused."""
-    verdict = session.validate_precision(str(border_model), texts_with("diabetes mellitus"), "bfloat16", {})
+    verdict = verbs.validate_precision(session, str(border_model), texts_with("diabetes mellitus"), "bfloat16", {})
     spans = nb.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
 
     assert (spans.moved, spans.all, verdict.certificate) == (1, 1, None)
@@ -158,7 +160,7 @@ def test_worst_strategy_counts(session, tail_model):
     """A certificate counts for every strategy: a model whose words keep their first piece and lose others is refused."""
     texts = texts_with("hypertension")
     by_first = nb.parity(str(tail_model), texts, dtype="bfloat16", device="cpu").spans
-    verdict = session.validate_precision(str(tail_model), texts, "bfloat16", {})
+    verdict = verbs.validate_precision(session, str(tail_model), texts, "bfloat16", {})
 
     assert (by_first.exact, by_first.all) == (60, 60)
     assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
@@ -167,12 +169,12 @@ def test_worst_strategy_counts(session, tail_model):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
 def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
-    verdict = session.validate_precision(str(keyword_model), SURE, dtype, {})
+    verdict = verbs.validate_precision(session, str(keyword_model), SURE, dtype, {})
 
     assert verdict.accepted, verdict
     assert verdict.certificate.evidence.reference == 60
     assert verdict.certificate.evidence.speed_up >= 1.0
-    pipe = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype=dtype)
+    pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[1])] == ["asthma mellitus"]
 
 
@@ -187,7 +189,7 @@ SAME = {
 @pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
 def test_texts_that_say_the_same_give_no_certificate(session, keyword_model, texts):
     """Neither the same words again and again, with other spaces or numbers, nor one long text says how a type does."""
-    verdict = session.validate_precision(str(keyword_model), texts, "bfloat16", {})
+    verdict = verbs.validate_precision(session, str(keyword_model), texts, "bfloat16", {})
 
     (refused,) = verdict.refusals
     assert "1 of the 10 different entities, 1 of the 20 different texts that are needed." in refused.reason
@@ -196,10 +198,10 @@ def test_texts_that_say_the_same_give_no_certificate(session, keyword_model, tex
 
 def test_gold_is_part_of_the_certificate(session, keyword_model):
     """Where gold entities are given, the recall of both is in the certificate; where the gold has none, there is no recall."""
-    model, pipe = str(keyword_model), session.create_pipeline(str(keyword_model), OpenMedConfig())
+    model, pipe = str(keyword_model), create_pipeline(session, str(keyword_model), OpenMedConfig())
     right = [[entity for entity in found if entity["word"] != "asthma"] for found in pipe(SURE)]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
-        evidence = session.validate_precision(model, SURE, "bfloat16", {}, gold).certificate.evidence
+        evidence = verbs.validate_precision(session, model, SURE, "bfloat16", {}, gold).certificate.evidence
         assert (evidence.recall_reference, evidence.recall) == (recall, recall)
 
 
@@ -213,7 +215,7 @@ def test_files_that_change_meanwhile(session, keyword_model, close_model, tmp_pa
 
     session.listen(put_others_in_place)
     with pytest.raises(ModelUnusable, match="changed while it was measured"):
-        session.validate_precision(str(folder), CLOSE, "bfloat16", {})
+        verbs.validate_precision(session, str(folder), CLOSE, "bfloat16", {})
     assert not data.exists()
 
 
@@ -223,7 +225,7 @@ def certified(keyword_model, tmp_path_factory):
     folder, data = tmp_path_factory.mktemp("certified") / "model", tmp_path_factory.mktemp("certificates")
     shutil.copytree(keyword_model, folder)
     session = Session({"OPENMED_NB_DATA": str(data), "OPENMED_DEVICE": "cpu"})
-    assert session.validate_precision(str(folder), SURE, "bfloat16", {}).accepted
+    assert verbs.validate_precision(session, str(folder), SURE, "bfloat16", {}).accepted
     shutil.rmtree(folder)
     return folder, data
 
@@ -242,7 +244,7 @@ class TestExpiry:
 
     def loads(self, session, folder):
         """Load the model in bfloat16."""
-        return session.create_pipeline(str(folder), OpenMedConfig(), dtype="bfloat16")
+        return create_pipeline(session, str(folder), OpenMedConfig(), dtype="bfloat16")
 
     def test_it_counts_in_another_session(self, new_session, accepted):
         """Another process of the same person needs no other certificate."""
@@ -282,7 +284,7 @@ class TestExpiry:
 
     def test_too_few_texts_do_not_remove_it(self, session, accepted, data):
         """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
-        assert not session.validate_precision(str(accepted), SURE[:2], "bfloat16", {}).accepted
+        assert not verbs.validate_precision(session, str(accepted), SURE[:2], "bfloat16", {}).accepted
         assert len(list((data / "certificates").iterdir())) == 1
         self.loads(session, accepted)
 
@@ -315,7 +317,7 @@ class TestArguments:
 
     def test_pipeline_is_no_name(self, session, keyword_model):
         """A pipeline has no files that a certificate could be of."""
-        pipe = session.create_pipeline(str(keyword_model), OpenMedConfig())
+        pipe = create_pipeline(session, str(keyword_model), OpenMedConfig())
         with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline names none"):
             nb.validate_precision(pipe, SURE)
 
@@ -335,15 +337,15 @@ class TestArguments:
         (tmp_path / "file").write_text("no folder")
         session = Session({"OPENMED_NB_DATA": str(tmp_path / "file"), "OPENMED_DEVICE": "cpu"})
         with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a folder that can be written"):
-            session.validate_precision(str(keyword_model), SURE, "bfloat16", {})
+            verbs.validate_precision(session, str(keyword_model), SURE, "bfloat16", {})
 
 
 def test_simulated_certificate_counts_on_the_simulated_device_alone(session, keyword_model):
     """What is validated on a simulated MPS says so, counts there, and counts on no other device."""
     session.simulate("8 GiB")
     try:
-        verdict = session.validate_precision(str(keyword_model), SURE, "bfloat16", {})
-        there = session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype="bfloat16", device="mps")
+        verdict = verbs.validate_precision(session, str(keyword_model), SURE, "bfloat16", {})
+        there = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16", device="mps")
     finally:
         session.end_simulation()
 
@@ -355,4 +357,4 @@ def test_simulated_certificate_counts_on_the_simulated_device_alone(session, key
     assert not [name for table in verdict.report().figures for name, _ in table.rows if name == "speed_up"]
     assert there.precision.candidates[0].certificate == verdict.certificate
     with pytest.warns(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
-        session.create_pipeline(str(keyword_model), OpenMedConfig(), dtype="bfloat16")
+        create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16")

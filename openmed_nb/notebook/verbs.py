@@ -1,0 +1,327 @@
+# ruff: noqa: D417, PLR0913, PLR0917 - these functions are on their way to their rooms
+"""What the faces ask of the rooms that stand above the session: each of these goes to its room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..activity import Activity
+from ..annotation.loading import create_pipeline
+from ..devices import backend
+from ..devices.request import device_of
+from ..devices.simulated import shown_device
+from ..errors import DeviceUnavailable, OpenMedError, check_flag
+from ..models.config import OpenMedConfig
+from ..session import Session
+
+if TYPE_CHECKING:
+    from ..annotation.corpus import Source
+    from ..annotation.results import AnnotatedText, Annotations
+    from ..models.dtypes import Validation
+    from ..runbook.comparison import Comparison
+    from ..runbook.doctor.report import DoctorReport
+    from ..runbook.handoff.bundle import Handoff, Order
+    from ..runbook.logbook.gathering import Said
+    from ..runbook.logbook.logbook import Logbook
+    from ..runbook.measure.benches import Asked
+    from ..runbook.measure.workloads import Subject
+    from ..runbook.operators.forecast import Forecast
+    from ..runbook.precision.gate import PrecisionVerdict
+    from ..runbook.precision.parity import ParityReport
+    from ..runbook.profile import Profile
+    from ..runbook.signals.values import Signals
+    from ..runbook.sweep import SweepReport
+    from ..runbook.sweep_search import SweepRules
+
+    FindSource = Callable[[Any, Any, Mapping[str, Any], int | None], tuple[str, Any, Source]]
+
+
+def annotate(
+    session: Session,
+    texts: Any,
+    model: Any,
+    arguments: Mapping[str, Any],
+    /,
+    elsewhere: FindSource | None = None,
+    batch_tokens: int | None = None,
+    **running: Any,
+) -> Annotations:
+    """Return the entities that a model finds in many texts.
+
+    Args:
+        texts: Any series of texts, or the paths of files of text.
+        model: The name of a model, ``None`` for the bundled one, or a pipeline of ours.
+        arguments: Those of :meth:`create_pipeline`, for a name.
+        elsewhere: Finds what answers the texts, such as the workers of a cluster; ``None`` does it here.
+        batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
+        running: Those of ``annotation.corpus.annotate_from``.
+    """
+    from ..annotation.corpus import NothingLost, annotate_from, check_running
+
+    check_running(**running)
+    with session.told_after(), NothingLost(running.get("resume")):
+        name, texts, source = (elsewhere or partial(source_here, session))(texts, model, arguments, batch_tokens)
+        session.tell(Activity("Annotating", name))
+        return annotate_from(source, texts, name, **running)
+
+
+def source_here(
+    session: Session, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
+) -> tuple[str, Any, Source]:
+    """Return the name of a model, the texts to read, and what answers them here."""
+    from ..annotation.corpus import Source, check_series, checked_pipeline
+    from ..distributed.columns import counted_here, referred
+
+    found = referred(texts, counted_here, lambda function, *files: function(*files))
+    check_series(found)
+    if model is None or isinstance(model, (str, os.PathLike)):
+        name = "bundled" if model is None else str(model)
+        pipe = create_pipeline(session, name, OpenMedConfig(), **arguments)
+    else:
+        pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
+    return name, found, Source.of(pipe, batch_tokens)
+
+
+def annotate_text(
+    session: Session,
+    text: str,
+    name: str | None = None,
+    device: str | None = None,
+    strategy: str | None = None,
+    show_text: bool = True,
+) -> AnnotatedText:
+    """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
+    from ..annotation.results import AnnotatedText
+    from ..annotation.stream import check_text
+
+    with session.told_after():
+        check_text(text)
+        pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
+        model = name or "bundled"
+        session.tell(Activity("Annotating", model))
+        return AnnotatedText(text, tuple(pipe(text)), model, shown_device(str(pipe.device)), show_text)
+
+
+def doctor(session: Session, model: Any = None) -> DoctorReport:
+    """Return what is wrong with this computer, its torch, its environment and its models, and what to do about it.
+
+    Args:
+        model: The name of a model, a torch module or a pipeline; the loaded models where nobody says.
+    """
+    from ..runbook.doctor.report import diagnose, examine, models_to_look_at
+
+    with session.unchanged_on_error():
+        models = models_to_look_at(model, session.models.named, lambda name: session.load_model(name, OpenMedConfig()))
+        return diagnose(
+            examine(
+                session.computer, lambda: session.choice_or_error(confirm=True), models, partial(validation, session)
+            )
+        )
+
+
+def subject_of(session: Session, asked: Asked) -> tuple[Subject, str]:
+    """Return what a person wants measured, and the device for it.
+
+    Args:
+        asked: The model, its data, and how they are used.
+    """
+    with session.told_after():
+        asked.check()
+        name, given = "bundled" if asked.model is None else str(asked.model), dict(asked.arguments)
+        given |= {} if asked.device is None else {"device": asked.device}
+        subject = asked.subject(lambda: session.files(name, given)[0])
+        return subject, session.device(given.get("device")).device
+
+
+def sweep(session: Session, asked: Asked, rules: SweepRules) -> SweepReport:
+    """Return throughput and memory over batch sizes, with the knee; what a person passed stays as it is.
+
+    Args:
+        asked: What is measured.
+        rules: How.
+    """
+    from ..runbook.sweep import sweep_of
+
+    with session.told_after():
+        subject, device = subject_of(session, asked.in_one_shape())
+        session.tell(Activity("Sweeping", subject.name))
+        return sweep_of(subject, device, rules, session.computer.limit(device))
+
+
+def compare(session: Session, asked: Asked, devices: Any, /, **measuring: Any) -> Comparison:
+    """Return how fast the same work is on each device, and where its time goes.
+
+    Args:
+        asked: The model, its data, and how they are used.
+        devices: The devices beside the CPU; ``None`` for all that can be used.
+        measuring: The fields of ``runbook.comparison.Plan``.
+    """
+    from ..runbook.comparison import Plan, check_comparable, comparison_of, devices_to_compare, reader_of
+
+    with session.told_after():
+        plan = Plan(**measuring)
+        check_comparable(asked)
+        subject, device = subject_of(session, asked)
+        others = (device, *usable_devices(session)) if devices is None else confirmed(session, devices)
+        names, machine = devices_to_compare(*others), session.computer.machine
+        return comparison_of(
+            subject,
+            names,
+            plan,
+            lambda name: reader_of(name, machine, environ=session.environ, uuid=backend.gpu_uuid(name)),
+            lambda name: session.tell(Activity(f"Comparing on {name}", subject.name, names.index(name), len(names))),
+        )
+
+
+def profile(session: Session, asked: Asked, /, **measuring: Any) -> Profile:
+    """Return where the time of some steps goes, and what holds them up.
+
+    Args:
+        asked: The model, its data, and how they are used.
+        measuring: The fields of ``runbook.profile.Plan``.
+    """
+    from ..runbook.profile import Plan, profile_of
+
+    with session.told_after():
+        plan = Plan(**measuring)
+        subject, device = subject_of(session, asked)
+        session.tell(Activity("Profiling", subject.name))
+        return profile_of(subject, device, plan)
+
+
+def confirmed(session: Session, devices: Any) -> tuple[str, ...]:
+    """Return the devices that a person names, as torch spells them."""
+    named = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
+    return tuple(session.device(device_of(one)).device for one in named)
+
+
+def usable_devices(session: Session) -> tuple[str, ...]:
+    """Return the devices that compute, the best first."""
+    usable = []
+    for one in session.devices().candidates:
+        if one.usable is not False:
+            with contextlib.suppress(DeviceUnavailable):  # A GPU that nobody has tried yet, and that fails.
+                usable.append(session.device(one.device).device)
+    return tuple(usable)
+
+
+def handoff(session: Session, model: Any, order: Order, arguments: Mapping[str, Any]) -> Handoff:
+    """Write a folder that another computer can run, and return what was written.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one.
+        order: What a person wants handed over.
+        arguments: Those of :meth:`load_model`.
+    """
+    from ..runbook.handoff.bundle import handed_over
+
+    with session.told_after():
+        order.check(model)
+        spec, device = session.files(model, arguments)
+        session.tell(Activity("Handing over", spec.reference.name))
+        return handed_over(order, spec, device, session.computer)
+
+
+def logbook(session: Session, model: Any, said: Said) -> Logbook:
+    """Return what figures are measured with, as it is now.
+
+    Args:
+        model: The name of a model, a pipeline, a torch module, or ``None`` for the one that was loaded last.
+        said: What a person says of the run.
+    """
+    from ..models.loading import model_folder
+    from ..runbook.logbook.fingerprints import which_model
+    from ..runbook.logbook.gathering import gather
+
+    with session.told_after():
+        session.tell(Activity("Writing", "logbook"))
+        session.computer.load_torch()
+        device = session.device().device
+        found = which_model(model, session.models.named, lambda name: model_folder(session.files(name, {})[0]))
+        return gather(said, session.computer, device, *found)
+
+
+def validation(session: Session, model: Any) -> Validation | None:
+    """Return what is known of a model in a reduced type, where it was loaded by the session."""
+    from ..models.dtypes import validation_of
+
+    key = session.models.key_of(model)
+    return None if key is None else validation_of(key, str(model.device), session.computer, session.environ)
+
+
+def signals(session: Session) -> Signals:
+    """Return load, memory, power and heat of this computer at this moment; nothing is loaded for that."""
+    from ..runbook.doctor.report import signals_of
+
+    with session.lock:
+        choice = session.choice_or_error(confirm=False)
+        return signals_of(session.computer.machine, "cpu" if isinstance(choice, OpenMedError) else choice.device)
+
+
+def forecast(session: Session, model: Any, example_inputs: Any = None, training: bool = True) -> Forecast:
+    """Return which operators of a model would leave MPS; no model is changed.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one, a torch module, or a pipeline.
+        example_inputs: What the model is called with; a synthetic batch where nobody says.
+        training: Whether to look at one training step too.
+    """
+    from ..runbook.operators.forecast import forecast
+
+    check_flag("training", training)
+    with session.told_after():
+        if model is None or isinstance(model, (str, os.PathLike)):
+            model = create_pipeline(session, "bundled" if model is None else str(model), OpenMedConfig())
+        session.tell(Activity("Forecasting", type(model).__name__))
+        return forecast(model, example_inputs, training)
+
+
+def parity(session: Session, model: Any, texts: Any, arguments: Mapping[str, Any], /, **measuring: Any) -> ParityReport:
+    """Return how far a model on a device, in a type, is from the CPU in float32; no model of the session is used.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one, or a pipeline of ours, compared as it is.
+        texts: Any series of texts.
+        arguments: Those of :meth:`load_model`, for a name.
+        measuring: Those of ``runbook.precision.measurement.parity_of``.
+    """
+    from ..annotation.corpus import checked_pipeline
+    from ..runbook.precision.measurement import checked_texts, pair_of_files, pair_of_pipeline, parity_of
+
+    with session.told_after():
+        read = checked_texts(texts)
+        if model is None or isinstance(model, (str, os.PathLike)):
+            pair = pair_of_files(*session.files(model, arguments))
+        else:
+            pair = pair_of_pipeline(checked_pipeline(model, arguments))
+        session.tell(Activity("Comparing", pair.name))
+        return parity_of(pair, read, **measuring)
+
+
+def validate_precision(
+    session: Session, model: Any, texts: Any, dtype: str, arguments: Mapping[str, Any], gold: Any = None
+) -> PrecisionVerdict:
+    """Return whether a model keeps its entities in a reduced type, and store the certificate where it does.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one.
+        texts: Any series of texts.
+        dtype: The reduced type.
+        arguments: Those of :meth:`load_model`.
+        gold: The gold entities of each text, where there are some.
+    """
+    from ..models.certificates import certificate_store, identity_of
+    from ..runbook.precision.gate import check_named, check_reduced, validate
+    from ..runbook.precision.measurement import checked_texts
+
+    with session.told_after():
+        check_named(model)
+        read = list(checked_texts(texts))
+        spec, device = session.files(model, {**arguments, "dtype": check_reduced(dtype)})
+        identity = identity_of(spec, spec.dtype, device, session.computer)
+        session.tell(Activity("Validating", spec.reference.name))
+        return validate(spec, device, read, gold, identity, certificate_store(session.environ))
