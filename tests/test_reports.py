@@ -21,7 +21,7 @@ MODEL = "bundled_small"
 
 VARYING = {
     *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
-    *("comparison", "profile", "curve", "sample", "loader_check"),
+    *("comparison", "profile", "curve", "sample", "loader_check", "release"),
 }
 """Reports whose text names this computer, or figures of this run: only the names in their JSON are kept."""
 
@@ -38,6 +38,7 @@ def names_in(value: Any) -> Any:
 
 def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield each report with what makes it, on the CPU."""
+    SESSION.unload()
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
     loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2)
