@@ -1,8 +1,7 @@
-"""Move whatever a person passes to a device, and say what had to be converted.
-
-Moving tensors, batches, state dicts and modules to a device, with float64 made float32 where MPS has none.
+"""Tensors inside of other values: find them, change them, and move whatever a person passes to a device.
 
 Towards MPS every copy waits: one that does not can read memory that was freed meanwhile (pytorch#189690, #139550).
+MPS has no float64; such tensors become float32 on the way, and each conversion is reported once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import sys
 import warnings
 from collections import UserList, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,84 +21,162 @@ from ..errors import ConfigurationError, NumberTooLarge, OpenMedWarning
 if TYPE_CHECKING:
     import torch
 
+Thing = TypeVar("Thing")
 
-NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
-"""The kinds of numbers that torch has too, and their largest sizes in bytes; not text, objects, dates or float128."""
+# The types that MPS does not have, and what takes their place there.
+NARROWER = {"float64": "float32", "complex128": "complex64"}
 
 
-def is_array_of_numbers(thing: Any) -> bool:
-    """Tell whether something is an array whose numbers a tensor can hold; one with a mask is not.
+def narrower_types() -> dict[torch.dtype, torch.dtype]:
+    """Return the types of torch that MPS does not have, each with the one that takes its place."""
+    import torch
 
-    Example:
-        >>> import numpy
-        >>> is_array_of_numbers(numpy.zeros(2)), is_array_of_numbers(numpy.array(["text"])), is_array_of_numbers([1.0])
-        (True, False, False)
+    return {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in NARROWER.items()}
+
+
+def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the parts of a mapping, a series or a dataclass with their keys, places or fields; ``None`` for anything else.
+
+    A ``BatchEncoding`` of transformers is a mapping and not a ``dict``; a ``ModelOutput`` is both ``dict`` and dataclass.
     """
-    numpy = sys.modules.get("numpy")  # Where nobody has imported it there are no arrays.
-    if numpy is None or not isinstance(thing, numpy.ndarray) or hasattr(thing, "mask"):
-        return False
-    return int(thing.dtype.itemsize) <= NUMBERS.get(thing.dtype.kind, 0)
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (list, tuple, deque, UserList, set, frozenset)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return None
 
 
-def to_tensor(array: Any) -> torch.Tensor:
-    """Return a tensor of the same numbers in the same type, in memory of its own.
+def with_parts(value: Any, parts: list[Any]) -> Any:
+    """Return a value of the same type with other parts, in the order of :func:`parts_of`.
 
-    Turned arrays and those of another byte order can be made into one, too.
+    A mapping that cannot be written becomes a ``dict``, unless it is a ``MappingProxyType``. A tuple whose parts are the
+    same stays itself, such as a ``torch.Size``.
+    """
+    if isinstance(value, tuple):
+        return _tuple_of(value, parts)
+    if isinstance(value, Mapping):
+        return _mapping_of(value, dict(zip(value, parts, strict=True)))
+    if isinstance(value, (set, frozenset)):
+        return type(value)(parts)
+    changed = copy.copy(value)
+    for (key, _), part in zip(parts_of(value) or (), parts, strict=True):
+        if dataclasses.is_dataclass(value):
+            object.__setattr__(changed, key, part)  # A frozen one too: it is a new value.
+        else:
+            changed[key] = part
+    return changed
+
+
+def _tuple_of(value: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    if all(new is old for new, old in zip(parts, value, strict=True)):
+        return value
+    if hasattr(value, "n_sequence_fields"):  # What functions such as torch.max return.
+        return type(value)(parts)
+    made = tuple.__new__(type(value), parts)  # Its own constructor may take other things.
+    getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
+    return made
+
+
+def _mapping_of(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Mapping[Any, Any]:
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        return MappingProxyType(pairs) if isinstance(value, MappingProxyType) else pairs
+    changed = copy.copy(value)
+    if hasattr(value, "_metadata"):  # The versions of a state dict, which a copy loses.
+        changed._metadata = value._metadata  # type: ignore[attr-defined]  # noqa: SLF001
+    for key, part in pairs.items():  # A ModelOutput has no update().
+        changed[key] = part
+    return changed
+
+
+def named_tensors(value: Any, name: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in nested mappings, series and dataclasses with their names, those inside of others joined by dots.
 
     Example:
-        >>> import numpy
-        >>> to_tensor(numpy.arange(3.0)[::-1])
-        tensor([2., 1., 0.], dtype=torch.float64)
+        >>> import torch
+        >>> [name for name, _ in named_tensors({"labels": torch.ones(1), "inputs": [torch.ones(1), 5]})]
+        ['labels', 'inputs.0']
     """
     import torch
 
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif id(value) not in inside:  # A value may hold itself.
+        for key, part in parts_of(value) or ():
+            yield from named_tensors(part, f"{name}.{key}" if name else str(key), (*inside, id(value)))
 
 
-REPORTED: set[tuple[str, str]] = set()
-"""Names with types whose conversion was reported in this process: a training loop moves thousands of batches."""
+def operator_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in tuples, lists and dicts, as operators take and return them; modes ask this for each operator."""
+    import torch
 
-PACKAGE = __name__.partition(".")[0]
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, (tuple, list, dict)):
+        return []
+    found: list[torch.Tensor] = []
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list, dict)):
+            found += operator_tensors(part)
+    return found
 
-SHOWN = 3
-"""So many names stand in a report."""
+
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value of the same type with its tensors changed; what has none in it stays itself.
+
+    Example:
+        >>> import torch
+        >>> with_tensors({"inputs": (torch.ones(1), "text")}, torch.neg)
+        {'inputs': (tensor([-1.]), 'text')}
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if next(named_tensors(value), None) is None:
+        return value
+    return with_parts(value, [with_tensors(part, change) for _, part in parts_of(value) or ()])
+
+
+def module_in(thing: Any, remedy: str = "Pass the name of a model, a torch module or a pipeline.") -> torch.nn.Module:
+    """Return the torch module that a thing is, or that a pipeline or a loaded model holds.
+
+    Raises:
+        ConfigurationError: For anything else.
+    """
+    import torch
+
+    module = thing if isinstance(thing, torch.nn.Module) else getattr(thing, "model", None)
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigurationError(f"{type(thing).__name__} is not a model.", remedy)
+    return module
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model inside of what was put around it for compiling, for several devices or for adapters."""
+    for name in ("_orig_mod", "module"):
+        model = getattr(model, name, model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def numbers_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that a sparse or nested tensor holds, or the tensor itself."""
+    import torch
+
+    if tensor.layout == torch.sparse_coo:
+        return tensor._values()  # noqa: SLF001 - values() wants a coalesced one
+    return tensor.values() if tensor.is_nested or tensor.layout != torch.strided else tensor
+
 
 WORD = r"([a-z]+([0-9]{1,2}[a-z]*)?|[0-9]{1,3})"
 
+# What is shown of a key: small letters and short numbers, such as "input_ids" or "layer.11.weight". Anything else could
+# be a text, a person or the number of a record.
 FIELD_NAME = re.compile(rf"(?=.{{1,60}}\Z){WORD}([._]{WORD})*")
-"""What is shown of a key: small letters and short numbers, such as ``"input_ids"`` or ``"layer.11.weight"``.
-
-Anything else could be a text, a person or the number of a record.
-"""
-
-
-def report(converted: Mapping[str, tuple[str, str]], device: str) -> None:
-    """Warn of conversions that were not reported before in this process.
-
-    Args:
-        converted: Names, empty for a value without one, with the types before and after.
-        device: The kind of device, such as ``"mps"``.
-    """
-    new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED}
-    if new:
-        REPORTED.update((name, types[0]) for name, types in new.items())
-        warnings.warn(said_of(new, device), OpenMedWarning, stacklevel=level_of_caller())
-
-
-def said_of(converted: Mapping[str, tuple[str, str]], device: str) -> str:
-    """Return a sentence about conversions.
-
-    Example:
-        >>> said_of({"weights": ("float64", "float32")}, "mps")
-        'Converted float64 to float32, because MPS has no float64: weights.'
-    """
-    kinds = sorted(set(converted.values()))
-    changes = " and ".join(f"{before} to {after}" for before, after in kinds)
-    missing = " and no ".join(before for before, _ in kinds)
-    names = [name for name in converted if name]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    where = f": {', '.join(names[:SHOWN])}{more}" if names else ""
-    return f"Converted {changes}, because {device.upper()} has no {missing}{where}."
 
 
 def shown_key(key: Any, place: int) -> str:
@@ -113,69 +189,46 @@ def shown_key(key: Any, place: int) -> str:
     return key if isinstance(key, str) and FIELD_NAME.fullmatch(key) else f"[{place}]"
 
 
-def level_of_caller() -> int:
-    """Return how many frames up from the caller the first one is that is not of this package: the person's line."""
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == PACKAGE:
-        level, frame = level + 1, frame.f_back
-    return level
+# The kinds of numbers that torch has too, and their largest sizes in bytes; not text, objects, dates or float128.
+NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
 
 
-Thing = TypeVar("Thing")
+def is_array_of_numbers(thing: Any) -> bool:
+    """Tell whether something is an array whose numbers a tensor can hold; one with a mask is not."""
+    numpy = sys.modules.get("numpy")  # Without numpy imported there are no arrays.
+    if numpy is None or not isinstance(thing, numpy.ndarray) or hasattr(thing, "mask"):
+        return False
+    return int(thing.dtype.itemsize) <= NUMBERS.get(thing.dtype.kind, 0)
 
 
 def to_device(thing: Thing, device: str | torch.device) -> Thing:
     """Return tensors on a device; where that is MPS, float64 becomes float32 and complex128 complex64 before.
 
-    Each conversion is reported once, as an :class:`~openmed_nb.errors.OpenMedWarning`.
-
-    Args:
-        thing: A tensor, a module, or mappings, lists, tuples, named tuples, deques, sets and dataclasses of tensors, in
-            any depth, such as a batch or a state dict. NumPy arrays of numbers become tensors too: otherwise float64
-            would go on unseen. What is no tensor stays as it is, such as texts and arrays of texts, and so do the types
-            of whole numbers.
-        device: The device, as torch spells it.
-
-    Returns:
-        For a module the module itself, moved in place as torch does; for anything else a new value of the same type.
-        A mapping that cannot be changed, unless it is a ``MappingProxyType``, becomes a ``dict``. Tensors that are one
-        tensor before, such as tied weights, are one afterwards.
+    A module is moved in place, as torch does; anything else becomes a new value of the same type, and NumPy arrays of
+    numbers become tensors, because their float64 would otherwise go on unseen. Tensors that are one tensor before, such
+    as tied weights, are one afterwards.
 
     Raises:
         NumberTooLarge: For a float64 number that would become infinite in float32; nothing was moved then.
         ConfigurationError: For an optimizer, a module inside of something else, and a value that holds itself.
-
-    Example:
-        >>> import torch
-        >>> batch = {"input_ids": torch.tensor([[2, 5, 3]]), "weights": torch.ones(1, dtype=torch.float64)}
-        >>> moved = to_device(batch, "cpu")
-        >>> moved["weights"].dtype, moved is batch
-        (torch.float64, False)
     """
     import torch
 
     move = Move(torch.device(device))
     moved: Thing = move.module(thing) if isinstance(thing, torch.nn.Module) else move(thing, "")
-    report(move.converted, move.device.type)
+    warn_of_conversions(move.converted, move.device.type)
     return moved
 
 
 class Move:
-    """One call of :func:`to_device`: where it goes, what was moved already, and what was converted.
-
-    Attributes:
-        device: Where to.
-        converted: The names of converted tensors, each with the type that it had and the one that it has.
-    """
+    """One call of :func:`to_device`: where it goes, what was moved already, and which tensors were converted."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self.device = device
+        # The names of converted tensors, each with the type that it had and the one that it has.
         self.converted: dict[str, tuple[str, str]] = {}
-        self.narrower: Mapping[torch.dtype, torch.dtype] = {}
-        if device.type == "mps":
-            self.narrower = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+        self.narrower = narrower_types() if device.type == "mps" else {}
+        # By identity: a tensor, held so that its identity is not used again, and what it became.
         self._moved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         self._inside: set[int] = set()
 
@@ -185,37 +238,41 @@ class Move:
 
         if isinstance(thing, torch.Tensor):
             return self._once(thing, name, self._tensor)
-        if is_array_of_numbers(thing):
-            return self._tensor(to_tensor(thing), name)
-        _check_movable(thing)
-        with self._entered(thing):
-            return self._parts(thing, name)
-
-    def _parts(self, thing: Any, name: str) -> Any:
-        """Return a value that may hold others, with those moved."""
-        import torch
-
-        if isinstance(thing, torch.nn.utils.rnn.PackedSequence):
-            return self._packed(thing, name)
-        if isinstance(thing, Mapping):
-            return self._mapping(thing, name)
-        if isinstance(thing, (list, tuple, deque, UserList, set, frozenset)):
-            return self._series(thing, name)
-        if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-            return self._dataclass(thing, name)
-        return thing
-
-    @contextmanager
-    def _entered(self, thing: Any) -> Iterator[None]:
-        """Refuse a value that is inside of itself."""
+        if is_array_of_numbers(thing):  # Turned arrays and those of another byte order can be made into a tensor, too.
+            native = thing.astype(thing.dtype.newbyteorder("="), order="C")
+            return self._tensor(torch.from_numpy(native), name)
+        kind = type(thing).__name__
+        if isinstance(thing, torch.nn.Module):
+            raise ConfigurationError(f"The module {kind} is inside of something else.", "Pass the module by itself.")
+        if isinstance(thing, torch.optim.Optimizer):
+            remedy = "Move the model first, and then make the optimizer of its parameters."
+            raise ConfigurationError(f"The optimizer {kind} cannot be moved.", remedy)
         if id(thing) in self._inside:
-            what = f"A {type(thing).__name__} that holds itself cannot be moved."
+            what = f"A {kind} that holds itself cannot be moved."
             raise ConfigurationError(what, "Leave that reference out of what is moved.")
+        parts = parts_of(thing)
+        if parts is None:
+            return thing
         self._inside.add(id(thing))
         try:
-            yield
+            return with_parts(thing, [self._part(thing, name, place, *pair) for place, pair in enumerate(parts)])
         finally:
             self._inside.discard(id(thing))
+
+    def _part(self, thing: Any, name: str, place: int, key: Any, part: Any) -> Any:
+        """Return a part of a value, moved; its name shows the key only where that cannot be a text or a person."""
+        import torch
+
+        if isinstance(thing, Mapping):
+            of_layers = getattr(thing, "_metadata", None)  # A state dict has it; its keys are names of layers.
+            own = str(key) if of_layers else shown_key(key, place)
+        elif isinstance(key, int) and not hasattr(thing, "_fields"):
+            return self(part, f"{name}[{place}]")
+        else:
+            own = key if isinstance(key, str) else thing._fields[place]
+            if own == "batch_sizes" and isinstance(thing, torch.nn.utils.rnn.PackedSequence):
+                return part  # torch reads it on the CPU.
+        return self(part, f"{name}.{own}".lstrip("."))
 
     def module(self, module: Any) -> Any:
         """Move a module in place; buffers that several modules share stay shared."""
@@ -226,7 +283,7 @@ class Move:
             narrowed = {
                 id(tensor): self._once(tensor, name, self._narrowed)
                 for name, tensor in _held(module)
-                if self._wide(tensor)
+                if tensor.dtype in self.narrower
             }
             if narrowed:  # Module.to cannot: it would convert 16-bit tensors too.
                 module._apply(lambda tensor: narrowed.get(id(tensor), tensor))  # noqa: SLF001
@@ -239,13 +296,10 @@ class Move:
     def _once(
         self, tensor: torch.Tensor, name: str, change: Callable[[torch.Tensor, str], torch.Tensor]
     ) -> torch.Tensor:
-        """Change a tensor, or return what another look at the same numbers became."""
+        """Change a tensor, or return what another view of the same numbers became."""
         key = _identity(tensor)
         if key not in self._moved:
-            self._moved[key] = (
-                tensor,
-                change(tensor, name),
-            )  # The tensor is held, so that its identity is not used again.
+            self._moved[key] = (tensor, change(tensor, name))
         return self._moved[key][1]
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -254,95 +308,22 @@ class Move:
         return self._narrowed(tensor, name).to(self.device, non_blocking=apart)
 
     def _narrowed(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a tensor in a type that the device has."""
-        if not self._wide(tensor):
+        """Return a tensor in a type that the device has, and refuse numbers that would become infinite."""
+        dtype = self.narrower.get(tensor.dtype)
+        if dtype is None:
             return tensor
-        dtype = self.narrower[tensor.dtype]
         narrow = tensor.to(dtype)
-        _check_finite(tensor, narrow, name, self.device)
-        self.converted[name] = _short(tensor.dtype), _short(dtype)
+        before, after = (str(one.dtype).removeprefix("torch.") for one in (tensor, narrow))
+        lost = int((numbers_in(narrow).isinf() & ~numbers_in(tensor).isinf()).sum())
+        if lost:
+            numbers = f"{lost:,} number{'s' if lost > 1 else ''} in {before}"
+            what = f"{name or 'The tensor'} has {numbers} that would be infinite in {after}"
+            raise NumberTooLarge(
+                f"{what}, the widest type of {self.device.type}.",
+                "Scale or clamp them below 3.4e38, or stay on the CPU.",
+            )
+        self.converted[name] = before, after
         return narrow
-
-    def _wide(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype in self.narrower
-
-    def _packed(self, thing: Any, name: str) -> Any:
-        """Move a packed sequence; its batch sizes stay on the CPU, where torch reads them."""
-        fields = ("data", "sorted_indices", "unsorted_indices")
-        return thing._replace(**{field: self(getattr(thing, field), f"{name}.{field}".lstrip(".")) for field in fields})
-
-    def _tuple(self, thing: Any, name: str) -> Any:
-        """Move a tuple or a named tuple; one in which nothing moves stays, such as a ``torch.Size``."""
-        fields = getattr(thing, "_fields", None)
-        names = (
-            [f"{name}.{field}".lstrip(".") for field in fields]
-            if fields
-            else [f"{name}[{n}]" for n in range(len(thing))]
-        )
-        values = [self(one, own) for one, own in zip(thing, names, strict=True)]
-        if all(one is value for one, value in zip(thing, values, strict=True)):
-            return thing
-        if hasattr(thing, "n_sequence_fields"):  # What functions such as torch.max return.
-            return type(thing)(values)
-        moved = tuple.__new__(type(thing), values)  # Its own constructor may take other things.
-        getattr(moved, "__dict__", {}).update(getattr(thing, "__dict__", {}))
-        return moved
-
-    def _series(self, thing: Any, name: str) -> Any:
-        if isinstance(thing, tuple):
-            return self._tuple(thing, name)
-        values = [self(one, f"{name}[{place}]") for place, one in enumerate(thing)]
-        if isinstance(thing, (set, frozenset)):
-            return type(thing)(values)
-        moved = copy.copy(thing)
-        for place, value in enumerate(values):
-            moved[place] = value
-        return moved
-
-    def _mapping(self, thing: Mapping[Any, Any], name: str) -> Any:
-        versions = getattr(thing, "_metadata", None)  # Those of a state dict, whose keys are names of layers.
-        keys = [str(key) if versions else shown_key(key, place) for place, key in enumerate(thing)]
-        parts = zip(keys, thing.items(), strict=True)
-        values = {key: self(value, f"{name}.{own}".lstrip(".")) for own, (key, value) in parts}
-        if type(thing) is dict:
-            return values
-        if isinstance(thing, MappingProxyType):
-            return MappingProxyType(values)
-        return _with_values(thing, values, versions) if isinstance(thing, MutableMapping) else values
-
-    def _dataclass(self, thing: Any, name: str) -> Any:
-        moved = copy.copy(thing)
-        for field in dataclasses.fields(thing):
-            if hasattr(thing, field.name):
-                value = self(getattr(thing, field.name), f"{name}.{field.name}".lstrip("."))
-                object.__setattr__(moved, field.name, value)  # A frozen one too: it is a new value.
-        return moved
-
-
-def _check_movable(thing: Any) -> None:
-    """Refuse what has tensors that cannot be moved from here.
-
-    Raises:
-        ConfigurationError: For a module, which is moved in place and by itself, and for an optimizer.
-    """
-    import torch
-
-    kind = type(thing).__name__
-    if isinstance(thing, torch.nn.Module):
-        raise ConfigurationError(f"The module {kind} is inside of something else.", "Pass the module by itself.")
-    if isinstance(thing, torch.optim.Optimizer):
-        remedy = "Move the model first, and then make the optimizer of its parameters."
-        raise ConfigurationError(f"The optimizer {kind} cannot be moved.", remedy)
-
-
-def _with_values(thing: MutableMapping[Any, Any], values: Mapping[Any, Any], versions: Any) -> MutableMapping[Any, Any]:
-    """Return a copy of a mapping with other values, and with a state dict's versions, which a copy loses."""
-    moved = copy.copy(thing)
-    if versions is not None:
-        moved._metadata = versions  # type: ignore[attr-defined]  # noqa: SLF001
-    for key, value in values.items():  # A ModelOutput has no update().
-        moved[key] = value
-    return moved
 
 
 def _held(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -370,33 +351,41 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout != torch.strided or type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
         return (id(tensor),)
     start = tensor.untyped_storage().data_ptr()
-    looks = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
-    return (start, *looks) if start and tensor.is_leaf else (id(tensor),)
+    view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+    return (start, *view) if start and tensor.is_leaf else (id(tensor),)
 
 
-def _check_finite(wide: torch.Tensor, narrow: torch.Tensor, name: str, device: torch.device) -> None:
-    """Refuse numbers that became infinite.
+# Names with types whose conversion was reported in this process: a training loop moves thousands of batches.
+REPORTED: set[tuple[str, str]] = set()
 
-    Raises:
-        NumberTooLarge: Where there are some; their names and how many, not the numbers.
+SHOWN = 3  # How many names stand in a report.
+
+
+def warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -> None:
+    """Warn, in one sentence, of conversions that were not reported before in this process.
+
+    Args:
+        converted: Names, empty for a value without one, with the types before and after.
+        device: The kind of device, such as ``"mps"``.
     """
-    lost = int((numbers_in(narrow).isinf() & ~numbers_in(wide).isinf()).sum())
-    if lost:
-        numbers = f"{lost:,} number{'s' if lost > 1 else ''} in {_short(wide.dtype)}"
-        what = f"{name or 'The tensor'} has {numbers} that would be infinite in {_short(narrow.dtype)}"
-        raise NumberTooLarge(
-            f"{what}, the widest type of {device.type}.", "Scale or clamp them below 3.4e38, or stay on the CPU."
-        )
+    new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED}
+    if not new:
+        return
+    REPORTED.update((name, types[0]) for name, types in new.items())
+    kinds = sorted(set(new.values()))
+    changes = " and ".join(f"{before} to {after}" for before, after in kinds)
+    missing = " and no ".join(before for before, _ in kinds)
+    names = [name for name in new if name]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    where = f": {', '.join(names[:SHOWN])}{more}" if names else ""
+    text = f"Converted {changes}, because {device.upper()} has no {missing}{where}."
+    warnings.warn(text, OpenMedWarning, stacklevel=level_of_caller())
 
 
-def numbers_in(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that a sparse or nested tensor holds, or the tensor itself."""
-    import torch
-
-    if tensor.layout == torch.sparse_coo:
-        return tensor._values()  # noqa: SLF001 - values() wants a coalesced one
-    return tensor.values() if tensor.is_nested or tensor.layout != torch.strided else tensor
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def level_of_caller() -> int:
+    """Return how many frames up from the caller the first one is that is not of this package: the person's line."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level

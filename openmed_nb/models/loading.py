@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..devices.backend import TENSOR_LOCK, import_torch
+from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..errors import DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
 from .config import OpenMedConfig
@@ -570,9 +571,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
 
 
 def _without_float64(model: PreTrainedModel) -> None:
-    import torch
-
-    smaller = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    smaller = narrower_types()
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.to(smaller.get(tensor.dtype, tensor.dtype))
 

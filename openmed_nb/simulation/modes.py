@@ -35,6 +35,7 @@ from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from ..devices.moving import operator_tensors
 from .defects import Call
 from .memory import SimulatedAllocator
 from .operators import (
@@ -50,8 +51,6 @@ from .operators import (
 )
 
 functorch = torch._C._functorch  # noqa: SLF001 - torch has no public name for it
-
-NESTED = (tuple, list, dict)
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def unmoded_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 def names_of(args: Any, kwargs: Any) -> list[int]:
     """Return the names of the storages of all tensors among the arguments of a function."""
-    given = tensors(args) + tensors(kwargs) if kwargs else tensors(args)
+    given = operator_tensors(args) + operator_tensors(kwargs) if kwargs else operator_tensors(args)
     if not given:
         return []
     with torch._C.DisableTorchFunction():  # noqa: SLF001
@@ -161,21 +160,6 @@ def check_type(dtype: torch.dtype) -> None:
     refusal = {torch.float64: NO_FLOAT64, torch.complex128: NO_COMPLEX128}.get(dtype)
     if refusal:
         raise TypeError(refusal)
-
-
-def tensors(thing: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested tuples, lists and dicts."""
-    if isinstance(thing, torch.Tensor):
-        return [thing]
-    if not isinstance(thing, NESTED):
-        return []
-    found: list[torch.Tensor] = []
-    for part in thing.values() if isinstance(thing, dict) else thing:
-        if isinstance(part, torch.Tensor):
-            found.append(part)
-        elif isinstance(part, NESTED):
-            found += tensors(part)
-    return found
 
 
 @dataclass(frozen=True)
@@ -228,7 +212,7 @@ class Device:
 
     def take(self, made: Any, elsewhere: Collection[int]) -> None:
         """Put the tensors that were made on the device, but for those whose storages stand elsewhere."""
-        for tensor in tensors(made):
+        for tensor in operator_tensors(made):
             storage = storage_of(tensor)
             if storage is not None and name_of(storage) not in elsewhere:
                 self.storages.take(tensor)
@@ -355,7 +339,7 @@ class Functions(TorchFunctionMode):
             self._device.called[name] += 1
             if self._device.storages.elsewhere(given):
                 self._check_devices(function, args, kwargs)
-            if name in METHODS and self._holds(tensors([args, kwargs])[0]):
+            if name in METHODS and self._holds(operator_tensors([args, kwargs])[0]):
                 return METHODS[name](self, function, *args, **kwargs)
         return self._call(function, args, dict(kwargs), given, here)
 
@@ -364,7 +348,7 @@ class Functions(TorchFunctionMode):
         name = function.__name__
         if getattr(function, "__self__", None) is torch.Tensor.grad:
             raise RuntimeError(OTHER_GRADIENT)
-        strangers = [tensor for tensor in tensors([args, kwargs]) if not self._holds(tensor) and tensor.is_cpu]
+        strangers = [tensor for tensor in operator_tensors([args, kwargs]) if not self._holds(tensor) and tensor.is_cpu]
         if name not in MIXING and any(tensor.dim() for tensor in strangers):
             raise RuntimeError(TWO_DEVICES)
         if name == "copy_":
@@ -422,7 +406,7 @@ class Functions(TorchFunctionMode):
                 device = torch.device(argument)
                 args[place] = CPU if device.type == "mps" else device
                 return device
-        other = next(iter(tensors([args[1:], kwargs])), args[0])
+        other = next(iter(operator_tensors([args[1:], kwargs])), args[0])
         return asked_device(function, kwargs) or (MPS if self._holds(other) else other.device)
 
     def refuse_array(self, *_args: Any, **_kwargs: Any) -> Any:
@@ -451,7 +435,9 @@ class Functions(TorchFunctionMode):
     def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
         dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - torch's signature
-        learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors([args[:3], kwargs]))
+        learning = torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in operator_tensors([args[:3], kwargs])
+        )
         if dropout and not learning:
             raise NotImplementedError(NO_DROPOUT)
         return function(*args, **kwargs)

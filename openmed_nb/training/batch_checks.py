@@ -16,6 +16,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ..devices.machine import Machine, apple_generation
+from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..errors import BatchRefused, ConfigurationError, offered, shorten
 
@@ -114,13 +115,6 @@ def checked_limits(told: Mapping[str, Any]) -> dict[str, int]:
             numbers = "whole number" if least is None else f"whole number from {least} up"
             raise ConfigurationError(f"The limit {name}={shorten(repr(value))} is no {numbers}.", "Pass such a number.")
     return {name: int(value) for name, value in told.items() if value is not None}
-
-
-def unwrapped(model: Any) -> Any:
-    """Return the model inside of what was put around it for compiling, for several devices or for adapters."""
-    for name in ("_orig_mod", "module"):
-        model = getattr(model, name, model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def inner_model(model: torch.nn.Module) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK, import_torch, release_of
 from ..devices.machine import Machine, read_machine
+from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, offered, shorten
@@ -23,7 +24,6 @@ from .batch_checks import (
     gradients_can_be_wrong,
     inner_model,
     limits_of,
-    unwrapped,
 )
 from .nonfinite import PassRecorder, gradients_of, is_finite, keep_batch, looks_finite, search
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..devices.backend import States, random_numbers_from, random_states
-from ..devices.moving import numbers_in, shown_key
+from ..devices.moving import named_tensors, numbers_in, shown_key, with_tensors
 from ..devices.request import kind_of
 from ..errors import cause
-from .nested import named_tensors, with_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from openmed_nb.training.batch_checks import ModelLimits, inner_model, limits_of, unwrapped
+from openmed_nb.devices.moving import unwrapped
+from openmed_nb.training.batch_checks import ModelLimits, inner_model, limits_of
 
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 

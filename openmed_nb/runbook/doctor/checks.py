@@ -18,13 +18,14 @@ from ...devices.backend import TENSOR_LOCK, TorchFacts
 from ...devices.choice import DeviceChoice, Rejection, Rule, Surroundings, first_applying
 from ...devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan, EnvSetting
 from ...devices.machine import Machine
+from ...devices.moving import NARROWER, module_in, unwrapped
 from ...devices.request import canonical, kind_of
 from ...devices.simulated import shown_device
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
-from ...errors import ConfigurationError, OpenMedError
+from ...errors import OpenMedError
 from ...models.dtypes import REDUCED, Validation
 from ...models.quantization import INT8, is_quantized
-from ...training.batch_checks import head_width, token_count, unwrapped
+from ...training.batch_checks import head_width, token_count
 from ..signals.values import Signals
 from .silent_errors import ProbeOutcome, bug_findings
 
@@ -298,7 +299,6 @@ SECTIONS: tuple[Callable[[DoctorFacts], Iterator[Finding]], ...] = (
 """What is looked at, in this order."""
 
 
-DOUBLE = ("float64", "complex128")
 CHECKED_FOR_NAN = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 SHOWN = 3
@@ -348,7 +348,7 @@ def model_findings(
         ...     print(finding.status, finding.evidence)
         failed 2 of 2 tensors are float64 or complex128, which MPS does not have: weight, bias
     """
-    inner = model_in(model)
+    inner = module_in(model)
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     subject = Subject(unwrapped(inner), tokenizer, device, validation)
     with TENSOR_LOCK:
@@ -358,24 +358,9 @@ def model_findings(
     return (Finding(name, OK, f"{_summary(subject)}; nothing was found by {len(CHECKS)} checks"),)
 
 
-def model_in(thing: Any) -> torch.nn.Module:
-    """Return the model that something is, or that a pipeline or a loaded model has.
-
-    Raises:
-        ConfigurationError: Where there is none.
-    """
-    models: tuple[Any, ...] = (thing, getattr(thing, "model", None))
-    for model in models:
-        is_class = isinstance(model, type)
-        if not is_class and hasattr(model, "named_parameters") and hasattr(model, "named_buffers"):
-            return model
-    what = f"{type(thing).__name__} is no model that can be looked at."
-    raise ConfigurationError(what, "Pass the name of a model, a torch module or a pipeline.")
-
-
 def double_precision(subject: Subject) -> Iterator[Finding]:
     """Find numbers of 64 bits, which MPS does not have."""
-    names = _of_types(subject, DOUBLE)
+    names = _of_types(subject, tuple(NARROWER))
     if names:
         evidence = f"{_share(subject, names)} float64 or complex128, which MPS does not have: {_some(names)}"
         status = FAILED if kind_of(subject.device) == "mps" else WARNING

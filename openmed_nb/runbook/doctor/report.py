@@ -20,12 +20,12 @@ from ...devices.choice import DeviceChoice
 from ...devices.computer import Computer
 from ...devices.environment import EnvPlan
 from ...devices.machine import Machine
+from ...devices.moving import module_in, unwrapped
 from ...display import FAILED, MARK, NOTE, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
-from ...training.batch_checks import unwrapped
 from ..signals.reading import read_signals
 from ..signals.values import Signals
-from .checks import SECTIONS, Computation, DoctorFacts, model_findings, model_in
+from .checks import SECTIONS, Computation, DoctorFacts, model_findings
 from .packages import package_findings, read_packages
 from .silent_errors import ProbeOutcome, run_probes
 
@@ -233,7 +233,7 @@ def models_to_look_at(
         ModelError: For a name that is none, and a model that cannot be had.
     """
     if model is not None and not isinstance(model, (str, os.PathLike)):
-        return ((type(model_in(model)).__name__, model),)
+        return ((type(module_in(model)).__name__, model),)
     loaded = named(None if model is None else str(model))
     if model is None or loaded:
         return tuple((one.name, one) for one in loaded)
@@ -262,7 +262,7 @@ def look_at(name: str, model: Any, device: str, validation: Callable[[Any], Vali
     """Return what was found about a model, or why it could not be loaded."""
     if isinstance(model, OpenMedError):
         return (Finding(name, FAILED, model.what, model.remedy),)
-    return model_findings(name, model, device=device, validation=validation(unwrapped(model_in(model))))
+    return model_findings(name, model, device=device, validation=validation(unwrapped(module_in(model))))
 
 
 def _try(device: str, dtype: str) -> str:

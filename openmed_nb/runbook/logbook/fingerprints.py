@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import TENSOR_LOCK
+from ...devices.moving import module_in
 from ...errors import ConfigurationError, given_path, one_line
 from ...models.files import content_of
 from ...models.quantization import dtype_of
-from ..doctor.checks import model_in
 from .sections import Dataset, Hypothesis, Model
 from .variables import short_path, without_secrets
 
@@ -168,7 +168,7 @@ def which_model(
         ModelError: For a name that is none, and for files that cannot be read.
     """
     if model is not None and not isinstance(model, (str, os.PathLike)):
-        return model_in_memory(model_in(model), getattr(model, "tokenizer", None)), None
+        return model_in_memory(module_in(model), getattr(model, "tokenizer", None)), None
     loaded = named(None if model is None else str(model))
     if loaded:
         return model_of_files(loaded[-1].name, loaded[-1].folder, dtype_of(loaded[-1].model)), loaded[-1].folder

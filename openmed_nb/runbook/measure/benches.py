@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...annotation.stream import Chunk
 from ...devices.backend import to_array
-from ...devices.moving import to_device
+from ...devices.moving import NARROWER, named_tensors, to_device, with_tensors
 from ...devices.request import kind_of
 from ...errors import ConfigurationError, cause, check_flag, whole_or_none
 from ...models.loading import LoadSpec, load
 from ...models.quantization import dtype_of, is_quantized
 from ...training.epochs import named
-from ...training.nested import named_tensors, with_tensors
 from ...training.steps import adamw
 from ..operators.copies import cpu_copy, random_numbers_kept
 from ..operators.forecast import Example, loss_or_mean, read_example
@@ -55,10 +54,6 @@ if TYPE_CHECKING:
     from ...annotation.stream import Annotator, Answer, Prepared
 
 
-DOUBLE = ("float64", "complex128")
-"""The types that MPS does not have."""
-
-
 def copy_on(model: torch.nn.Module, name: str, device: str) -> torch.nn.Module:
     """Return a copy of a model on a device; the hooks of the model run in the copy too.
 
@@ -69,7 +64,7 @@ def copy_on(model: torch.nn.Module, name: str, device: str) -> torch.nn.Module:
 
     tensors = [*model.parameters(), *model.buffers()] if kind_of(device) == "mps" else []
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    for wide in sorted(types.intersection(DOUBLE)):
+    for wide in sorted(types.intersection(NARROWER)):
         raise ConfigurationError(f"{name} has numbers in {wide}, which MPS does not have.", "Pass model.float().")
     return cpu_copy(model).to(torch.device(device))
 
@@ -97,8 +92,6 @@ def check_call(model: torch.nn.Module, name: str, example: Example) -> None:
 
 def tensors_of(example: Example) -> list[Any]:
     """Return the tensors of an example."""
-    from ...training.nested import named_tensors
-
     return [tensor for _, tensor in named_tensors(example.tensors)]
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_states
 from ...devices.memory import empty_cache, is_out_of_memory
+from ...devices.moving import named_tensors, with_tensors
 from ...display import OK, WARNING, Finding
 from ...errors import ConfigurationError, DeviceUnavailable, cause
-from ...training.nested import named_tensors, with_tensors
 from ..operators.copies import random_numbers_kept
 from .timing import now
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch
+from ...devices.moving import module_in
 from ...devices.simulated import active
 from ...display import MARK, NOTE, Report, Shown, Table
-from ...errors import ConfigurationError
 from .calls import Place
 from .table import operator_table
 
 if TYPE_CHECKING:
-    import torch
-
     from .recorders import Fall, Record
 
 FELL_BACK, REFUSED = "fell back to the CPU", "met an error"
@@ -140,7 +138,7 @@ class FallbackLedger(Shown):
 @contextmanager
 def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
     """Write down what falls back to the CPU; see :func:`openmed_nb.fallbacks`."""
-    module = module_of(model)
+    module = None if model is None else module_in(model, "Pass a torch module, a pipeline, or nothing.")
     torch = import_torch()
     from .recorders import Record, recording
 
@@ -148,17 +146,3 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
     ledger = FallbackLedger(torch.backends.mps.is_available(), active(), record)
     with recording(record, module):
         yield ledger
-
-
-def module_of(model: Any) -> torch.nn.Module | None:
-    """Return the module of torch that a model is, or that a pipeline holds; ``None`` for ``None``.
-
-    Raises:
-        ConfigurationError: For anything else.
-    """
-    import torch
-
-    module = getattr(model, "model", model) if not isinstance(model, torch.nn.Module) else model
-    if module is None or isinstance(module, torch.nn.Module):
-        return module
-    raise ConfigurationError(f"{type(model).__name__} is no model.", "Pass a torch module, a pipeline, or nothing.")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...annotation.forward import input_names, taken
 from ...devices.backend import TENSOR_LOCK, release_of
+from ...devices.moving import module_in, named_tensors, with_tensors
 from ...devices.simulated import active
 from ...display import Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause
-from ...training.nested import named_tensors, with_tensors
 from ...training.nonfinite import loss_of
 from .calls import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, PHASES, Call, Place, Trace
 from .copies import check_memory, cpu_copy, random_numbers_kept
@@ -305,34 +305,9 @@ def loss_or_mean(output: Any) -> torch.Tensor | None:
     loss = loss_of(output)
     if loss is not None and loss.requires_grad:
         return loss
-    learnt = [tensor for tensor in returned_tensors(output) if tensor.requires_grad]
+    learnt = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
     means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
     return torch.stack(means).sum() if means else None
-
-
-def returned_tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of what a model returned, also those in the fields of dataclasses.
-
-    Example:
-        >>> import torch
-        >>> [tensor.item() for tensor in returned_tensors({"first": torch.tensor(1), "others": [torch.tensor(2), "text"]})]
-        [1, 2]
-    """
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        yield output
-    for part in _parts_of(output):
-        yield from returned_tensors(part)
-
-
-def _parts_of(output: Any) -> Iterable[Any]:
-    if isinstance(output, Mapping):
-        return output.values()
-    if isinstance(output, (list, tuple)):
-        return output
-    fields = getattr(type(output), "__dataclass_fields__", ())  # ``dataclasses.fields`` checks for these too.
-    return [getattr(output, name, None) for name in fields]
 
 
 VERDICTS = (REFUSED, FALLS_BACK, ALWAYS_ON_CPU, MAY_BE_WRONG, NOT_KNOWN, COMPOSITE, NATIVE)
@@ -590,12 +565,7 @@ def read_model(model: Any, example_inputs: Any) -> tuple[torch.nn.Module, Exampl
     Raises:
         ConfigurationError: For what is neither a module nor a pipeline, and for a module without example inputs.
     """
-    import torch
-
-    module = model if isinstance(model, torch.nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, torch.nn.Module):
-        what = f"{type(model).__name__} is no model."
-        raise ConfigurationError(what, "Pass a torch module, a pipeline, or the name of a model.")
+    module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")
     if example_inputs is not None:
         return module, read_example(example_inputs)
     tokenizer = getattr(model, "tokenizer", None)

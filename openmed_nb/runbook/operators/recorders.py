@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...devices.backend import finish
+from ...devices.moving import narrower_types, operator_tensors
 from ...devices.profilers import modes_on
 from ...simulation.operators import names_above_autograd
 from .calls import BACKWARD, FORWARD, Call, Place, Places
@@ -53,7 +54,7 @@ from .table import (
 
 IMPLICIT = "CompositeImplicitAutograd"
 
-WIDE = frozenset({torch.float64, torch.complex128})
+WIDE = frozenset(narrower_types())
 """The types that MPS does not have."""
 
 
@@ -122,7 +123,7 @@ class Operators(TorchDispatchMode):
 
     def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
         name = self._name(operator.name())
-        given = tensors_in([args, kwargs])
+        given = operator_tensors([args, kwargs])
         if not all(map(is_plain, given)):  # What MPS has, and what it is made of, is known of plain tensors only.
             self._record.refuse(Call(name, self._record.phase, self._record.places.here), [NO_PLAIN_TENSOR])
             return operator(*args, **kwargs)
@@ -132,9 +133,9 @@ class Operators(TorchDispatchMode):
             with self:  # It is not noted: above, autograd takes these apart, and nobody sees them.
                 return kernel_of(operator, key)(*args, **kwargs)
         made = self._made_of_parts(name, kernel_of(operator, key), args, kwargs) if key else operator(*args, **kwargs)
-        self._record.note(name, given, tensors_in(made), why)
+        self._record.note(name, given, operator_tensors(made), why)
         if not self._inside:
-            self._record.note_types(name, given, tensors_in(made))
+            self._record.note_types(name, given, operator_tensors(made))
         return made
 
     def _made_of_parts(self, name: str, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -234,11 +235,6 @@ def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any,
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is one of numbers that follow each other in memory, neither sparse nor nested."""
     return tensor.layout == torch.strided and not tensor.is_nested
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in what an operator was given, or returned."""
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]  # noqa: SLF001
 
 
 FALLS = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend and will fall back to run on")
@@ -346,7 +342,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operator, and note it where it has a tensor of MPS."""
         kwargs = kwargs or {}
-        if not any(tensor.is_mps and tensor.layout == torch.strided for tensor in _tensors([args, kwargs])):
+        if not any(tensor.is_mps and tensor.layout == torch.strided for tensor in operator_tensors([args, kwargs])):
             return operator(*args, **kwargs)
         sighting = self._record.begin(operator.name())
         if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
@@ -411,7 +407,3 @@ def phase_of(place: Place) -> str:
     if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - as torch.utils.module_tracker asks it
         return BACKWARD
     return FORWARD if place.kind else ELSEWHERE
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))  # noqa: SLF001

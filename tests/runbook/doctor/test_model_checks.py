@@ -232,7 +232,7 @@ class TestPrecision:
 def test_no_model():
     """Something that is no model is an error that says so."""
     for thing in (3, object, {"model": 1}, torch.nn.Linear):
-        with pytest.raises(ConfigurationError, match="no model"):
+        with pytest.raises(ConfigurationError, match="is not a model"):
             nb.doctor(thing)
 
 

@@ -282,7 +282,7 @@ def test_pipeline_and_what_is_no_model(keyword_model: Path):
     before = settings()
     with nb.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as ledger:
         pass
-    with pytest.raises(ConfigurationError, match="int is no model"), nb.fallbacks(5):
+    with pytest.raises(ConfigurationError, match="int is not a model"), nb.fallbacks(5):
         pass
 
     assert ledger.entries == ()

@@ -289,8 +289,8 @@ def test_bundled_model():
 def test_bad_arguments():
     """What is no model, or is not called as it can be, gives an error that says what to do."""
     cases = [
-        (5, None, ConfigurationError, "int is no model."),
-        ({"model": 5}, IDS, ConfigurationError, "dict is no model."),
+        (5, None, ConfigurationError, "int is not a model."),
+        ({"model": 5}, IDS, ConfigurationError, "dict is not a model."),
         (nn.ReLU(), None, ConfigurationError, "ReLU needs example inputs"),
         (nn.ReLU(), "a note", ConfigurationError, "str without a tensor is no example input"),
         (nn.Linear(4, 2), torch.ones(3, 5), ConfigurationError, "The forward pass of Linear failed on the CPU"),

@@ -10,7 +10,7 @@ import torch
 from transformers import BatchEncoding
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from openmed_nb.training.nested import named_tensors, with_tensors
+from openmed_nb.devices.moving import named_tensors, with_tensors
 
 Pair = namedtuple("Pair", "inputs labels")  # noqa: PYI024 - the plain kind, as loaders make it
 
