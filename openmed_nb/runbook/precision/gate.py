@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ...devices.request import kind_of
 from ...display import Report, Shown, counted
 from ...errors import ConfigurationError, ModelUnusable
-from ...models.certificates import Certificate, CertificateStore, Evidence, Gate, Identity, Refusal, refusals
+from ...models.certificates import (
+    Certificate,
+    CertificateEvidence,
+    CertificateStore,
+    Gate,
+    GateRefusal,
+    Identity,
+    refusals,
+)
 from ...models.config import dtype_name
 from ...models.dtypes import REDUCED
 from ...models.files import content_of
@@ -43,7 +51,7 @@ class PrecisionVerdict(Shown):
 
     parity: ParityReport
     gate: Gate
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[GateRefusal, ...] = ()
     certificate: Certificate | None = None
 
     @property
@@ -97,11 +105,11 @@ def judge(
     return PrecisionVerdict(report, gate, found, certificate)
 
 
-def evidence_of(report: ParityReport, gain: float | None) -> Evidence:
+def evidence_of(report: ParityReport, gain: float | None) -> CertificateEvidence:
     """Return what a certificate keeps of a comparison: counts, and no place of an entity."""
     spans = report.spans
     recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
-    return Evidence(
+    return CertificateEvidence(
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,

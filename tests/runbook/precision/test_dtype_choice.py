@@ -14,7 +14,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-from openmed_nb.models.certificates import Certificate, Evidence, certificate_store, identity_of
+from openmed_nb.models.certificates import Certificate, CertificateEvidence, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.dtypes import validating_command
 from openmed_nb.models.loading import LoadSpec
@@ -23,7 +23,7 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
 
-EVIDENCE = Evidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
+EVIDENCE = CertificateEvidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.certificates import Gate, Refusal
+from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Utilisation
 from openmed_nb.runbook.doctor.report import DoctorReport
@@ -66,7 +66,9 @@ PARITY = ParityReport(
     gradients=GradientDifference(1e-5, "a.weight", 20),
 )
 HALF = replace(PARITY, dtype="bfloat16", gold=None, gradients=None)
-REFUSED = PrecisionVerdict(replace(HALF, spans=Spans(exact=80, missing=20)), Gate(), (Refusal("Only 80.", "Stay."),))
+REFUSED = PrecisionVerdict(
+    replace(HALF, spans=Spans(exact=80, missing=20)), Gate(), (GateRefusal("Only 80.", "Stay."),)
+)
 FORECAST = Forecast(
     "Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "inference", Place(), 1),)
 )
@@ -233,7 +235,7 @@ def test_parity():
         (replace(PARITY, spans=Spans()), None, None),
         (REFUSED, None, "bfloat16"),
         (PrecisionVerdict(HALF, Gate()), 0.99, None),
-        (PrecisionVerdict(HALF, Gate(), (Refusal("Too few.", "More texts.", against=False),)), 0.99, None),
+        (PrecisionVerdict(HALF, Gate(), (GateRefusal("Too few.", "More texts.", against=False),)), 0.99, None),
     ],
 )
 def test_reduced_types(report: object, agreement: float | None, refused: str | None):
