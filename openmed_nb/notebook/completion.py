@@ -22,26 +22,22 @@ DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N",
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names that need no long search: the bundled models and the table of aliases."""
     from ..models.registry import ALIASES, BUNDLED
 
     return (*BUNDLED, *ALIASES)
 
 
 def variable_names() -> tuple[str, ...]:
-    """Return the variables of the notebook that a person made, in alphabetical order."""
     shell = get_ipython()
     names = () if shell is None else (name for name in shell.user_ns if name not in shell.user_ns_hidden)
     return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
 def json_files() -> tuple[str, ...]:
-    """Return the ``.json`` files of the folder in which Python runs, in alphabetical order."""
     return tuple(sorted(path.name for path in Path().glob("*.json")))
 
 
 def models_and_variables() -> tuple[str, ...]:
-    """Return what may be measured or looked at: models by name, and the variables of the notebook."""
     return (*model_names(), *variable_names())
 
 

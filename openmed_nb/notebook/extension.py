@@ -23,11 +23,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def make_magics(shell: InteractiveShell) -> OpenMedMagics:
-    """Return the magics with the settings of ``%config`` and of the profile.
-
-    Raises:
-        ConfigurationError: For a setting that is not valid; the magics that are registered stay as they are.
-    """
+    """Return the magics with the settings of ``%config`` and of the profile."""
     before = list(shell.configurables)
     try:
         return OpenMedMagics(shell)

@@ -44,15 +44,6 @@ QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
 
 def asked(magic: Callable[..., Any], line: str) -> argparse.Namespace | None:
-    """Return the arguments of a magic; ``None`` where help was asked for, which is then printed.
-
-    Args:
-        magic: As for :func:`parse`.
-        line: As for :func:`parse`.
-
-    Raises:
-        MagicError: As for :func:`parse`.
-    """
     arguments = parse(magic, line)
     if not arguments.help:
         return arguments
@@ -64,14 +55,6 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     """Return the arguments of a magic.
 
     A comment and a semicolon at the end are left out, as Python would leave them out.
-
-    Args:
-        magic: The method, decorated with ``magic_arguments``.
-        line: What stands behind the name of the magic.
-
-    Raises:
-        MagicError: For an argument that the magic does not have, or quotes that do not close. IPython's own
-            ``UsageError`` prints a text and lets nbval pass.
     """
     parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
     try:
@@ -88,7 +71,6 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
 
 
 def usage(magic: Callable[..., Any]) -> str:
-    """Return the help of a magic, without the marks that IPython puts in front for its documentation."""
     return (magic.__doc__ or "").removeprefix("::").strip()
 
 

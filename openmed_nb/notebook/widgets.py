@@ -35,7 +35,6 @@ class StaticForm:
     _ipython_display_ = None  # ipywidgets 7 shows itself with it, in text only; IPython passes over None.
 
     def report(self) -> Report:
-        """Return what stands there without a widget; no value that somebody typed may be in it."""
         raise NotImplementedError
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
@@ -46,7 +45,6 @@ class StaticForm:
 
 
 def tree(widget: Widget) -> Iterator[Widget]:
-    """Yield a widget and all that is in it, layouts and styles included."""
     if isinstance(widget, Box):
         for child in widget.children:
             yield from tree(child)
@@ -84,10 +82,8 @@ class LiveCurve(StaticForm, HTML):
 
 
 def picture(curve: MemoryCurve) -> str:
-    """Return a curve as HTML: the picture, the verdict with its reason, and what to do."""
     return f'{plotting().to_svg(curve)}<div role="status">{to_html(Report(curve.report().title, curve.report().sentences))}</div>'
 
 
 def waiting() -> str:
-    """Return what stands there before the first epoch is done."""
     return to_html(Report("Memory", ("The first epoch is under way.",)))

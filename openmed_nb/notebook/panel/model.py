@@ -14,8 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,29 +32,14 @@ ON_ITS_WAY_SECONDS = 0.1
 """How long what was typed before a click may be under way in another thread of the kernel."""
 
 
-LONGEST_WAIT = timedelta(hours=1)
-"""Two clicks that are further apart did not overtake each other: the clock of the page was set."""
-
-
 class CellThread:
-    """The main thread, which runs the cells, and its event loop.
-
-    Args:
-        loop: The loop of the kernel; ``None`` is the one that runs, if any does. Without a loop everything is done at once.
-
-    Example:
-        >>> done = []
-        >>> CellThread().run(lambda: done.append("at once"))
-        >>> done
-        ['at once']
-    """
+    """The main thread, which runs the cells, and its event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or running_loop()
 
     @property
     def has_loop(self) -> bool:
-        """Whether there is an event loop, so that something can be done later."""
         return self._loop is not None
 
     @property
@@ -91,53 +75,12 @@ class CellThread:
         return self._loop.call_later(seconds, function).cancel
 
 
-@dataclass(frozen=True)
-class Click:
-    """When something was clicked, by the clock of the page.
-
-    Clicks on one page come to the main thread by two ways, so that a later one may be there first.
-
-    Attributes:
-        page: Which page of a front end; times of two pages do not compare.
-        time: When; ``None`` where nobody can tell.
-    """
-
-    page: str = ""
-    time: datetime | None = None
-
-    def is_before(self, other: Click) -> bool:
-        """Tell whether this click is known to be the earlier one.
-
-        Example:
-            >>> one, two = Click("page", datetime(2026, 1, 1, 12, 0)), Click("page", datetime(2026, 1, 1, 12, 1))
-            >>> one.is_before(two), two.is_before(one), Click().is_before(two)
-            (True, False, False)
-        """
-        if self.page != other.page or self.time is None or other.time is None:
-            return False
-        return timedelta(0) < other.time - self.time < LONGEST_WAIT
-
-
-def click_of(shell: Any) -> Click:
-    """Return the click that is being answered: what the front end said in the message that a kernel works on.
-
-    What code asks for is none: a cell may have been sent long before it runs, and a thread may outlive its cell.
-    """
-    header = shell.get_parent().get("header", {})
-    if header.get("msg_type") != "comm_msg":
-        return Click()
-    date = header.get("date")
-    return Click(str(header.get("session", "")), date if isinstance(date, datetime) else None)
-
-
 def kernel_loop(shell: Any) -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of the kernel, which runs in its main thread, ``None`` where it has no such loop."""
     loop = getattr(getattr(shell.kernel, "io_loop", None), "asyncio_loop", None)
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread, ``None`` where none does, as in a script."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:  # The only way to learn that there is none.
@@ -179,32 +122,7 @@ Observer = Callable[[PanelState], None]
 
 
 class PanelModel:
-    """What a panel shows, and what it can be asked to do; it decides nothing that the session does not.
-
-    Args:
-        session: The session.
-        model: The model that annotates, ``None`` for the bundled one.
-        show_text: Whether an answer shows the text that was annotated.
-        cells: The thread that does what is clicked.
-        click: Returns the click that is being answered.
-        events: The events of IPython, which tell when a cell begins and ends; ``None`` where there are no cells.
-        clock: Tells the time in seconds, by which an answer is prompt or late.
-
-    Attributes:
-        state: What is shown now; replaced as a whole.
-
-    Example:
-        >>> from openmed_nb.session import SESSION
-        >>> panel = PanelModel(SESSION)
-        >>> panel.choose("cpu")
-        >>> panel.state.choice.device, panel.state.choice.requested_by
-        ('cpu', 'the panel')
-        >>> panel.choose("cdua")
-        >>> panel.state.error.remedy.startswith("Use 'cuda'"), panel.state.choice.device
-        (True, 'cpu')
-        >>> panel.reset()
-        >>> panel.close()
-    """
+    """What a panel shows, and what it can be asked to do; it decides nothing that the session does not."""
 
     def __init__(  # noqa: PLR0913 - each is one thing that differs between a notebook, a script and a test
         self,
@@ -213,7 +131,6 @@ class PanelModel:
         show_text: bool = True,
         *,
         cells: CellThread | None = None,
-        click: Callable[[], Click] = Click,
         events: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -222,8 +139,6 @@ class PanelModel:
         self.state = PanelState(**look(session))
         self._name = model
         self._show_text = show_text
-        self._click = click
-        self._last_clicks: dict[str, Click] = {}
         self._lock = threading.RLock()
         self._observers: list[Observer] = []
         self._stop_listening = session.listen(self._hear)
@@ -239,7 +154,6 @@ class PanelModel:
 
     @property
     def _callbacks(self) -> dict[str, Callable[..., None]]:
-        """What follows the cells, by the event that IPython has for it."""
         return {"pre_run_cell": self.cell_begins, "post_run_cell": self.cell_ends} if self._events else {}
 
     @property
@@ -248,21 +162,18 @@ class PanelModel:
         return not self.state.cell_runs and self.clock() - self._last_end > PROMPT_SECONDS
 
     def observe(self, observer: Observer) -> None:
-        """Tell a function of each new state, beginning with the next one."""
         self._observers.append(observer)
 
     def choose(self, device: str) -> None:
         """Override the device for the session, as ``%openmed_device`` does."""
         activity = Activity("Changing the device", device)
-        self._do(activity, lambda: self._moved(self.session.use(device, SOURCE).moved), self._click())
+        self._do(activity, lambda: self._moved(self.session.use(device, SOURCE).moved))
 
     def reset(self) -> None:
-        """Go back to what the shell said."""
         activity = Activity("Changing the device", "reset")
-        self._do(activity, lambda: self._moved(self.session.reset().moved), self._click())
+        self._do(activity, lambda: self._moved(self.session.reset().moved))
 
     def refresh(self) -> None:
-        """Look at everything again."""
         self._do(Activity("Looking", "device, environment, memory"), dict)
 
     def release(self) -> None:
@@ -270,7 +181,6 @@ class PanelModel:
         self._do(Activity("Releasing", "memory"), lambda: {"said": release().report()})
 
     def unload(self, name: str) -> None:
-        """Forget the models of a name."""
         self._do(Activity("Unloading", name), lambda: self._unloaded(self.session.unload(name)))
 
     def annotate(self, text: str) -> None:
@@ -280,11 +190,7 @@ class PanelModel:
         self._do(Activity("Annotating", self._name or "bundled"), lambda: self._annotated(texts.pop()))
 
     def annotate_soon(self, read: Callable[[], str]) -> None:
-        """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed.
-
-        Args:
-            read: Returns the text, when it has had time to come.
-        """
+        """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed."""
         self._waits(1)
         self.cells.soon(lambda: self._when_no_cell_runs(lambda: self._annotate_now(read)))
 
@@ -321,13 +227,13 @@ class PanelModel:
         self._postponed.clear()
         self._switch(wanted=False)
 
-    def _do(self, activity: Activity, verb: Callable[[], Changes], click: Click | None = None) -> None:
+    def _do(self, activity: Activity, verb: Callable[[], Changes]) -> None:
         """Let the main thread do what was asked for, and say that it waits where it has to."""
         if self.cells.is_here:
-            self._answer(activity, verb, click)
+            self._answer(activity, verb)
         else:
             self._waits(1)
-            self.cells.run(lambda: self._when_no_cell_runs(lambda: self._answer(activity, verb, click, waited=1)))
+            self.cells.run(lambda: self._when_no_cell_runs(lambda: self._answer(activity, verb, waited=1)))
 
     def _when_no_cell_runs(self, function: Callable[[], None]) -> None:
         """Run a function now, or after the cell: while a cell awaits something, the loop does what was handed to it."""
@@ -346,21 +252,9 @@ class PanelModel:
         with self._lock:
             self._change(waiting=self.state.waiting + more, **changes)
 
-    def _answer(self, activity: Activity, verb: Callable[[], Changes], click: Click | None, waited: int = 0) -> None:
-        """Attempt what was clicked, unless the panel was closed meanwhile, or the click is out of date."""
-        if self._closed:
-            return
-        if click is not None and self._is_out_of_date(click):
-            self._waits(-waited)
-        else:
+    def _answer(self, activity: Activity, verb: Callable[[], Changes], waited: int = 0) -> None:
+        if not self._closed:  # It may have been closed while the click waited.
             self._attempt(activity, verb, waited)
-
-    def _is_out_of_date(self, click: Click) -> bool:
-        """Tell whether a later click on its page was answered before it: the last one counts."""
-        if click.is_before(self._last_clicks.get(click.page, click)):
-            return True
-        self._last_clicks[click.page] = click
-        return False
 
     def _attempt(self, activity: Activity, verb: Callable[[], Changes], waited: int) -> None:
         """Call a verb of the session, and show what came of it; an error of ours is shown with its remedy.

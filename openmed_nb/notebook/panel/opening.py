@@ -65,14 +65,12 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
 
 
 def close_panels() -> None:
-    """Close every open panel."""
     for view in tuple(OPEN):
         view.close()
     OPEN.clear()
 
 
 def _view(model: PanelModel) -> PanelView:
-    """Return the widgets of a model, which follows nothing any more where they cannot be made."""
     from .view import PanelView
 
     try:
@@ -84,10 +82,10 @@ def _view(model: PanelModel) -> PanelView:
 
 def _model(shell: Any, model: str | None, show_text: bool) -> PanelModel:
     """Return the panel's model, which works in the thread of this kernel."""
-    from .model import CellThread, PanelModel, click_of, kernel_loop
+    from .model import CellThread, PanelModel, kernel_loop
 
     cells = CellThread(kernel_loop(shell))
-    return PanelModel(SESSION, model, show_text, cells=cells, click=lambda: click_of(shell), events=shell.events)
+    return PanelModel(SESSION, model, show_text, cells=cells, events=shell.events)
 
 
 def _close_former(origin: Origin) -> None:
@@ -99,18 +97,15 @@ def _close_former(origin: Origin) -> None:
 
 
 def _missing(shell: Any) -> str:
-    """Return why widgets cannot be shown, empty where they can."""
     if shell is None or not shell.has_trait("kernel"):
         return NO_KERNEL
     return "" if importlib.util.find_spec("ipywidgets") else NO_WIDGETS
 
 
 def _origin(shell: Any) -> Origin:
-    """Return which cell runs; not every front end names its cells."""
     parent = shell.get_parent()
     return Origin(parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id"))
 
 
 def _shell() -> Any:
-    """Return the running IPython, ``None`` where there is none."""
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

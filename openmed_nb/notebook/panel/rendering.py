@@ -24,12 +24,6 @@ PARTS = 2
 
 
 def heading(name: str) -> str:
-    """Return the heading of a region.
-
-    Example:
-        >>> heading("Memory")
-        '<h3 class="openmed-heading">Memory</h3>'
-    """
     return f'<h3 class="openmed-heading">{escape(name)}</h3>'
 
 
@@ -65,7 +59,6 @@ def memory(state: PanelState) -> str:
 
 
 def models(state: PanelState) -> str:
-    """Return a table of the models that are loaded."""
     if not state.models:
         return _block(_paragraphs(["No model is in memory; Annotate loads one."]))
     return _block(_table(replace(state.models.table(), caption="Models in memory"), titled=True))

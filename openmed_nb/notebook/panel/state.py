@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """A part of what is used, in bytes."""
-
     name: str
     size: int
 
@@ -33,14 +31,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """How much is used of something.
-
-    Attributes:
-        name: Of what, such as ``"mps"`` or ``"process"``.
-        parts: What is used, in the order in which a bar shows it; together they are all that is used.
-        limit: What they should not go beyond, in bytes.
-        limit_name: What the limit is.
-    """
+    """How much is used of something."""
 
     name: str
     parts: tuple[MemoryPart, ...]
@@ -49,26 +40,14 @@ class MemoryBar:
 
     @property
     def used(self) -> int:
-        """All that is used, in bytes."""
         return sum(part.size for part in self.parts)
 
     def percentage(self, size: int) -> float:
-        """Return a size as a percentage of the limit, at most 100.
-
-        Example:
-            >>> MemoryBar("mps", (), 8, "limit").percentage(2)
-            25.0
-        """
+        """Return a size as a percentage of the limit, at most 100."""
         return min(100.0, 100 * size / self.limit) if self.limit else 0.0
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """The bar in words: its name, what is used, and of how much.
-
-        Example:
-            >>> MemoryBar("mps", (MemoryPart("allocated", 2 << 30),), 8 << 30, "what Metal recommends").row
-            ('mps', 'allocated 2.0 GiB', '8.0 GiB, what Metal recommends')
-        """
         used = ", ".join(str(part) for part in self.parts)
         return self.name, used, f"{in_bytes(self.limit)}, {self.limit_name}"
 
@@ -77,17 +56,7 @@ LIMIT_NAMES = {"mps": "what Metal recommends", "cuda": "the memory of the GPU"}
 
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
-    """Return the bars for a device and for this process.
-
-    Args:
-        choice: The choice in force. A GPU is asked only after it has computed: the question starts the allocator of MPS,
-            which then reads its watermarks for good (torch's ``MPSAllocator.mm``).
-        fraction: The share of its memory at which torch refuses more, where there is one.
-
-    Example:
-        >>> [bar.name for bar in memory_bars(None)]
-        ['process']
-    """
+    """Return the bars for a device and for this process."""
     process = MemoryBar("process", (MemoryPart("used", resident_bytes()),), installed_bytes(), "of this computer")
     asked = choice is not None and choice.certain and kind_of(choice.device) != "cpu"
     return (_device_bar(choice.device, fraction), process) if choice is not None and asked else (process,)
@@ -119,16 +88,7 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class DeviceButton:
-    """One device that can be asked for.
-
-    Attributes:
-        device: Its name; ``"auto"`` is the best one.
-        pressed: Whether this is what is asked for.
-        in_force: Whether this is the device that is used.
-        enabled: Whether it can be asked for.
-        reason: Why it cannot be used, or what to know.
-        remedy: One thing to do, empty where there is nothing to do.
-    """
+    """One device that can be asked for."""
 
     device: str
     pressed: bool = False
@@ -149,7 +109,6 @@ class DeviceButton:
 
     @property
     def hover(self) -> str:
-        """What the button says to the mouse."""
         words = " ".join(f"{part.rstrip('.')}." for part in (self.reason, self.remedy) if part)
         return words or f"Use {self.device}."
 
@@ -192,12 +151,10 @@ class PanelState(Shown):
 
     @property
     def choice(self) -> DeviceChoice | None:
-        """The choice in force; ``None`` where the wishes are in error."""
         return self.devices.choice
 
     @property
     def buttons(self) -> tuple[DeviceButton, ...]:
-        """One button for each device, ``auto`` first."""
         requested = self.choice.requested if self.choice else ""
         auto = DeviceButton("auto", pressed=requested == "auto", reason="The best device of this computer")
         return (auto, *(self._button(one) for one in self.devices.candidates))
@@ -219,29 +176,24 @@ class PanelState(Shown):
 
     @property
     def status(self) -> tuple[str, ...]:
-        """The device in a few sentences: what is asked for, what is in force, and why."""
         choice = self.choice
         in_force = f"In force: {choice.device} ({choice.grade})." if choice else NO_DEVICE
         return (f"Asked for: {self.asked}. {in_force}", *self.why)
 
     @property
     def commands(self) -> Table:
-        """What to type instead of a click."""
         return Table("The same by typing", ("type", "for"), COMMANDS)
 
     @property
     def memory_table(self) -> Table:
-        """The memory in words."""
         return Table("Memory", ("memory", "used", "of"), tuple(bar.row for bar in self.memory))
 
     @property
     def environment_tables(self) -> tuple[Table, ...]:
-        """The MPS variables, and the others that matter."""
         others = Table("Other variables", ("variable", "value"), tuple(self.explanation.variables.items()))
         return (self.explanation.environment.table(), others)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is shown as plain mappings, ready for JSON; the annotated text is left out."""
         return {
             "devices": self.devices.to_dict(),
             "explanation": self.explanation.to_dict(),
@@ -251,7 +203,6 @@ class PanelState(Shown):
         }
 
     def report(self) -> Report:
-        """Return the static form: the same state, and the commands."""
         devices = Table("Devices", *_columns(self.devices.report().tables[0]))
         models = Table("Models", *_columns(self.models.table()))
         sentences = (*self.status, *((NOTE,) if self.simulated else ()), *((self.note,) if self.note else ()))
@@ -266,12 +217,7 @@ class PanelState(Shown):
 
 
 def said_of_wish(wish: Wish | None) -> str:
-    """Return what a wish says and whose it is.
-
-    Example:
-        >>> said_of_wish(None), said_of_wish(Wish("OPENMED_DEVICE", "cpu")), said_of_wish(Wish("the panel", "cpu", True))
-        ('auto (nobody asked)', 'OPENMED_DEVICE=cpu from your shell', 'cpu by the panel')
-    """
+    """Return what a wish says and whose it is."""
     if wish is None:
         return "auto (nobody asked)"
     spelling = shorten(masked(wish.source, str(wish.spelling)))
@@ -291,7 +237,6 @@ def look(session: Session) -> dict[str, Any]:
 
 
 def memory_now(session: Session, choice: DeviceChoice | None) -> tuple[MemoryBar, ...]:
-    """Return how full the memory is, with the limit that the session knows of."""
     return memory_bars(choice, session.computer.limit(choice.device) if choice and choice.certain else None)
 
 

@@ -32,16 +32,7 @@ Clicked = Callable[["Region", Widget], None]
 
 
 class Region(VBox):
-    """A part of the panel: a heading, what it shows, its controls, and what came of the last click on one of them.
-
-    Args:
-        name: What stands above it.
-        clicked: Is told of each click.
-        above: What stands above the controls.
-        controls: What can be clicked.
-        below: What stands below the controls.
-        wide: Whether it is as wide as the panel.
-    """
+    """A part of the panel: a heading, what it shows, its controls, and what came of the last click on one of them."""
 
     def __init__(  # noqa: PLR0913 - each is one part of a region
         self,
@@ -64,7 +55,6 @@ class Region(VBox):
 
     @property
     def varying(self) -> tuple[Widget, ...]:
-        """The controls that come and go."""
         return ()
 
     @property
@@ -73,7 +63,6 @@ class Region(VBox):
         return self.controls.children[0]
 
     def paint(self, state: PanelState) -> None:
-        """Show a state."""
         raise NotImplementedError
 
     def tell(self, state: PanelState | None) -> None:
@@ -82,23 +71,17 @@ class Region(VBox):
         self.message.value = rendering.message(state) if state else ""
 
     def ask(self, control: Widget, verb: Callable[[], None]) -> None:
-        """Tell of a click, and call its verb."""
         self.clicked(self, control)
         verb()
 
     def button(self, description: str, hover: str, verb: Callable[[], None]) -> Button:
-        """Return a button that calls a verb."""
         made = Button(description=description, tooltip=hover)
         made.on_click(lambda control: self.ask(control, verb))
         return made
 
 
 class NamedControls(HBox):
-    """Controls that come and go by name; one whose name stays is not made again.
-
-    Args:
-        make: Makes the control for a name.
-    """
+    """Controls that come and go by name; one whose name stays is not made again."""
 
     def __init__(self, make: Callable[[str], Widget]) -> None:
         self.make = make
@@ -107,7 +90,6 @@ class NamedControls(HBox):
         self.add_class("openmed-controls")
 
     def keep(self, names: tuple[str, ...]) -> None:
-        """Have a control for each of the names, in their order; the others are closed."""
         if tuple(self.named) == names:
             return
         gone = [control for name, control in self.named.items() if name not in names]
@@ -131,17 +113,14 @@ class DeviceRegion(Region):
 
     @property
     def varying(self) -> tuple[Widget, ...]:
-        """The buttons of the devices."""
         return self.device_buttons.children
 
     @property
     def neighbour(self) -> Widget | None:
-        """The button of the device in force, else that of ``auto``."""
         in_force = [one.device for one in self.model.state.buttons if one.in_force]
         return self.device_buttons.named[in_force[0] if in_force else "auto"]
 
     def paint(self, state: PanelState) -> None:
-        """Show the device."""
         self.status.value = rendering.status(state)
         self.table.value = rendering.devices(state)
         self.device_buttons.keep(tuple(one.device for one in state.buttons))
@@ -167,13 +146,10 @@ class EnvironmentRegion(Region):
         super().__init__("Environment", clicked, below=[self.table])
 
     def paint(self, state: PanelState) -> None:
-        """Show the variables."""
         self.table.value = rendering.environment(state)
 
 
 class MemoryRegion(Region):
-    """How full the memory is."""
-
     def __init__(self, model: PanelModel, clicked: Clicked) -> None:
         self.model = model
         self.bars = HTML()
@@ -212,16 +188,13 @@ class ModelsRegion(Region):
 
     @property
     def varying(self) -> tuple[Widget, ...]:
-        """The buttons of the models."""
         return self.unloads.children
 
     @property
     def neighbour(self) -> Widget | None:
-        """The first button that is left."""
         return next(iter(self.unloads.children), None)
 
     def paint(self, state: PanelState) -> None:
-        """Show the models."""
         self.table.value = rendering.models(state)
         self.unloads.keep(state.models.names)
 
@@ -262,9 +235,6 @@ class PanelView(StaticForm, VBox):
 
     Where there is no widget, as in a saved notebook, it shows the state of the moment in which it was displayed, with
     what to type; never the text that was annotated.
-
-    Args:
-        model: What is shown and asked.
     """
 
     def __init__(self, model: PanelModel) -> None:
@@ -284,7 +254,6 @@ class PanelView(StaticForm, VBox):
         return "The openmed_nb panel; %openmed_device does the same by typing"
 
     def report(self) -> Report:
-        """Return the static form."""
         return self.model.state.report()
 
     def close(self) -> None:

@@ -6,15 +6,11 @@ import asyncio
 import os
 import signal
 import threading
-from datetime import datetime, timedelta, timezone
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.notebook.panel.model import CellThread, Click, click_of, kernel_loop, running_loop
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+from openmed_nb.notebook.panel.model import CellThread, kernel_loop, running_loop
 
 
 class TestWithoutLoop:
@@ -179,56 +175,6 @@ class TestInLoop:
             return log
 
         assert asyncio.run(cell()) == ["later"]
-
-
-class TestClick:
-    """When something was clicked."""
-
-    def test_an_order(self):
-        """Of two clicks with times on one page one is before the other, and none is before itself."""
-        first, second = (Click("page", NOON + timedelta(microseconds=number)) for number in range(2))
-        assert [one.is_before(other) for one, other in product((first, second), repeat=2)] == [
-            False,
-            True,
-            False,
-            False,
-        ]
-
-    @pytest.mark.parametrize(
-        "other",
-        [Click("page"), Click("another page", NOON), Click("", NOON), Click()],
-        ids=["time", "page", "", "both"],
-    )
-    def test_no_order(self, other):
-        """Clicks of which one has no time, or that were on two pages, have no order."""
-        late = Click("page", NOON + timedelta(seconds=1))
-        assert not other.is_before(late)
-        assert not late.is_before(other)
-
-    def test_a_clock_that_was_set(self):
-        """Clicks that are more than an hour apart did not overtake each other: the clock of the page was set between them."""
-        assert Click("page", NOON - timedelta(minutes=59)).is_before(Click("page", NOON))
-        assert not Click("page", NOON - timedelta(minutes=61)).is_before(Click("page", NOON))
-
-    def test_of_a_message(self):
-        """A click is what the page said in the message of a widget: its name and its time."""
-        header = {"msg_type": "comm_msg", "session": "page", "date": NOON}
-        assert click_of(shell(header)) == Click("page", NOON)
-
-    @pytest.mark.parametrize("date", [None, "yesterday", 7])
-    def test_of_a_message_without_a_time(self, date):
-        """Where the page told no time that can be read, there is none."""
-        assert click_of(shell({"msg_type": "comm_msg", "session": "page", "date": date})) == Click("page")
-
-    @pytest.mark.parametrize("header", [{}, {"msg_type": "execute_request", "session": "page", "date": NOON}])
-    def test_of_no_message(self, header):
-        """What code asks for is no click: when its cell was sent says nothing of when it asks."""
-        assert click_of(shell(header)) == Click()
-
-
-def shell(header):
-    """Return what stands for a shell whose kernel works on a message."""
-    return SimpleNamespace(get_parent=lambda: {"header": header} if header else {})
 
 
 @pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])

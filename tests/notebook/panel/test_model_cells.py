@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from openmed_nb.errors import UnknownDevice
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS, Click
+from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -257,104 +256,6 @@ class TestWaiting:
         in_cells(notebook.open, cell, lambda: None)
         before, after = "auto (nobody asked)", "OPENMED_DEVICE=cpu from your shell"
         assert threads == [(before, idents[0]), (after, threading.get_ident())]
-
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
-
-
-def at(second: int, page: str = "page") -> Click:
-    """Return a click at a second."""
-    return Click(page, NOON + timedelta(seconds=second))
-
-
-class TestOrder:
-    """Clicks that come in another order than that in which somebody clicked."""
-
-    @pytest.fixture
-    def clicks(self, here, watch):
-        """Give the function that lets clicks be answered in an order, and the panel."""
-        now = []
-        panel = watch(here.session, click=lambda: now[-1])
-
-        def clicks(*answered):
-            for click, device in answered:
-                now.append(click)
-                panel.choose(device) if device else panel.reset()
-            return panel.state.asked
-
-        return panel, clicks
-
-    def test_the_last_click_counts(self, clicks):
-        """What was clicked last on a page counts, in whatever order the clicks come."""
-        panel, answer = clicks
-        assert answer((at(1), "auto"), (at(2), "cpu")) == "cpu by the panel"
-        assert answer((at(4), "auto"), (at(3), "cpu")) == "auto by the panel"
-        assert answer((at(6), None), (at(5), "cpu")) == "auto (nobody asked)"
-        assert answer((at(8), "cpu"), (at(7), None)) == "cpu by the panel"
-        assert panel.agrees
-
-    def test_the_same_moment(self, clicks):
-        """Of two clicks at the same moment the one that comes last counts."""
-        _, answer = clicks
-        assert answer((at(1), "cpu"), (at(1), "auto")) == "auto by the panel"
-
-    def test_two_pages(self, clicks):
-        """Clocks of two pages do not compare: the click that comes last counts, but no former one of its page."""
-        _, answer = clicks
-        assert answer((at(9), "cpu"), (at(1, "another"), "auto")) == "auto by the panel"
-        assert answer((at(8), "cpu")) == "auto by the panel"
-        assert answer((at(10), "cpu")) == "cpu by the panel"
-
-    def test_without_times(self, clicks):
-        """Where no time is known, the click that comes last counts."""
-        _, answer = clicks
-        assert answer((Click(), "cpu"), (Click(), "auto")) == "auto by the panel"
-        assert answer((at(1), "cpu"), (Click("page"), "auto")) == "auto by the panel"
-        assert answer((Click(), "cpu")) == "cpu by the panel"
-
-    def test_what_came_of_the_last_click_stays(self, here, clicks):
-        """An earlier click that comes later tells the session nothing, and leaves what came of the last one."""
-        panel, answer = clicks
-        answer((at(2), "mpss"))
-        error, told = panel.state.error, []
-        here.session.listen(told.append)
-        answer((at(1), "cpu"))
-
-        assert panel.state.error is error is not None
-        assert panel.activities == ["Changing the device: mpss"]
-        assert told == []
-
-    def test_it_is_shown_again(self, clicks):
-        """An earlier click that comes later is answered with a state, so that its button is shown as it is."""
-        panel, answer = clicks
-        answer((at(2), "cpu"))
-        panel.states.clear()
-        answer((at(1), "auto"))
-
-        assert [state.asked for state in panel.states] == ["cpu by the panel"]
-
-    def test_two_panels(self, here, watch):
-        """Each panel has its own order: a click on the other one counts, because it is another button."""
-        one, other = (watch(here.session, click=lambda second=second: at(second)) for second in (2, 1))
-        one.choose("cpu")
-        other.choose("auto")
-
-        assert one.state.asked == "auto by the panel"
-
-    def test_the_time_is_that_of_the_click(self, here, watch, elsewhere):
-        """The time of a click that waits is that of its message, not that of a later message."""
-        times, panels = [], []
-
-        def cell():
-            panels.append(watch(here.session, click=lambda: times[-1]))
-            for second, device in ((2, "cpu"), (1, "auto"), (3, "auto"), (2, "cpu")):
-                times.append(at(second))
-                elsewhere(lambda device=device: panels[0].choose(device))
-            times.append(at(99))
-
-        in_cells(cell, lambda: None)
-        assert panels[0].state.asked == "auto by the panel"
-        assert panels[0].activities == ["Changing the device: cpu", "Changing the device: auto"]
 
 
 class TestRefreshing:

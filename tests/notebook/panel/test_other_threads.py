@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from openmed_nb.notebook.panel.model import PROMPT_SECONDS, Click, PanelModel
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+from openmed_nb.notebook.panel.model import PROMPT_SECONDS
 
 
 async def between_cells() -> None:
@@ -57,27 +54,6 @@ class TestBetweenCells:
             return front.focused
 
         assert asyncio.run(notebook()) == ["cpu (in force)"]
-
-    def test_clicks_in_another_order(self, computers, opened, elsewhere):
-        """Where the later of two clicks comes first, the buttons show what it asked for."""
-        seconds = []
-
-        async def notebook():
-            session = computers.plain(OPENMED_DEVICE="cpu").session
-            click = lambda: Click("page", NOON + timedelta(seconds=seconds[-1]))  # noqa: E731 - a stand-in
-            view = opened.OpenPanel(PanelModel(session, click=click))
-            try:
-                cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
-                for second, toggle in ((2, auto), (1, cpu)):
-                    seconds.append(second)
-                    elsewhere(toggle.click)
-                await between_cells()
-                assert session.device().requested_by == "the panel"
-                assert view.pressed == ["auto"]
-            finally:
-                view.close()
-
-        asyncio.run(notebook())
 
     def test_refreshing_by_code(self, open_panel, here, front_end, elsewhere):
         """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""
