@@ -15,92 +15,19 @@ from typing import TYPE_CHECKING, Any
 from .activity import Activity, Listener, Listeners
 from .devices import backend
 from .devices.backend import TorchSeam
-from .devices.choice import DeviceChoice, DeviceList, Explanation, candidates
+from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import Computer
-from .devices.environment import VARIABLES, EnvPlan
+from .devices.environment import VARIABLES
 from .devices.machine import Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, precedence, shown_variables
-from .errors import ConfigurationError, OpenMedError
+from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
-from .simulation import Simulation
 
 if TYPE_CHECKING:
     from .models.dtypes import DtypeChoice
     from .models.loading import LoadedModel, LoadSpec
     from .models.store import Inventory, ModelKey, ModelStore
     from .simulation.device import SimulatedMps
-
-
-class DeviceState:
-    """The device in force on one computer; a session that goes to another computer takes another state, and comes back.
-
-    Args:
-        computer: The computer.
-
-    Attributes:
-        override: What was chosen for the session by hand; ``None`` where nothing was.
-        in_force: The name of the device in force; ``None`` before the first.
-    """
-
-    def __init__(self, computer: Computer) -> None:
-        self.computer = computer
-        self.override: DeviceRequest | None = None
-        self.in_force: str | None = None
-        self._had_variables = False
-
-    def chain(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
-        """Return the wishes that count now, the strongest first."""
-        return precedence(self.computer.changes.shell, Wish(source, argument), self.override)
-
-    def start(self) -> None:
-        """Apply the MPS variables where MPS is planned on a Mac, before anything imports torch."""
-        if not self.computer.machine.native_apple_silicon:
-            return
-        try:
-            choice = self.computer.plan(decide(self.chain()))
-        except OpenMedError:
-            return  # Loading the extension says nothing; the same wish is reported when the device is asked for.
-        self.computer.prepare(choice.device)
-        self.in_force = choice.device
-
-    def enter(self, choice: DeviceChoice) -> None:
-        """Bring the environment in line with the device that is now in force."""
-        if choice.device == "mps":
-            self.computer.prepare("mps")
-        elif self.in_force == "mps":
-            self.computer.leave_mps()
-        self.in_force = choice.device
-        if self.override is not None:
-            self.computer.changes.publish(choice.device)
-
-    def suspend(self) -> None:
-        """Take back what was done to the environment, until :meth:`resume`."""
-        self._had_variables = bool(self.computer.changes.applied)
-        self.computer.changes.unpublish()
-        self.computer.leave_mps()
-
-    def resume(self) -> None:
-        """Do again to the environment what was taken back; the MPS variables may have been asked for on any device."""
-        if self._had_variables:
-            self.computer.prepare("mps")
-        if self.in_force is not None and self.override is not None:
-            self.computer.changes.publish(self.in_force)
-
-    def clear(self) -> None:
-        """Forget the device and the override, and take back what was done to the environment."""
-        self.override = self.in_force = None
-        self.suspend()
-
-    @contextlib.contextmanager
-    def unchanged_on_error(self) -> Iterator[None]:
-        """Take back what was applied to the environment meanwhile if there is an error."""
-        applied, in_force = self.computer.changes.applied, self.in_force
-        try:
-            yield
-        except BaseException:  # An interrupted import of torch too.
-            self.computer.leave_mps(applied)
-            self.in_force = in_force
-            raise
 
 
 @dataclass(frozen=True)
@@ -137,18 +64,15 @@ class Session:
         machine: Callable[[], Machine] = read_machine,
         seam: TorchSeam = backend,
     ) -> None:
-        self._state = DeviceState(Computer(environ, machine, seam))
+        self.computer = Computer(environ, machine, seam)  # This computer, or a simulated Mac.
         self.environ = environ
-        self._simulation: Simulation | None = None
+        self.override: DeviceRequest | None = None  # What was chosen for the session by hand.
+        self.in_force: str | None = None  # The name of the device in force; None before the first.
+        self._simulation: tuple[int, contextlib.ExitStack] | None = None  # The thread that began it, and what ends it.
         self._models: ModelStore | None = None
         self.lock = threading.RLock()
         self._listeners = Listeners()
         self.curve: Any = None  # The last memory curve; its class stands above the session.
-
-    @property
-    def computer(self) -> Computer:
-        """The computer that the session runs on: this one, or a simulated Mac."""
-        return self._state.computer
 
     @property
     def models(self) -> ModelStore:
@@ -169,10 +93,10 @@ class Session:
             DeviceUnavailable: For a device that was asked for and cannot be used.
         """
         with self.unchanged_on_error():
-            chain = self._state.chain(argument, source)
-            choice = self.computer.confirm(decide(chain))
-            if not chain[0].asks:
-                self._state.enter(choice)
+            wishes = self.wishes(argument, source)
+            choice = self.computer.confirm(decide(wishes))
+            if not wishes[0].asks:
+                self._enter(choice)
             return choice
 
     def use(self, device: str, source: str = "use()") -> DeviceChoice:
@@ -189,18 +113,18 @@ class Session:
             request = DeviceRequest.parse(device, source)
             choice = self.computer.confirm(request)
             moved = self._models.follow(choice.device) if self._models else ()
-            self._state.override = request
-            self._state.enter(choice)
+            self.override = request
+            self._enter(choice)
             return replace(choice, moved=moved)
 
     def reset(self) -> DeviceChoice:
         """Drop the override, so that the variables and the machine decide again, and give the shell's value back."""
         with self.unchanged_on_error():
-            choice = self.computer.confirm(decide(precedence(self.computer.changes.shell)))
+            choice = self.computer.confirm(decide(precedence(self.computer.shell)))
             moved = self._models.follow(choice.device) if self._models else ()
-            self._state.override = None
-            self.computer.changes.unpublish()
-            self._state.enter(choice)
+            self.override = None
+            self.computer.unpublish()
+            self._enter(choice)
             return replace(choice, moved=moved)
 
     def resolve(self, prefer: str | None = None) -> str:
@@ -210,15 +134,28 @@ class Session:
             UnknownDevice: For a bad spelling, in the argument or in a variable.
             DeviceUnavailable: Where nothing is asked for and no device can be used.
         """
-        request = decide(self._state.chain(prefer))
-        return candidates(request, self.computer.machine)[0] if request.asks else self.device().device
+        value = decide(self.wishes(prefer)).value
+        return self.device().device if value == "auto" else self.computer.machine.gpu if value == "gpu" else value
+
+    def wishes(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
+        """Return the wishes for a device that count now, the strongest first."""
+        return precedence(self.computer.shell, Wish(source, argument), self.override)
+
+    def _enter(self, choice: DeviceChoice) -> None:
+        """Bring the environment in line with the device that is now in force."""
+        if choice.device == "mps":
+            self.computer.enter_mps()
+        elif self.in_force == "mps":
+            self.computer.leave_mps()
+        self.in_force = choice.device
+        if self.override is not None:
+            self.computer.publish(choice.device)
 
     def apply_mps_variables(self) -> dict[str, str]:
         """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""
         with self._listeners.told_after(), self.lock:
-            self.computer.prepare("mps")
-            environ = self.computer.changes.environ
-            return {name: environ[name] for name in VARIABLES if name in environ}
+            self.computer.enter_mps()
+            return {name: self.environ[name] for name in VARIABLES if name in self.environ}
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Tell a function whenever something may have changed, and what takes a while; return what ends that.
@@ -250,7 +187,7 @@ class Session:
         Args:
             confirm: Whether a GPU that is planned is confirmed by computing on it, which loads torch.
         """
-        with self._told_if(confirm), self.lock:
+        with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
             if isinstance(choice, OpenMedError):
                 return DeviceList(self.computer.candidates())
@@ -262,15 +199,11 @@ class Session:
         Args:
             confirm: As for :meth:`devices`.
         """
-        with self._told_if(confirm), self.lock:
+        with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
-            device = self._state.in_force if isinstance(choice, OpenMedError) else choice.device
-            variables = shown_variables(self.computer.changes.shell)
-            return Explanation(self._state.chain(), choice, self.environment(device or "cpu"), variables)
-
-    def environment(self, device: str) -> EnvPlan:
-        """Return what became of the MPS variables for a device."""
-        return self.computer.environment(device)
+            device = self.in_force if isinstance(choice, OpenMedError) else choice.device
+            environment = self.computer.environment(device or "cpu")
+            return Explanation(self.wishes(), choice, environment, shown_variables(self.computer.shell))
 
     def keep_curve(self, curve: Any) -> None:
         """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""
@@ -280,13 +213,21 @@ class Session:
     def start(self) -> None:
         """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
         with self._listeners.told_after(), self.lock:
-            self._state.start()
+            if not self.computer.machine.native_apple_silicon:
+                return
+            with contextlib.suppress(OpenMedError):  # The same wish is reported when the device is asked for.
+                choice = self.computer.plan(decide(self.wishes()))
+                if choice.device == "mps":
+                    self.computer.enter_mps()
+                self.in_force = choice.device
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
         with self._listeners.told_after(), self.lock:
             self.end_simulation()
-            self._state.clear()
+            self.override = self.in_force = None
+            self.computer.unpublish()
+            self.computer.leave_mps()
 
     def simulate(
         self,
@@ -312,18 +253,23 @@ class Session:
             backend.import_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
             self.use("mps", source)
-            self._simulation = Simulation(device, undo.pop_all())
+            self._simulation = threading.get_ident(), undo.pop_all()
             return device
 
     def end_simulation(self) -> None:
         """Come back to this computer, where the session runs on a simulated one; models come along.
 
         Raises:
-            DeviceUnavailable: In another thread than the one that began it.
+            DeviceUnavailable: In another thread than the one that began it, in which alone torch's modes count.
         """
         with self._listeners.told_after(), self.lock:
-            if self._simulation is not None:
-                self._simulation.end()
+            if self._simulation is None:
+                return
+            thread, undo = self._simulation
+            if threading.get_ident() != thread:
+                what = "The simulated MPS device belongs to the thread that began it, and this is another one."
+                raise DeviceUnavailable(what, "End it there.")
+            undo.close()
 
     def _warn_of_dtype(self, key: ModelKey, device: str) -> None:
         """Warn of a model that comes to a device in a reduced type that was not validated there."""
@@ -334,30 +280,42 @@ class Session:
     @contextlib.contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
-        with self._listeners.told_after(), self.lock, self._state.unchanged_on_error():
-            yield
+        with self._listeners.told_after(), self.lock:
+            computer, applied, in_force = self.computer, self.computer.applied, self.in_force
+            try:
+                yield
+            except BaseException:  # An interrupted import of torch too.
+                computer.leave_mps(applied)
+                self.in_force = in_force
+                raise
 
     @contextlib.contextmanager
     def _on_simulated_mac(
         self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]
     ) -> Iterator[SimulatedMps]:
-        """Let the session run on a simulated Mac, with another state in the place of this one."""
+        """Let the session run on a simulated Mac, and put its own computer, override and device aside until then."""
         from .simulation.device import simulated_computer
 
-        here = self._state
+        here = self.computer, self.override, self.in_force
+        had_variables = bool(self.computer.applied)  # They may have been asked for on any device.
         self._bring_home()
-        here.suspend()
+        self.computer.unpublish()
+        self.computer.leave_mps()
         try:
             with simulated_computer(memory, fallback, self.environ, defects) as (computer, device):
-                self._state = DeviceState(computer)
+                self.computer, self.override, self.in_force = computer, None, None
                 try:
                     yield device
                 finally:
-                    self._state, self._simulation = here, None
+                    self.computer, self.override, self.in_force = here
+                    self._simulation = None
                     self._bring_home()
         finally:
-            here.resume()
-            self._bring_home(here.in_force or "cpu")
+            if had_variables:
+                self.computer.enter_mps()
+            if self.in_force is not None and self.override is not None:
+                self.computer.publish(self.in_force)
+            self._bring_home(self.in_force or "cpu")
             if self._models is not None:
                 self._models.announce()
 
@@ -367,14 +325,10 @@ class Session:
             self._models.follow(device, quietly=True)
             self._models.forget_device("mps")
 
-    def _told_if(self, confirm: bool) -> contextlib.AbstractContextManager[None]:
-        """Tell the listeners after a look that confirms a GPU; any other look changes nothing, and they look themselves."""
-        return self._listeners.told_after() if confirm else contextlib.nullcontext()
-
     def choice_or_error(self, confirm: bool) -> DeviceChoice | OpenMedError:
         """Return the choice, or the error that the list and the explanation help to mend."""
         try:
-            return self.device() if confirm else self.computer.plan(decide(self._state.chain()))
+            return self.device() if confirm else self.computer.plan(decide(self.wishes()))
         except OpenMedError as error:
             return error
 

@@ -72,16 +72,16 @@ class Computer:
     @property
     def effects(self) -> tuple[str, ...]:
         """What is told of the three MPS variables."""
-        return tuple(one.effect for one in self.session.environment("mps").settings)
+        return tuple(one.effect for one in self.session.computer.environment("mps").settings)
 
     @property
     def state(self) -> tuple[Any, ...]:
         """Everything that a failing verb must leave alone."""
         return (
             dict(self.environ),
-            self.session._state.override,
-            self.session._state.in_force,
-            self.session.computer.changes.applied,
+            self.session.override,
+            self.session.in_force,
+            dict(self.session.computer.applied),
         )
 
 

@@ -55,7 +55,7 @@ def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "choice", lambda: nb.use("cpu")
     yield "devices", SESSION.devices
     yield "explanation", SESSION.explain
-    yield "environment", lambda: SESSION.environment("mps")
+    yield "environment", lambda: SESSION.computer.environment("mps")
     yield "inventory", lambda: (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1]
     yield "annotations", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
     yield "annotated_text", lambda: verbs.annotate_text(SESSION, TEXTS[1], MODEL, "cpu")

@@ -278,7 +278,7 @@ def test_any_sequence_of_verbs(
             VERBS[verb](here)
         except OpenMedError:
             assert here.state == before
-        for one in here.session.environment("mps").settings:
+        for one in here.session.computer.environment("mps").settings:
             assert one.effect != IN_TIME or one.name not in here.torch.read
             assert one.effect != IN_FORCE or here.torch.read.get(one.name, one.value) == one.value
             assert one.effect != TOO_LATE or here.torch.read[one.name] != one.value

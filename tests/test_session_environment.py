@@ -203,7 +203,7 @@ def test_stop_leaves_no_trace(computers: ModuleType, shell: dict[str, str]):
         here.session.stop()
 
         assert here.environ == shell
-        assert here.session._state.override is None
+        assert here.session.override is None
 
 
 def test_stop_leaves_what_the_person_changed(computers: ModuleType):

@@ -67,7 +67,7 @@ LOOKS: dict[str, Callable[[Session], object]] = {
     "list": lambda session: session.devices(confirm=False),
     "explain": lambda session: session.explain(confirm=False),
     "inventory": lambda session: session.inventory(),
-    "environment": lambda session: session.environment("mps"),
+    "environment": lambda session: session.computer.environment("mps"),
     "resolve what is asked for": lambda session: session.resolve("cuda:1"),
 }
 

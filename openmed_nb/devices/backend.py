@@ -13,6 +13,7 @@ that was freed meanwhile, and back from it one can be read before it is there (p
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -65,7 +66,7 @@ class TorchFacts:
     cuda_names: tuple[str, ...] | None = None
     probes: tuple[tuple[str, str], ...] = ()
 
-    @property
+    @functools.cached_property
     def release(self) -> tuple[int, ...]:
         """The version as numbers: ``(2, 13, 0)``."""
         return release_of(self.version)

@@ -1,56 +1,61 @@
-"""This computer as a session sees it: its facts, what torch says, and the environment that is made ready for it."""
+"""The computer that a session runs on: its facts, what torch says, and the environment variables that we change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import functools
+from collections.abc import Callable, Mapping, MutableMapping
 
 from .backend import TorchFacts, TorchSeam
-from .choice import Candidate, DeviceChoice, Rejection, Surroundings, needs_probe, rejection, resolve
-from .environment import EnvironmentChanges, EnvPlan, Moment, watermarks
+from .choice import CAUSES, Candidate, DeviceChoice, Surroundings, first_applying, resolve
+from .environment import FALLBACK, HIGH, UNSEEN, VARIABLES, EnvPlan, Moment, plan, watermarks
 from .machine import Machine
 from .memory import allocator
-from .request import DeviceRequest, canonical
+from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, canonical, kind_of
 
 
 class Computer:
-    """The part of a session that asks machine and torch, and lets a GPU prove itself.
+    """Asks machine and torch, lets a GPU prove itself, and remembers every value that it writes to the environment.
 
     Args:
         environ: The environment variables, read and written.
-        machine: Reads the facts of this computer; called once, when first needed.
+        read_machine: Reads the facts of this computer; called once, when first needed.
         seam: What answers for torch: the module ``devices.backend``, or a stand-in for a computer that is not here.
     """
 
-    def __init__(self, environ: MutableMapping[str, str], machine: Callable[[], Machine], seam: TorchSeam) -> None:
-        self.changes = EnvironmentChanges(environ)
-        self._read_machine = machine
-        self._machine: Machine | None = None
+    def __init__(self, environ: MutableMapping[str, str], read_machine: Callable[[], Machine], seam: TorchSeam) -> None:
+        self.environ = environ
+        self.applied: dict[str, str] = {}  # The MPS variables that we set, with our values; replaced, never changed.
+        self._read_machine = read_machine
         self._seam = seam
         self._torch: TorchFacts | None = None
         self._limits: dict[str, float] = {}
+        # The values of each MPS variable that torch may have read, and the variables that it has read for sure.
+        self._seen: dict[str, frozenset[str | None]] = dict.fromkeys(VARIABLES, frozenset((UNSEEN,)))
+        self._settled: set[str] = set()
+        self._published: tuple[str | None, str] | None = None  # OPENMED_TORCH_DEVICE: what stood there, and our value.
 
-    @property
+    @functools.cached_property
     def machine(self) -> Machine:
         """The facts of this computer."""
-        if self._machine is None:
-            self._machine = self._read_machine()
-        return self._machine
+        return self._read_machine()
 
     @property
     def torch(self) -> TorchFacts:
         """What is known of torch; importing it is left to others, but once it is loaded it is asked."""
-        if self._torch is None or (self._seam.torch_is_loaded() and not self._torch.loaded):
-            self._torch = self._seam.loaded_torch() if self._seam.torch_is_loaded() else self._seam.installed_torch()
+        loaded = self._seam.torch_is_loaded()
+        if self._torch is None or (loaded and not self._torch.loaded):
+            self._torch = self._seam.loaded_torch() if loaded else self._seam.installed_torch()
         return self._torch
 
     @property
-    def moment(self) -> Moment:
-        """What torch has done by now; living tensors are looked through only where MPS could be in use."""
-        loaded = self._seam.torch_is_loaded()
-        if not loaded or not self.machine.apple_silicon:
-            return Moment(loaded, allocator_started=None if loaded else False)
-        probed = self._torch is not None and self._torch.failure("mps") is not None
-        return Moment(loaded, allocator_started=probed or self._seam.mps_allocator_started())
+    def shell(self) -> dict[str, str]:
+        """The environment variables as the person set them, without what we wrote."""
+        variables = {name: value for name, value in self.environ.items() if self.applied.get(name) != value}
+        if self._published and variables.get(TORCH_DEVICE_VARIABLE) == self._published[1]:
+            del variables[TORCH_DEVICE_VARIABLE]
+            if self._published[0] is not None:
+                variables[TORCH_DEVICE_VARIABLE] = self._published[0]
+        return variables
 
     def plan(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request from what is known so far; nothing is loaded and nothing is changed.
@@ -58,7 +63,7 @@ class Computer:
         Raises:
             DeviceUnavailable: Where no device satisfies the request.
         """
-        return resolve(request, self.machine, self.torch, self.changes.shell)
+        return resolve(request, self.machine, self.torch, self.shell)
 
     def confirm(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request after a GPU has computed; one that cannot is ruled out, and the next is taken.
@@ -69,11 +74,20 @@ class Computer:
             DeviceUnavailable: Where no device satisfies the request.
             TorchUnusable: Where a GPU is planned and torch does not import.
         """
-        applied = self.changes.applied
-        while needs_probe(choice := self.plan(request), self.torch):
-            self.prepare(choice.device)
-            self._try(choice.device)
-        if choice.device != "mps":
+        applied = self.applied
+        while True:
+            choice = resolve(request, self.machine, self.torch, self.shell)
+            device = choice.device
+            if device == "cpu" or self.torch.failure(device) is not None:
+                break
+            if device == "mps":
+                self.enter_mps()
+            if self.torch.loaded:
+                self._torch = self.torch.with_probe(device, self._seam.probe(device))
+                self.observe()
+            else:
+                self.load_torch()
+        if device != "mps":
             self.leave_mps(applied)
         return choice
 
@@ -85,16 +99,97 @@ class Computer:
         """
         if not self.torch.loaded:
             self._torch = self._seam.loaded_torch()
-            self.changes.observe(self.moment)
+            self.observe()
 
-    def prepare(self, device: str) -> None:
-        """Apply the MPS variables where the device is mps."""
+    def candidates(self, chosen: str = "cpu") -> tuple[Candidate, ...]:
+        """Return every device of this computer, with why it cannot be used and whether it was tried.
+
+        Args:
+            chosen: A device that is one of them, though torch may not have told yet which GPUs there are.
+        """
+        gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
+        if canonical(chosen) not in ("mps", "cpu", *map(canonical, gpus)):
+            gpus.append(chosen)
+        found = []
+        for device in ("mps", *gpus, "cpu"):
+            here = Surroundings(device, self.machine, self.torch, self.shell)
+            tried = device == "cpu" or self.torch.failure(device) == ""
+            found.append(Candidate(device, first_applying(CAUSES[kind_of(device)], here), tried))
+        return tuple(found)
+
+    def observe(self, moment: Moment | None = None) -> Moment:
+        """Keep watch over the values that torch may have read; call it around every change and every use of torch.
+
+        Args:
+            moment: What torch had done before a change; ``None`` to look now. Living tensors are looked through only
+                where MPS could be in use.
+        """
+        if moment is None:
+            started: bool | None = False
+            loaded = self._seam.torch_is_loaded()
+            if loaded and HIGH in self._settled:
+                started = True
+            elif loaded and not self.machine.apple_silicon:
+                started = None
+            elif loaded:
+                probed = self._torch is not None and self._torch.failure("mps") is not None
+                started = probed or self._seam.mps_allocator_started()
+            moment = Moment(loaded, started)
+        for name in VARIABLES:
+            value = frozenset((self.environ.get(name),))
+            has_read = moment.torch_loaded and (name == FALLBACK or moment.allocator_started)
+            if name not in self._settled:
+                self._seen[name] = value if has_read is False else self._seen[name] | value
+            if has_read:
+                self._settled.add(name)
+        return Moment(moment.torch_loaded, moment.allocator_started, dict(self._seen))
+
+    def environment(self, device: str) -> EnvPlan:
+        """Return what became of the MPS variables for a device."""
         if device == "mps":
-            self.changes.enter_mps(self.moment)
+            return plan(self.shell, "mps", self.observe())
+        standing = {name: value for name, value in self.applied.items() if self.environ.get(name) == value}
+        return plan(self.shell, device, applied=standing)
 
-    def leave_mps(self, applied: dict[str, str] | None = None) -> None:
-        """Take back the MPS variables that were applied, or those that were applied since then."""
-        self.changes.back_to(applied or {}, self.moment)
+    def enter_mps(self) -> None:
+        """Apply the MPS variables, in place of those that were applied before."""
+        moment = self.observe()
+        additions = plan(self.shell, "mps", moment).additions
+        self._undo(additions)
+        self.environ.update(additions)
+        self.applied = additions
+        self.observe(moment)
+
+    def leave_mps(self, applied: Mapping[str, str] | None = None) -> None:
+        """Take back the MPS variables that were applied, or go back to those that had been."""
+        moment = self.observe()
+        if self.applied != (applied or {}):
+            self._undo(applied or {})
+            self.applied = dict(applied or {})
+            self.observe(moment)
+
+    def _undo(self, former: Mapping[str, str]) -> None:
+        """Take back what we set, or give it its former value, but only where it still has the value that we set."""
+        for name in [name for name, value in self.applied.items() if self.environ.get(name) == value]:
+            if name in former:
+                self.environ[name] = former[name]
+            else:
+                del self.environ[name]
+
+    def publish(self, device: str) -> None:
+        """Write the device where the openmed package looks for it."""
+        self._published = (self.shell.get(TORCH_DEVICE_VARIABLE), device)
+        self.environ[TORCH_DEVICE_VARIABLE] = device
+
+    def unpublish(self) -> None:
+        """Give ``OPENMED_TORCH_DEVICE`` its former value back, unless someone else changed it since."""
+        published, self._published = self._published, None
+        if published is None or self.environ.get(TORCH_DEVICE_VARIABLE) != published[1]:
+            return
+        if published[0] is None:
+            del self.environ[TORCH_DEVICE_VARIABLE]
+        else:
+            self.environ[TORCH_DEVICE_VARIABLE] = published[0]
 
     def limit_memory(self, device: str, fraction: float) -> None:
         """Let torch refuse to hold more than a share of the memory of a device."""
@@ -111,33 +206,4 @@ class Computer:
 
     def low_watermark(self, device: str) -> float | None:
         """Return the share of its memory from which torch collects unused blocks; only MPS has one."""
-        return watermarks(self.changes.environ)[1] if device == "mps" else None
-
-    def environment(self, device: str) -> EnvPlan:
-        """Return what became of the MPS variables for a device; living tensors are looked through only for mps."""
-        return self.changes.plan(device, self.moment if device == "mps" else None)
-
-    def candidates(self, chosen: str = "cpu") -> tuple[Candidate, ...]:
-        """Return every device of this computer, with why it cannot be used and whether it was tried.
-
-        Args:
-            chosen: A device that is one of them, though torch may not have told yet which GPUs there are.
-        """
-        gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
-        if canonical(chosen) not in ("mps", "cpu", *map(canonical, gpus)):
-            gpus.append(chosen)
-        return tuple(
-            Candidate(device, self._rejection(device), tried=device == "cpu" or self.torch.failure(device) == "")
-            for device in ("mps", *gpus, "cpu")
-        )
-
-    def _try(self, device: str) -> None:
-        """Load torch, or where it is loaded, compute on the device; either way more is known than before."""
-        if not self.torch.loaded:
-            self._torch = self._seam.loaded_torch()
-        else:
-            self._torch = self.torch.with_probe(device, self._seam.probe(device))
-        self.changes.observe(self.moment)
-
-    def _rejection(self, device: str) -> Rejection | None:
-        return rejection(Surroundings(device, self.machine, self.torch, self.changes.shell))
+        return watermarks(self.environ)[1] if device == "mps" else None

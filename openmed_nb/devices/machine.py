@@ -73,6 +73,11 @@ class Machine:
         """Whether this is an Apple chip and a Python built for it: what torch's MPS backend needs."""
         return self.apple_silicon and not self.translated and self.architecture == "arm64"
 
+    @property
+    def gpu(self) -> str:
+        """The kind of GPU that torch uses on this system: only macOS has MPS, and it has no CUDA."""
+        return "mps" if self.system == "Darwin" else "cuda"
+
 
 def read_machine(
     system: str = platform.system(),

@@ -1,4 +1,4 @@
-"""Which device is asked for: spellings, variables, precedence."""
+"""Which device is asked for: spellings, names, variables, and who has precedence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..display import Plain
 from ..errors import ConfigurationError, UnknownDevice, nearest, shorten
 
+TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
+DEVICE_VARIABLE = "OPENMED_DEVICE"
+VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
+
+# The variables that may be shown; nothing else of the environment may be kept in a value.
 SHOWN = (
-    "OPENMED_TORCH_DEVICE",
-    "OPENMED_DEVICE",
+    *VARIABLES,
     "ACCELERATE_USE_CPU",
     "CUDA_VISIBLE_DEVICES",
     "HF_ENDPOINT",
@@ -22,7 +27,7 @@ SHOWN = (
 SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
 SECRET_VALUE = re.compile(
     r"(?P<scheme>\w{1,32}://)[^/\s]+@"  # the user and password of an address
-    r"|\b(hf|sk|gh[a-z]|github_pat)_\w+|\b(sk|glpat)-[\w-]+"  # tokens that tell whose they are
+    r"|\b(hf|sk|gh[a-z]|github_pat)_\w+|\b(sk|glpat)-[\w-]+"  # tokens whose prefix tells whose they are
     r"|(key|token|secret|passw\w*|pwd)=\S+",
     re.IGNORECASE,
 )
@@ -42,24 +47,14 @@ def masked(name: str, value: str) -> str:
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the allowed variables that are set, masked; nothing else of the environment may be kept in a value.
-
-    Example:
-        >>> shown_variables({"OPENMED_DEVICE": "cpu", "HOME": "/home/me"})
-        {'OPENMED_DEVICE': 'cpu'}
-    """
+    """Return the variables that may be shown and are set, masked."""
     return {name: masked(name, environ[name]) for name in SHOWN if name in environ}
 
 
-TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
-DEVICE_VARIABLE = "OPENMED_DEVICE"
-VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
-
 SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
-NOBODY = "nobody"
-
-SAME_AS = {"": "auto", "default": "auto", "mps:0": "mps"}
+AUTO = ("", "auto", "default")
 CUDA = re.compile(r"cuda:(\d{1,4})", re.ASCII)
+NOBODY = "nobody"
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,7 @@ class DeviceRequest:
 
     @classmethod
     def parse(cls, spelling: str, source: str) -> DeviceRequest:
-        """Return the wish that a spelling stands for.
-
-        Args:
-            spelling: One of ``SPELLINGS``, in any case, with any space around it.
-            source: Who wrote it.
+        """Return the wish that a spelling stands for: one of ``SPELLINGS``, in any case, with any space around it.
 
         Raises:
             UnknownDevice: For any other spelling; it names the source and the nearest spelling.
@@ -94,46 +85,56 @@ class DeviceRequest:
             openmed_nb.errors.UnknownDevice: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
 are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
-        value = normalised(spelling)
+        value = str(spelling).strip().lower()
+        if value in AUTO:
+            return cls("auto", source)
         if match := CUDA.fullmatch(value):
             return cls(f"cuda:{int(match[1])}", source)
-        if value not in SPELLINGS:
-            raise _unknown(str(spelling), value, source)
-        return cls(value, source)
-
-    @property
-    def asks(self) -> bool:
-        """Whether a device is asked for; ``auto`` leaves it to the next in line."""
-        return self.value != "auto"
+        if value in SPELLINGS:
+            return cls("mps" if value == "mps:0" else value, source)
+        kind, _, index = value.partition(":")
+        near = nearest(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default")) or "auto"
+        suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
+        shown = shorten(masked(source, str(spelling)))
+        raise UnknownDevice(
+            f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}."
+        )
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One link of the precedence chain, as it was spelled; ``None`` where nothing was said."""
+class Wish(Plain):
+    """One link of the precedence chain.
+
+    Attributes:
+        source: Whose wish it is.
+        spelling: The device as it was spelled; ``None`` where nothing was.
+        final: Whether ``auto`` ends the search here instead of leaving it to the next in line.
+    """
 
     source: str
     spelling: str | None
     final: bool = False
-    """Whether ``auto`` ends the search here instead of leaving it to the next in line."""
+
+    HIDDEN, ALSO = ("spelling", "final"), ("says",)
 
     @property
     def asks(self) -> bool:
-        """Whether the search ends here: something was said that is not ``auto``, or ``auto`` is final."""
-        return self.spelling is not None and (self.final or normalised(self.spelling) != "auto")
+        """Whether the search ends here."""
+        return self.spelling is not None and (self.final or self.spelling.strip().lower() not in AUTO)
+
+    @property
+    def says(self) -> str:
+        """The spelling without what is secret in it."""
+        return "(nothing)" if self.spelling is None else masked(self.source, self.spelling)
 
 
 def precedence(
     environ: Mapping[str, str], argument: Wish | None = None, override: DeviceRequest | None = None
 ) -> tuple[Wish, ...]:
-    """Return the chain of wishes, the strongest first.
+    """Return the chain of wishes, the strongest first: an argument, the session's override, the two variables.
 
-    An argument beats the session's override, which beats the two variables. ``auto`` as an argument or in a variable
-    is no wish, so the next in line is heard; ``auto`` chosen for the session by hand is one: it silences the variables.
-
-    Args:
-        environ: The environment variables.
-        argument: What an argument or a configuration says.
-        override: What was chosen for the session by magic, panel or ``use``.
+    ``auto`` as an argument or in a variable leaves the choice to the next in line; ``auto`` that a person chose for the
+    session (by magic, panel or ``use``) is a wish of its own: it silences the variables.
 
     Example:
         >>> [wish.source for wish in precedence({"OPENMED_DEVICE": "cpu"})]
@@ -144,12 +145,7 @@ def precedence(
 
 
 def winner(chain: tuple[Wish, ...]) -> Wish | None:
-    """Return the first wish of the chain that asks for a device, ``None`` where none does.
-
-    Example:
-        >>> winner(precedence({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"})).source
-        'OPENMED_DEVICE'
-    """
+    """Return the first wish of the chain that asks for a device, ``None`` where none does."""
     return next((wish for wish in chain if wish.asks), None)
 
 
@@ -165,17 +161,6 @@ def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
     """
     wish = winner(chain)
     return DeviceRequest.parse(str(wish.spelling), wish.source) if wish else DeviceRequest("auto", NOBODY)
-
-
-def normalised(spelling: str) -> str:
-    """Return a spelling in lower case, without space around it, and without its synonyms.
-
-    Example:
-        >>> normalised(" Default"), normalised("MPS:0")
-        ('auto', 'mps')
-    """
-    value = str(spelling).strip().lower()
-    return SAME_AS.get(value, value)
 
 
 def kind_of(device: str) -> str:
@@ -205,11 +190,6 @@ def device_of(thing: Any) -> str:
 
     Raises:
         ConfigurationError: For what has none.
-
-    Example:
-        >>> import torch
-        >>> device_of("cpu"), device_of(torch.device("mps", 0)), device_of(torch.zeros(1))
-        ('cpu', 'mps', 'cpu')
     """
     device = getattr(thing, "device", thing)
     if isinstance(device, str):
@@ -219,12 +199,3 @@ def device_of(thing: Any) -> str:
             f"{type(thing).__name__} has no device.", "Pass a name such as 'cpu', or an Accelerator."
         )
     return canonical(str(device))
-
-
-def _unknown(spelling: str, value: str, source: str) -> UnknownDevice:
-    kind, _, index = value.partition(":")
-    near = nearest(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default")) or "auto"
-    suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
-    shown = shorten(masked(source, spelling))
-    accepted = ", ".join(SPELLINGS)
-    return UnknownDevice(f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {accepted}.")

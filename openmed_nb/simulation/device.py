@@ -283,9 +283,9 @@ def simulated_computer(
         if fallback is not None:
             environ[FALLBACK] = str(int(fallback))
         try:
-            computer.prepare("mps")
+            computer.enter_mps()
             with simulated_device(installed, None, environ, defects) as torch.device:
                 yield computer, torch.device
         finally:
-            computer.changes.unpublish()
+            computer.unpublish()
             computer.leave_mps()

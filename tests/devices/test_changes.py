@@ -6,34 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.environment import (
-    FALLBACK,
-    HIGH,
-    IN_FORCE,
-    IN_TIME,
-    LOW,
-    TOO_LATE,
-    UNSURE,
-    VARIABLES,
-    EnvironmentChanges,
-    Moment,
-)
+from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.computer import Computer
+from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE, UNSURE, VARIABLES
+from openmed_nb.devices.machine import Machine
 
 
 class Kernel:
-    """A kernel with a torch that reads its variables when the real one does, and a person who types."""
+    """A kernel on a Mac with a torch that reads its variables when the real one does, and a person who types."""
 
     def __init__(self) -> None:
         self.environ: dict[str, str] = {}
-        self.changes = EnvironmentChanges(self.environ)
+        self.computer = Computer(self.environ, lambda: Machine("Darwin", "arm64", apple_silicon=True), self)
         self.read: dict[str, str | None] = {}
         self.tensor_lives = False
 
-    @property
-    def moment(self) -> Moment:
-        """What can be known of this torch from outside."""
-        loaded = FALLBACK in self.read
-        return Moment(loaded, None if loaded and not self.tensor_lives else loaded)
+    def torch_is_loaded(self) -> bool:
+        """Tell whether torch was imported."""
+        return FALLBACK in self.read
+
+    def mps_allocator_started(self) -> bool | None:
+        """Tell what can be known from outside: a tensor that is gone leaves no trace."""
+        return True if self.tensor_lives else None
+
+    def installed_torch(self) -> TorchFacts:
+        """Return what nobody asks for here."""
+        raise NotImplementedError
+
+    loaded_torch = installed_torch
+
+    def probe(self, device: str) -> str:
+        """Compute nothing."""
+        raise NotImplementedError
 
     def load(self) -> None:
         """Type ``import torch``."""
@@ -56,15 +60,15 @@ class Kernel:
 
     def enter(self) -> None:
         """Choose mps."""
-        self.changes.enter_mps(self.moment)
+        self.computer.enter_mps()
 
     def leave(self) -> None:
         """Choose another device."""
-        self.changes.back_to({}, self.moment)
+        self.computer.leave_mps()
 
     def look(self) -> None:
         """Ask for the plan."""
-        self.changes.plan("mps", self.moment)
+        self.computer.environment("mps")
 
     def type(self, name: str, value: str | None) -> None:
         """Look, then set or unset a variable."""
@@ -77,7 +81,7 @@ class Kernel:
     @property
     def effects(self) -> dict[str, str]:
         """What is told of each variable."""
-        return {one.name: one.effect for one in self.changes.plan("mps", self.moment).settings}
+        return {one.name: one.effect for one in self.computer.environment("mps").settings}
 
 
 VERBS = ("load", "compute", "touch", "drop", "enter", "leave", "look")
@@ -150,7 +154,7 @@ def test_every_claim_is_true(story: list[str]):
     """Whatever is done in which order: "in force" is what torch read, "too late" is not, "in time" is still to come."""
     kernel = play(*story)
 
-    for one in kernel.changes.plan("mps", kernel.moment).settings:
+    for one in kernel.computer.environment("mps").settings:
         if one.effect == IN_FORCE and one.name in kernel.read:
             assert kernel.read[one.name] == one.value
         if one.effect == TOO_LATE:
@@ -164,7 +168,7 @@ def test_plan_shows_what_stands_there(story: list[str]):
     """Once mps is entered, the table shows the values of the environment itself."""
     kernel = play(*story, "enter")
 
-    shown = {one.name: one.value for one in kernel.changes.plan("mps", kernel.moment).settings}
+    shown = {one.name: one.value for one in kernel.computer.environment("mps").settings}
     assert shown == {name: kernel.environ.get(name) for name in VARIABLES}
 
 
@@ -178,14 +182,31 @@ def test_nothing_of_ours_remains(story: list[str]):
     assert alone.environ.items() - kernel.environ.items() <= {(FALLBACK, "1"), (HIGH, "1.0"), (LOW, "0.9")}
 
 
+@given(
+    st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
+    st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
+)
+def test_leaving_takes_back_only_ours(person: dict[str, str], later: dict[str, str]):
+    """Leaving mps keeps what the person had and what they changed since, and nothing of ours."""
+    kernel = Kernel()
+    kernel.environ.update({"HOME": "/home/me", **person})
+    kernel.enter()
+    added = kernel.computer.applied
+    kernel.environ.update(later)
+    kernel.leave()
+
+    kept = {name: value for name, value in later.items() if added.get(name) != value}
+    assert kernel.environ == {"HOME": "/home/me", **person, **kept}
+
+
 def test_failed_step_gives_former_values_back():
     """Going back to what had been applied restores our former values, and keeps the person's."""
     kernel = play("enter", "HIGH=0.5")
-    before = kernel.changes.applied
+    before = kernel.computer.applied
     kernel.enter()
     assert kernel.environ[LOW] == "0.45"
 
-    kernel.changes.back_to(before, kernel.moment)
+    kernel.computer.leave_mps(before)
 
     assert kernel.environ == {FALLBACK: "1", HIGH: "0.5", LOW: "0.9"}
     kernel.leave()
@@ -195,28 +216,30 @@ def test_failed_step_gives_former_values_back():
 @pytest.mark.parametrize("shell", [None, "cuda:1", "cpu"])
 def test_published_device_is_taken_back(shell: str | None):
     """The variable of the openmed package gets its former value back, after any number of devices."""
-    environ = {} if shell is None else {"OPENMED_TORCH_DEVICE": shell}
+    kernel = Kernel()
+    environ, computer = kernel.environ, kernel.computer
+    environ.update({} if shell is None else {"OPENMED_TORCH_DEVICE": shell})
     before = dict(environ)
-    changes = EnvironmentChanges(environ)
     for device in ("mps", "cpu", "mps"):
-        changes.publish(device)
+        computer.publish(device)
         assert environ["OPENMED_TORCH_DEVICE"] == device
-        assert changes.shell == before
-    changes.unpublish()
-    changes.unpublish()
+        assert computer.shell == before
+    computer.unpublish()
+    computer.unpublish()
 
     assert environ == before
 
 
 def test_published_device_that_the_person_changed():
     """A value that the person wrote meanwhile is theirs, and stands again after the next device is taken back."""
-    environ = {"OPENMED_TORCH_DEVICE": "cuda"}
-    changes = EnvironmentChanges(environ)
-    changes.publish("cpu")
+    kernel = Kernel()
+    environ, computer = kernel.environ, kernel.computer
+    environ["OPENMED_TORCH_DEVICE"] = "cuda"
+    computer.publish("cpu")
     environ["OPENMED_TORCH_DEVICE"] = "mps"
-    assert changes.shell == {"OPENMED_TORCH_DEVICE": "mps"}
+    assert computer.shell == {"OPENMED_TORCH_DEVICE": "mps"}
 
-    changes.publish("cpu")
-    changes.unpublish()
+    computer.publish("cpu")
+    computer.unpublish()
 
     assert environ == {"OPENMED_TORCH_DEVICE": "mps"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.choice import needs_probe, resolve
+from openmed_nb.devices.choice import resolve
 from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.request import DeviceRequest, Wish, decide, precedence
 from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice
@@ -111,7 +111,10 @@ def ask(row: Row) -> tuple[str, str]:
     except OpenMedError as error:
         return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
     grade = "confirmed" if choice.certain else "planned"
-    return f"{choice.device} {grade}{' probe' if needs_probe(choice, torch) else ''}", str(choice)
+    return (
+        f"{choice.device} {grade}{' probe' if choice.device != 'cpu' and torch.failure(choice.device) is None else ''}",
+        str(choice),
+    )
 
 
 def test_answers():

@@ -39,7 +39,7 @@ def pipe():
 def state():
     """Everything that a simulation must give back."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return SESSION.device().to_dict(), environment, SESSION._state.override, SESSION.computer
+    return SESSION.device().to_dict(), environment, SESSION.override, SESSION.computer
 
 
 class TestFunction:
@@ -157,7 +157,7 @@ class TestFunction:
     def test_fallback(self, fallback, said):
         """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
         with nb.simulated_mps(fallback=fallback) as mps:
-            setting = {one.name: one for one in SESSION.environment("mps").settings}[FALLBACK]
+            setting = {one.name: one for one in SESSION.computer.environment("mps").settings}[FALLBACK]
             assert (setting.value, setting.effect) == (said, IN_FORCE)
             if said == "1":
                 torch.mode(torch.ones(2, device="mps"))
@@ -170,7 +170,7 @@ class TestFunction:
         """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
         with nb.simulated_mps("8 GiB") as mps:
             torch.ones(2, device="mps")
-            assert [one.effect for one in SESSION.environment("mps").settings] == [IN_FORCE] * 3
+            assert [one.effect for one in SESSION.computer.environment("mps").settings] == [IN_FORCE] * 3
             assert mps.allocator.allowed == mps.allocator.memory.recommended
         assert not any(name in os.environ for name in (HIGH, LOW))
 

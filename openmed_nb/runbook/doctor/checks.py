@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...devices import choice as rules
 from ...devices.backend import TENSOR_LOCK, TorchFacts
-from ...devices.choice import DeviceChoice, Rejection, Rule, Surroundings, first_applying
+from ...devices.choice import Cause, DeviceChoice, Rejection, Surroundings, first_applying
 from ...devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan, EnvSetting
 from ...devices.machine import Machine
 from ...devices.moving import NARROWER, module_in, unwrapped
@@ -82,7 +82,7 @@ class DoctorFacts:
     signals: Signals = field(default_factory=Signals)
     models: tuple[Finding, ...] = ()
 
-    def rejection(self, device: str, causes: Iterable[Rule]) -> Rejection | None:
+    def rejection(self, device: str, causes: Iterable[Cause]) -> Rejection | None:
         """Return what the first of some rules has to say about a device."""
         return first_applying(causes, Surroundings(device, self.machine, self.torch, self.environ))
 
@@ -101,18 +101,18 @@ class Row:
     Attributes:
         name: What it is.
         device: The device that the rules are asked about.
-        before: Rules that make it meaningless; the first that applies says why.
-        fails: Rules that fail it.
+        before: Causes that make it meaningless; the first that applies says why.
+        fails: Causes that fail it.
         says: The evidence where nothing is wrong.
-        warns: Rules of what a person may have wanted so, which are asked first.
+        warns: Causes of what a person may have wanted so, which are asked first.
     """
 
     name: str
     device: str
-    before: tuple[Rule, ...]
-    fails: tuple[Rule, ...]
+    before: tuple[Cause, ...]
+    fails: tuple[Cause, ...]
     says: Callable[[DoctorFacts], str]
-    warns: tuple[Rule, ...] = ()
+    warns: tuple[Cause, ...] = ()
 
     def finding(self, facts: DoctorFacts) -> Finding:
         """Return the finding."""
@@ -133,11 +133,11 @@ def _build(facts: DoctorFacts) -> str:
     return ", ".join(part for part in (facts.torch.version, build) if part)
 
 
-UNKNOWN_MACOS = Rule(lambda here: here.machine.macos is None, "its version could not be read", "")
-NOT_LOADED = Rule(lambda here: not here.torch.loaded, "torch cannot be used", "")
+UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version could not be read", "")
+NOT_LOADED = Cause(lambda here: not here.torch.loaded, "torch cannot be used", "")
 
 NO_APPLE_GPU = (rules.NO_MAC, rules.ROSETTA, rules.INTEL)
-NO_TORCH = (NOT_LOADED, *rules.TORCH_RULES)
+NO_TORCH = (NOT_LOADED, *rules.TORCH_CAUSES)
 
 COMPUTER_ROWS = (
     Row(
@@ -150,7 +150,7 @@ COMPUTER_ROWS = (
     Row("macOS", "mps", (rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS), (rules.OLD_MACOS,), _version),
 )
 
-TORCH_ROW = Row("torch", "cpu", (), rules.TORCH_RULES, _build)
+TORCH_ROW = Row("torch", "cpu", (), rules.TORCH_CAUSES, _build)
 
 DEVICE_ROWS = (
     Row(
@@ -164,14 +164,14 @@ DEVICE_ROWS = (
         "MPS",
         "mps",
         (*NO_APPLE_GPU, rules.OLD_MACOS, *NO_TORCH, rules.NOT_BUILT),
-        (rules.NO_METAL, rules.BAD_WATERMARKS, rules.PROBE_RULE),
+        (rules.NO_METAL, rules.BAD_WATERMARKS, rules.FAILED_PROBE),
         lambda _facts: "torch finds the Metal device",
     ),
     Row(
         "CUDA",
         "cuda",
         (rules.MACOS, rules.NO_DRIVER, *NO_TORCH),
-        (rules.NO_GPU, rules.PROBE_RULE),
+        (rules.NO_GPU, rules.FAILED_PROBE),
         lambda facts: ", ".join(facts.torch.cuda_names or ()),
         warns=(rules.CPU_BUILD, rules.HIDDEN_GPUS),
     ),

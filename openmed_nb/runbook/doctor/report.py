@@ -208,7 +208,7 @@ def examine(
         choice=choice,
         environment=environment_of(computer, device),
         torch_error=torch_error,
-        environ={name: value for name, value in computer.changes.shell.items() if name in READ_BY_RULES},
+        environ={name: value for name, value in computer.shell.items() if name in READ_BY_RULES},
         computation=done,
         dtypes=tried.try_dtypes(works) if works else {},
         probes=tried.run_probes(works) if works else (),

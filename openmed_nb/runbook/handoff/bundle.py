@@ -413,7 +413,7 @@ def measure_golden(order: Order, dataset: Dataset | None, spec: LoadSpec, device
         batch_size=order.batch_size,
         rounds=order.rounds,
         steps=order.steps,
-        variables={**golden_variables(computer.changes.environ), **OFFLINE},
+        variables={**golden_variables(computer.environ), **OFFLINE},
         dataset=dataset,
         dataset_copied=order.copy_dataset,
         entities=entities,

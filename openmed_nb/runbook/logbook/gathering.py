@@ -645,7 +645,7 @@ def gather(
     loader, randomness = loader_of(said.loader), randomness_of(said.seeds)
     code = given_path(said.folder or ".", "folder")
     device = confirmed(reported_device(told) or device, device, computer)
-    machine, environ = computer.machine, computer.changes.environ
+    machine, environ = computer.machine, computer.environ
     network = None if said.artifact_store is None else measure_round_trip(said.artifact_store)
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
     plan = computer.environment(device)

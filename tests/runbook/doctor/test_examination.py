@@ -276,6 +276,6 @@ def test_wish_counts_before_the_facts(computers):
     mac = computers.mac(OPENMED_DEVICE="cpu")
     report = examined(mac)
 
-    assert decide(mac.session._state.chain()).value == "cpu"
+    assert decide(mac.session.wishes()).value == "cpu"
     assert bad(report) == {}
     assert mac.torch.probed == []
