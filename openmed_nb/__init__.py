@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from . import errors
+    from .annotation.corpus import annotate
+    from .annotation.loading import ModelLoader, load_model, load_pipeline
     from .devices.choice import DeviceChoice
     from .devices.environment import EnvPlan
     from .errors import OpenMedError, OpenMedWarning
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from .notebook.cluster import cluster
     from .notebook.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
     from .notebook.evidence import handoff, logbook
-    from .notebook.models import ModelLoader, annotate, load_model, load_pipeline
     from .notebook.panel.opening import panel
     from .notebook.preparation import check_loader, loader_settings, precision, to_device
     from .notebook.runbook import doctor, fallbacks, forecast, parity, signals, validate_precision
@@ -70,13 +71,13 @@ _HOMES = {
     "Logbook": "runbook.logbook.logbook",
     "MemoryCurve": "training.curve",
     "MemorySample": "training.curve",
-    "ModelLoader": "notebook.models",
+    "ModelLoader": "annotation.loading",
     "OpenMedConfig": "models.config",
     "OpenMedError": "errors",
     "OpenMedWarning": "errors",
     "accelerator_arguments": "notebook.training",
     "adamw": "training.steps",
-    "annotate": "notebook.models",
+    "annotate": "annotation.corpus",
     "apply_mps_tuning": "notebook.devices",
     "check_loader": "notebook.preparation",
     "checkpoint_activations": "training.activations",
@@ -92,8 +93,8 @@ _HOMES = {
     "handoff": "notebook.evidence",
     "lightning_callback": "notebook.training",
     "limit_memory": "notebook.training",
-    "load_model": "notebook.models",
-    "load_pipeline": "notebook.models",
+    "load_model": "annotation.loading",
+    "load_pipeline": "annotation.loading",
     "loader_settings": "notebook.preparation",
     "logbook": "notebook.evidence",
     "memory_curve": "notebook.training",

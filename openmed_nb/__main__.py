@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from .annotation.corpus import annotate_text
 from .display import Json
 from .errors import ConfigurationError, OpenMedError, cause
 from .models.registry import BUNDLED_FOLDER
@@ -63,7 +64,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     asked = parser().parse_args(arguments)
     SESSION.start()
     text = read_note(asked.note)
-    found = verbs.annotate_text(SESSION, text, asked.model, asked.device)
+    found = annotate_text(SESSION, text, asked.model, asked.device)
     choice = SESSION.device(asked.device)
     return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})) if asked.json else f"{choice}\n\n{found}", 0
 

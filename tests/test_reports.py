@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook import verbs
+from openmed_nb.annotation.corpus import annotate_text
 from openmed_nb.session import SESSION
 
 torch = pytest.importorskip("torch")
@@ -58,7 +58,7 @@ def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "environment", lambda: SESSION.computer.environment("mps")
     yield "inventory", lambda: (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1]
     yield "annotations", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
-    yield "annotated_text", lambda: verbs.annotate_text(SESSION, TEXTS[1], MODEL, "cpu")
+    yield "annotated_text", lambda: annotate_text(SESSION, TEXTS[1], MODEL, "cpu")
     yield "doctor", nb.doctor
     yield "signals", nb.signals
     yield "sweep", lambda: sweep

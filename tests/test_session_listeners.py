@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
+from openmed_nb.annotation.corpus import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.errors import DeviceUnavailable, OpenMedError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import ModelStore
-from openmed_nb.notebook import verbs
 from openmed_nb.session import SESSION, Session
 from openmed_nb.training.curve import MemoryCurve
 
@@ -44,9 +45,7 @@ VERBS: dict[str, Callable[[Session], object]] = {
     "keep a curve": lambda session: session.keep_curve(MemoryCurve("cpu")),
     "load": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu")),
     "pipeline": lambda session: create_pipeline(session, SMALL, OpenMedConfig(device="cpu")),
-    "annotate a text": lambda session: verbs.annotate_text(session, NOTE, SMALL, "cpu"),
-    "annotate texts": lambda session: verbs.annotate(session, [NOTE, NOTE], SMALL, {"device": "cpu"}, progress=False),
-    "annotate with a pipeline": lambda session: verbs.annotate(session, [NOTE], pipeline(), {}, progress=False),
+    "annotate a text": lambda session: annotate_text(session, NOTE, SMALL, "cpu"),
 }
 
 FAILURES: dict[str, Callable[[Session], object]] = {
@@ -58,9 +57,7 @@ FAILURES: dict[str, Callable[[Session], object]] = {
     "unknown option": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu"), colour="red"),
     "unknown task": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), task="translation"),
     "unknown strategy": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), aggregation_strategy="best"),
-    "no text": lambda session: verbs.annotate_text(session, 7, SMALL),
-    "no texts": lambda session: verbs.annotate(session, NOTE, SMALL, {"device": "cpu"}),
-    "no pipeline": lambda session: verbs.annotate(session, [NOTE], len, {}),
+    "no text": lambda session: annotate_text(session, 7, SMALL),
 }
 
 LOOKS: dict[str, Callable[[Session], object]] = {
@@ -70,11 +67,6 @@ LOOKS: dict[str, Callable[[Session], object]] = {
     "environment": lambda session: session.computer.environment("mps"),
     "resolve what is asked for": lambda session: session.resolve("cuda:1"),
 }
-
-
-def pipeline() -> Any:
-    """Return a pipeline of another session, which none of the listeners follows."""
-    return create_pipeline(Session({}), SMALL, OpenMedConfig(device="cpu"))
 
 
 def is_free(session: Session) -> bool:
@@ -228,11 +220,32 @@ def test_loading_is_told(session: Session):
 def test_annotating_is_told(session: Session):
     """Annotating is told of after loading, and its end when the entities are there."""
     listening = Listening(session)
-    verbs.annotate_text(session, NOTE, SMALL)
-    verbs.annotate(session, [NOTE], SMALL, {}, progress=False)
+    annotate_text(session, NOTE, SMALL)
 
-    annotating = f"Annotating: {SMALL}"
-    assert listening.told == [f"Loading: {SMALL}", annotating, None, annotating, None]
+    assert listening.told == [f"Loading: {SMALL}", f"Annotating: {SMALL}", None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (([NOTE, NOTE], SMALL), [f"Annotating: {SMALL}", None]),
+        ((NOTE, SMALL), [None]),
+        (([NOTE], len), [None]),
+    ],
+    ids=["texts", "no texts", "no pipeline"],
+)
+def test_annotating_many_texts_is_told(arguments: tuple[Any, ...], told: list[str | None]):
+    """A run over many texts is told of, and its end once, also when it fails; the session is free for others then."""
+    nb.load_pipeline(SMALL, "cpu")
+    listening = Listening(SESSION)
+    try:
+        with contextlib.suppress(OpenMedError):
+            nb.annotate(*arguments, device="cpu", progress=False)
+    finally:
+        listening.remove()
+
+    assert listening.told == told
+    assert listening.free == [True]
 
 
 def test_loading_that_fails_ends(session: Session, tmp_path):

@@ -1,6 +1,4 @@
-"""From labels and scores of tokens to entities.
-
-Labels and scores of tokens -> entities, as arithmetic over all tokens of many texts at once.
+"""From labels and scores of tokens to entities, as arithmetic over all tokens of many texts at once.
 
 The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_entities`` in transformers.
 """
@@ -9,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .results import Entity
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -21,37 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelTables:
-    """What each label number means; ``C`` labels.
+    """What each label number means; ``C`` labels."""
 
-    Attributes:
-        names: The labels, such as ``B-DISEASE``.
-        groups: The names of the entities that they make, such as ``DISEASE``.
-        begins: ``(C,)`` bool, whether a label begins an entity even after one of its own kind.
-        kinds: ``(C,)`` int64, equal for labels that one entity may have.
-        label_kept: ``(C,)`` bool, whether a token of the label is an answer where tokens are not joined.
-        group_kept: ``(C,)`` bool, whether an entity of the label is an answer.
-    """
-
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
-    begins: np.ndarray
-    kinds: np.ndarray
-    label_kept: np.ndarray
-    group_kept: np.ndarray
+    names: tuple[str, ...]  # such as B-DISEASE
+    groups: tuple[str, ...]  # the names of the entities that they make, such as DISEASE
+    begins: np.ndarray  # (C,) bool, whether a label begins an entity even after one of its own kind
+    kinds: np.ndarray  # (C,) int64, equal for labels that one entity may have
+    label_kept: np.ndarray  # (C,) bool, whether a token of the label is an answer if tokens are not joined
+    group_kept: np.ndarray  # (C,) bool, whether an entity of the label is an answer
 
     @classmethod
     def of(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
-        """Return the tables of a model's labels, by the rules of transformers' pipeline.
-
-        Args:
-            id2label: The labels by number, from 0.
-            ignored: Labels, and names of entities, that are no answer.
-
-        Example:
-            >>> tables = LabelTables.of({0: "O", 1: "B-DRUG", 2: "I-DRUG"}, ["O"])
-            >>> tables.groups, tables.begins.tolist(), tables.group_kept.tolist()
-            (('O', 'DRUG', 'DRUG'), [False, True, False], [False, True, True])
-        """
+        """Return the tables of a model's labels; ``ignored`` are labels, and names of entities, that are no answer."""
         names = tuple(id2label[number] for number in range(len(id2label)))
         kinds = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
         # Transformers cuts the name of an entity at the first hyphen, whatever stands before it.
@@ -66,56 +46,33 @@ class LabelTables:
         )
 
 
-Entity = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of each token; ``T`` tokens, ``C`` labels.
+    """What a model predicts for each token; ``T`` tokens, ``C`` labels."""
 
-    Attributes:
-        labels: ``(T,)`` int64, the number of the most probable label.
-        scores: ``(T,)`` float32, its probability.
-        probabilities: ``(T, C)`` float32, where a word's label is that of its mean; else ``None``.
-    """
-
-    labels: np.ndarray
-    scores: np.ndarray
-    probabilities: np.ndarray | None = None
+    labels: np.ndarray  # (T,) int64, the number of the most probable label
+    scores: np.ndarray  # (T,) float32, its probability
+    probabilities: np.ndarray | None = None  # (T, C) float32, if a word's label is that of its mean
 
 
 @dataclass(frozen=True)
 class Units:
-    """What is joined to entities: tokens or words; ``U`` of them.
+    """What is joined to entities: tokens or words, with label numbers and scores; each array is ``(U,)``."""
 
-    Attributes:
-        firsts: ``(U,)`` int64, the first token of each.
-        lasts: ``(U,)`` int64, one past its last token.
-        labels: ``(U,)`` int64, the number of its label.
-        scores: ``(U,)`` float32, the probability of the label.
-    """
-
-    firsts: np.ndarray
-    lasts: np.ndarray
+    firsts: np.ndarray  # the first token
+    lasts: np.ndarray  # one past the last
     labels: np.ndarray
     scores: np.ndarray
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes entities of what a model says of tokens.
+    """Makes entities of predictions."""
 
-    Attributes:
-        tokenizer: Spells the words.
-        tables: What the labels mean.
-        strategy: How tokens become entities: ``none``, ``simple``, ``first``, ``average`` or ``max``.
-        tokens_before: How many special tokens stand before a text's own.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase  # spells the words
     tables: LabelTables
-    strategy: str
-    tokens_before: int
+    strategy: str  # none, simple, first, average or max
+    tokens_before: int  # special tokens before a text's own
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> list[list[Entity]]:
         """Return the entities of each sequence of tokens, in the order of the text.
@@ -123,7 +80,7 @@ class Decoder:
         Args:
             texts: The texts that the ``owners`` of the tokens count.
             tokens: The tokens.
-            predictions: What the model says of them.
+            predictions: What the model predicts for them.
         """
         found: list[list[Entity]] = [[] for _ in tokens.owners]
         if len(tokens):
@@ -152,7 +109,11 @@ class Decoder:
     def groups(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
         """Yield every entity that is an answer, with the number of its sequence."""
         joined = self.strategy != "simple"
-        units = words(tokens, predictions, self.strategy) if joined else whole_tokens(predictions)
+        if joined:
+            units = words(tokens, predictions, self.strategy)
+        else:
+            firsts = np.arange(len(tokens))
+            units = Units(firsts, firsts + 1, predictions.labels, predictions.scores)
         edges = group_edges(tokens, units, self.tables)
         totals = np.add.reduceat(units.scores.astype(np.float64), edges[:-1])
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
@@ -171,12 +132,6 @@ class Decoder:
             )
 
 
-def whole_tokens(predictions: Predictions) -> Units:
-    """Return every token as a unit."""
-    firsts = np.arange(len(predictions.labels))
-    return Units(firsts, firsts + 1, predictions.labels, predictions.scores)
-
-
 def words(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
     """Return the words, each with the label that a strategy gives it."""
     firsts = word_starts(tokens)
@@ -185,7 +140,11 @@ def words(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
         assert predictions.probabilities is not None  # noqa: S101 - tells mypy what the caller sees to
         means = np.add.reduceat(predictions.probabilities, firsts) / (lasts - firsts)[:, None]
         return Units(firsts, lasts, means.argmax(1), means.max(1))
-    deciding = best_tokens(predictions.scores, firsts, lasts) if strategy == "max" else firsts
+    deciding = firsts
+    if strategy == "max":  # The token with the highest score of a word decides, the first of them if several are equal.
+        highest = np.repeat(np.maximum.reduceat(predictions.scores, firsts), lasts - firsts)
+        candidates = np.flatnonzero(predictions.scores == highest)
+        deciding = candidates[np.searchsorted(candidates, firsts)]
     return Units(firsts, lasts, predictions.labels[deciding], predictions.scores[deciding])
 
 
@@ -194,13 +153,6 @@ def word_starts(tokens: Tokens) -> np.ndarray:
     begins = ~tokens.subwords
     begins[tokens.bounds[:-1][np.diff(tokens.bounds) > 0]] = True
     return np.flatnonzero(begins)
-
-
-def best_tokens(scores: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
-    """Return the position of the highest score of each word, the first of them where several are equal."""
-    highest = np.repeat(np.maximum.reduceat(scores, firsts), lasts - firsts)
-    candidates = np.flatnonzero(scores == highest)
-    return candidates[np.searchsorted(candidates, firsts)]
 
 
 def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray:
@@ -222,7 +174,7 @@ class Speller:
         self._unknown = tokenizer.unk_token_id
 
     def token(self, position: int) -> str:
-        """Return a token as it stands in the vocabulary, or in the text where the vocabulary does not have it."""
+        """Return a token as it stands in the vocabulary, or in the text if the vocabulary does not have it."""
         tokens = self.tokens
         number = int(tokens.ids[position])
         if number == self._unknown:

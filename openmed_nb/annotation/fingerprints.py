@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +16,18 @@ if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
     from .stream import Annotator
 
+# How many numbers of each weight are looked at, evenly over the whole.
 SAMPLE = 64
-"""How many numbers of each weight are looked at, evenly over the whole."""
 
 
 def fingerprint_of(text: Any) -> int:
-    """Return a number that tells one text from another; of what is no text, only its kind counts.
-
-    Example:
-        >>> fingerprint_of("asthma") == fingerprint_of("asthma") != fingerprint_of("asthma ")
-        True
-    """
+    """Return a number that tells one text from another; of what is no text, only its kind counts."""
     digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
 def readable(text: Any) -> str:
-    """Return a text, the words of one that is split, what tells one that is elsewhere, or the kind of anything else."""
+    """Return a text, the words of one that is split, the identity of one that is elsewhere, or the kind of anything else."""
     if isinstance(text, str):
         return text
     if isinstance(text, Reference):
@@ -44,6 +40,11 @@ def settings_of(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any
     """Return what tells a run from another, the model and everything that changes its answers, as JSON has it."""
     settings = {"model": fingerprint_of_model(pipe), **asdict(annotator.settings)}
     return dict(json.loads(json.dumps(settings)))
+
+
+def differences(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+    """Return the names of the settings that an earlier run had otherwise; empty if its answers are as good as this one's."""
+    return ", ".join(sorted(name for name in settings if earlier.get(name) != settings[name]))
 
 
 def fingerprint_of_model(pipe: AnnotationPipeline) -> str:

@@ -1,8 +1,7 @@
-"""Batches of tokens through the network.
+"""Windows of tokens through the network: planned as batches, started, collected.
 
-Windows -> batches: sorted by length, each within a budget of tokens.
-
-On a device that compiles for every new shape, lengths and numbers of rows come from a small fixed set.
+Batches are sorted by length and each stays within a budget of tokens. On a device that compiles for every new shape, lengths
+and numbers of rows come from a small fixed set. A batch that does not fit in memory runs again in halves.
 """
 
 from __future__ import annotations
@@ -29,22 +28,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# If shapes are few, rows are filled up to one of LENGTHS lengths, the shortest of which is SHORTEST.
 SHORTEST, LENGTHS = 32, 8
-"""Where shapes are few, rows are filled up to one of so many lengths, the shortest of which is this."""
 
+# Left-over windows run one by one if they fill at most one in FEW of the rows of a full batch.
 FEW = 8
-"""Up to one in so many of the rows of a full batch, left-over windows run one by one instead of filling one up."""
+
+# How long the row is that shows whether a model reads the filling: a length that rows on MPS are filled up to anyway.
+PROBED_LENGTH = 32
+
+Inputs = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows that run together.
-
-    Attributes:
-        rows: The numbers of the windows.
-        length: How many tokens each row is filled up to, special tokens included.
-        height: How many rows the batch is filled up to.
-    """
+    """Windows that run together: their numbers, and the length and number of rows that they are filled up to."""
 
     rows: np.ndarray
     length: int
@@ -64,24 +62,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much runs at once.
+    """How much runs at once."""
 
-    Attributes:
-        tokens: How many tokens a batch may have, filling included.
-        waste: How many of them may be filling: about as many as run in the time that starting another batch takes.
-        rows: How many rows it may have; ``None`` for no limit but the tokens.
-        few_shapes: Whether shapes come from a small fixed set.
-        padding: Whether a row may be filled up at all; a model that does not hide the filling would read it.
-    """
-
-    tokens: int
-    waste: int = 256
-    rows: int | None = None
+    tokens: int  # in a batch, filling included
+    waste: int = 256  # of them filling: about as many as run in the time that starting another batch takes
+    rows: int | None = None  # in a batch; None for no limit but the tokens
     few_shapes: bool = False
-    padding: bool = True
+    padding: bool = True  # a model that does not hide the filling would read it
 
     def within(self, tokens: int) -> Budget:
-        """Return the budget with at most so many tokens, for a device that runs out of memory with more."""
+        """Return the budget with at most this many tokens, for a device that runs out of memory with more."""
         return replace(self, tokens=max(1, min(self.tokens, tokens)))
 
     def height(self, length: int) -> int:
@@ -91,23 +81,19 @@ class Budget:
 
 
 def plan_batches(lengths: np.ndarray, budget: Budget, longest: int) -> list[Batch]:
-    """Return batches in which every window is once.
+    """Return batches that have every window once.
 
     Args:
         lengths: ``(W,)`` how many tokens each window has, special tokens included.
         budget: How much runs at once.
         longest: The most tokens that the model takes.
-
-    Example:
-        >>> [(batch.rows.tolist(), batch.length) for batch in plan_batches(np.array([3, 9, 4]), Budget(10), 64)]
-        [([1], 9), ([2, 0], 4)]
     """
     order = np.argsort(-lengths, kind="stable")
     if not budget.padding:
         same = np.flatnonzero(np.diff(lengths[order])) + 1
         return [batch for rows in np.split(order, same) for batch in descending(rows, lengths, budget)]
     if budget.few_shapes:
-        return list(few_shapes(order[::-1], lengths, budget, longest))
+        return list(in_few_shapes(order[::-1], lengths, budget, longest))
     return list(descending(order, lengths, budget))
 
 
@@ -126,7 +112,7 @@ def descending(order: np.ndarray, lengths: np.ndarray, budget: Budget) -> Iterat
         place += len(rows)
 
 
-def few_shapes(order: np.ndarray, lengths: np.ndarray, budget: Budget, longest: int) -> Iterator[Batch]:
+def in_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: Budget, longest: int) -> Iterator[Batch]:
     """Yield batches of few shapes, from the shortest window up; left-overs join those of the next length."""
     buckets = allowed_lengths(longest)
     places = np.searchsorted(buckets, lengths[order])
@@ -146,40 +132,21 @@ def few_shapes(order: np.ndarray, lengths: np.ndarray, budget: Budget, longest: 
 
 
 def allowed_lengths(longest: int) -> list[int]:
-    """Return the lengths that rows are filled up to for a model that takes so many tokens, in steps of one factor.
-
-    Example:
-        >>> allowed_lengths(512)
-        [32, 48, 72, 112, 160, 232, 352, 512]
-    """
+    """Return the lengths that rows are filled up to, in steps of one factor up to the most tokens that a model takes."""
     steps = np.geomspace(min(SHORTEST, longest), longest, LENGTHS)
     rounded = np.minimum(np.ceil(steps.round(6) / 8).astype(int) * 8, longest)
     return [int(length) for length in np.unique(rounded)]
 
 
-PROBED_LENGTH = 32
-"""How many tokens a row has that is looked at for filling: a length that rows on MPS are filled up to anyway."""
-
-Inputs = dict[str, np.ndarray]
-
-
 @dataclass(frozen=True)
 class Network:
-    """A model as something that takes rows of tokens and gives labels.
+    """A model that takes rows of tokens and gives labels."""
 
-    Attributes:
-        model: The model, or what ``torch.compile`` made of it.
-        frame: What stands around a text's tokens.
-        inputs: The names of the arrays that it takes.
-        whole: Whether the probabilities of all labels are wanted, not only the best of each token.
-        compiled: Whether ``torch.compile`` made it, which chooses its own matrix products.
-    """
-
-    model: PreTrainedModel
+    model: PreTrainedModel  # or what torch.compile made of it
     frame: Frame
-    inputs: frozenset[str]
-    whole: bool = False
-    compiled: bool = False
+    inputs: frozenset[str]  # the names of the arrays that it takes
+    whole: bool = False  # whether the probabilities of all labels are wanted, not only the best of each token
+    compiled: bool = False  # torch.compile chooses its own matrix products
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
@@ -188,8 +155,19 @@ class Network:
         with torch.no_grad():
             return self.answers(self.logits(inputs))
 
+    def arrays(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None = None) -> Inputs:
+        """Return the arrays that the model takes of those that describe rows, each int64 of ``(rows, length)``."""
+        types = np.zeros_like(ids) if types is None else types
+        arrays = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask.astype(np.int64)}
+        return {name: array for name, array in arrays.items() if name in self.inputs}
+
+    def full_rows(self, rows: int, length: int) -> Inputs:
+        """Return a batch without filling, to measure with; which token stands there makes no difference."""
+        ids = np.full((rows, length), self.frame.padding, np.int64)
+        return self.arrays(ids, np.ones_like(ids))
+
     def logits(self, inputs: Inputs) -> torch.Tensor:
-        """Start a forward pass; return what it says of every label, ``(rows, length, labels)``, on the model's device."""
+        """Start a forward pass; return the logits of all labels, ``(rows, length, labels)``, on the model's device."""
         return self.logits_of(self.moved(inputs))
 
     def moved(self, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -219,28 +197,23 @@ class Network:
         scores, labels = probabilities.max(-1)
         return towards_host(labels.to(torch.int32)), towards_host(scores)
 
+    @property
+    def way_out(self) -> str:
+        """What else can be done if the model fails on its device."""
+        return "use another model" if self.model.device.type == "cpu" else "use the CPU"
+
 
 @dataclass
 class ForwardRun:
-    """Batches that were started on the device, until they are collected.
-
-    Attributes:
-        tokens: The tokens that the windows are over.
-        windows: The windows.
-        devices: Where they were started; another thread may move the model in between.
-        outputs: Each batch with its outputs, which may not have been computed yet.
-        failures: Windows that do not fit in memory alone, with the reason.
-        error: What ended the run early.
-        fitting: How many tokens at once fit in its memory, as far as is known.
-    """
+    """Batches that were started on the device, until they are collected."""
 
     tokens: Tokens
     windows: Windows
-    devices: set[torch.device] = field(default_factory=set)
-    outputs: list[tuple[Batch, tuple[torch.Tensor, ...]]] = field(default_factory=list)
-    failures: dict[int, OpenMedError] = field(default_factory=dict)
-    error: Exception | None = None
-    fitting: int = sys.maxsize
+    devices: set[torch.device] = field(default_factory=set)  # another thread may move the model in between
+    outputs: list[tuple[Batch, tuple[torch.Tensor, ...]]] = field(default_factory=list)  # may not be computed yet
+    failures: dict[int, OpenMedError] = field(default_factory=dict)  # windows that do not fit in memory alone
+    error: Exception | None = None  # what ended the run early
+    fitting: int = sys.maxsize  # how many tokens at once fit in memory, as far as is known
 
 
 def start(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
@@ -255,7 +228,7 @@ def start(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
 
 
 def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
-    """Start one batch; where memory is short, its halves; a single window that does not fit becomes a failure."""
+    """Start one batch; if memory is short, its halves; a single window that does not fit becomes a failure."""
     try:
         run.outputs.append((batch, network(fill(run.tokens, run.windows, batch, network))))
     except (RuntimeError, MemoryError) as error:
@@ -264,7 +237,8 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
         reason = cause(error)
     else:
         return
-    empty_cache(str(network.model.device))
+    device = network.model.device
+    empty_cache(str(device))
     size = batch.height * batch.length
     if batch.height > 1 and size <= run.fitting:  # A larger one was planned before that was known.
         run.fitting = size // 2
@@ -272,8 +246,8 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
     for half in halves:
         start_batch(network, run, half)
     if not halves:
-        what = f"A window of {batch.length} tokens does not fit in the memory of {network.model.device}: {reason}."
-        run.failures[int(batch.rows[0])] = DeviceUnavailable(what, f"Unload other models, or {way_out(network)}.")
+        what = f"A window of {batch.length} tokens does not fit in the memory of {device}: {reason}."
+        run.failures[int(batch.rows[0])] = DeviceUnavailable(what, f"Unload other models, or {network.way_out}.")
 
 
 def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> Inputs:
@@ -283,81 +257,54 @@ def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> In
     the left edge would count the filling, and its answers would depend on the batch.
     """
     frame, size = network.frame, (batch.height, batch.length)
-    rows = batch.rows
-    counts = np.zeros(batch.height, np.int64)
-    counts[: len(rows)] = windows.lengths[rows]
-    columns = np.broadcast_to(np.arange(batch.length) - len(frame.before), size)
-    inside = (columns >= 0) & (columns < counts[:, None])
+    rows, before = batch.rows, len(network.frame.before)
+    counts = np.zeros((batch.height, 1), np.int64)
+    counts[: len(rows), 0] = windows.lengths[rows]
+    columns = np.broadcast_to(np.arange(batch.length) - before, size)  # 0 is the first token of the window
     ids, types = np.full(size, frame.padding), np.full(size, frame.padding_type)
+    inside = (columns >= 0) & (columns < counts)
     stretches = zip(windows.firsts[rows].tolist(), windows.lasts[rows].tolist(), strict=True)
     ids[inside] = np.concatenate([tokens.ids[first:last] for first, last in stretches])
     types[inside] = frame.token_type
-    for place, (number, kind) in special_columns(columns, counts, frame):
-        ids[place], types[place] = number, kind
-    mask = (columns >= -len(frame.before)) & (columns < counts[:, None] + len(frame.after))
-    arrays = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask.astype(np.int64)}
-    return {name: array for name, array in arrays.items() if name in network.inputs}
-
-
-def special_columns(
-    columns: np.ndarray, counts: np.ndarray, frame: Frame
-) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
-    """Yield where each special token stands, with its number and its type."""
-    for place, token in enumerate(zip(frame.before, frame.before_types, strict=True), -len(frame.before)):
-        yield columns == place, token
-    for place, token in enumerate(zip(frame.after, frame.after_types, strict=True)):
-        yield columns == counts[:, None] + place, token
+    for place in range(before):
+        column = columns == place - before
+        ids[column], types[column] = frame.before[place], frame.before_types[place]
+    for place in range(len(frame.after)):
+        column = columns == counts + place
+        ids[column], types[column] = frame.after[place], frame.after_types[place]
+    return network.arrays(ids, (columns >= -before) & (columns < counts + len(frame.after)), types)
 
 
 def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Wait for a run and return what the model says of every token, and the failures by sequence.
+    """Wait for a run and return the predictions for every token, and the failures by sequence.
 
     Raises:
-        DeviceUnavailable: Where the device failed for another reason than a lack of memory.
-        ModelUnusable: Where the model names fewer labels than it gives.
+        DeviceUnavailable: If the device failed for another reason than a lack of memory.
+        ModelUnusable: If the model names fewer labels than it gives.
     """
-    outputs = fetch(run)
+    outputs: list[tuple[Batch, list[np.ndarray]]] = []
+    try:
+        with TENSOR_LOCK:
+            for device in run.devices:
+                synchronize(device)
+            outputs = [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
+    except Exception as error:  # noqa: BLE001 - some errors of a device come only now
+        run.error = run.error or error
     if isinstance(run.error, ModelUnusable):
         raise run.error
     if run.error is not None:
         what = f"The model could not run on {network.model.device}: {cause(run.error)}."
-        raise DeviceUnavailable(what, f"Restart the kernel, or {way_out(network)}.") from run.error
+        raise DeviceUnavailable(what, f"Restart the kernel, or {network.way_out}.") from run.error
     return settled(run, network, outputs)
 
 
 def settled(
     run: ForwardRun, network: Network, outputs: Sequence[tuple[Batch, Sequence[np.ndarray]]]
 ) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Return what the outputs of all batches say of every token, and why some sequences have no answer."""
-    predictions = gather(run, network, outputs)
-    failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
-    unknown = np.flatnonzero(np.isnan(predictions.scores))
-    for sequence in np.unique(run.tokens.sequences(unknown)).tolist():
-        what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
-        failures.setdefault(sequence, ModelUnusable(what, f"Load it in float32, or {way_out(network)}."))
-    predictions.scores[unknown] = 0  # NaN is unlike itself, and decoding compares
-    return predictions, failures
+    """Return the outputs of all batches in the order of the tokens, and why some sequences have no answer.
 
-
-def way_out(network: Network) -> str:
-    """Return what else can be done where a model fails on its device."""
-    return "use another model" if network.model.device.type == "cpu" else "use the CPU"
-
-
-def fetch(run: ForwardRun) -> list[tuple[Batch, list[np.ndarray]]]:
-    """Wait for the outputs of a run and return them; an error that the device tells only now is kept in the run too."""
-    try:
-        with TENSOR_LOCK:
-            for device in run.devices:
-                synchronize(device)
-            return [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
-    except Exception as error:  # noqa: BLE001 - raised in collect
-        run.error = run.error or error
-        return []
-
-
-def gather(run: ForwardRun, network: Network, outputs: Sequence[tuple[Batch, Sequence[np.ndarray]]]) -> Predictions:
-    """Return the outputs of all batches in the order of the tokens, each token from the window that owns it."""
+    Each token has its prediction from the window that owns it.
+    """
     count = len(run.tokens)
     labels, scores = np.zeros(count, np.int64), np.zeros(count, np.float32)
     probabilities = np.zeros((count, network.model.config.num_labels), np.float32) if network.whole else None
@@ -368,7 +315,13 @@ def gather(run: ForwardRun, network: Network, outputs: Sequence[tuple[Batch, Seq
             target[positions[owned]] = array[: len(batch.rows)][owned]
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)
-    return Predictions(labels, scores, probabilities)
+    failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
+    unknown = np.flatnonzero(np.isnan(scores))
+    for sequence in np.unique(run.tokens.sequences(unknown)).tolist():
+        what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
+        failures.setdefault(sequence, ModelUnusable(what, f"Load it in float32, or {network.way_out}."))
+    scores[unknown] = 0  # NaN is unlike itself, and decoding compares
+    return Predictions(labels, scores, probabilities), failures
 
 
 def owned_positions(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
@@ -383,8 +336,7 @@ def hides_padding(network: Network, longest: int) -> bool:
     """Tell whether what fills a row up leaves the answers to the row's own tokens as they are, but for rounding.
 
     A model may take a mask and still read the filling: the convolutions of ConvBERT, the pooling of Funnel and the hashes
-    of YOSO do. So a row of tokens runs alone and filled up. What is looked at are not the tokens of a text, and hooks that
-    a person has on the model do not see them.
+    of YOSO do. So a row of tokens, none of them a text's, runs alone and filled up. The person's hooks do not see it.
 
     Args:
         network: The model, in evaluation mode.
@@ -398,10 +350,8 @@ def hides_padding(network: Network, longest: int) -> bool:
     length = padded * 2 // 3
     ids = np.full((1, padded), network.frame.padding, np.int64)
     ids[0, :length] = np.resize([*network.frame.before, *network.frame.after] or [0], length)
-    mask = (np.arange(padded) < length).astype(np.int64)[None]
-    arrays = {"input_ids": ids, "token_type_ids": np.zeros_like(ids), "attention_mask": mask}
-    inputs = {name: array for name, array in arrays.items() if name in network.inputs}
-    bare = replace(network, model=Bare(network.model))
+    inputs = network.arrays(ids, (np.arange(padded) < length)[None])
+    bare = replace(network, model=WithoutHooks(network.model))
     try:
         with TENSOR_LOCK, torch.no_grad():
             filled = bare.logits(inputs)[0, :length].float()
@@ -414,18 +364,16 @@ def hides_padding(network: Network, longest: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Bare:
-    """A model without the hooks that a person has put on it."""
+class WithoutHooks:
+    """Calls the forward pass of a model alone."""
 
     model: PreTrainedModel
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
         return self.model.device
 
     def __call__(self, **inputs: torch.Tensor) -> Any:
-        """Run the forward pass alone."""
         return self.model.forward(**inputs)
 
 
@@ -438,11 +386,6 @@ def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]
 
 @functools.cache
 def taken(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the names of what a function takes, ``None`` where it does not name its ids and so passes all on.
-
-    Example:
-        >>> sorted(taken(lambda input_ids, **others: None)), taken(lambda *ids, **arrays: None)
-        (['input_ids', 'others'], None)
-    """
+    """Return the names of a function's arguments, ``None`` if it does not name its ids and so passes all on."""
     names = frozenset(inspect.signature(function).parameters)
     return names if "input_ids" in names else None

@@ -1,11 +1,12 @@
-"""Pipelines by the name of a model, on the device of a session."""
+"""Models and pipelines by name, on the device of a session or of their own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..errors import ConfigurationError
 from ..models.config import OpenMedConfig, check_strategy, check_task
-from ..session import Session
+from ..session import SESSION, Session
 
 
 def create_pipeline(
@@ -27,3 +28,97 @@ def create_pipeline(
         pipe = pipeline_over(session.models.model(plan.spec, plan.device, plan.follows), strategy, plan.options)
         pipe.precision = plan.precision
         return pipe
+
+
+class ModelLoader:
+    """Loads models and builds pipelines on the device of its configuration, or of the session.
+
+    Args:
+        config: The settings; ``None`` is ``OpenMedConfig()``.
+
+    Example:
+        >>> loader = ModelLoader(OpenMedConfig(device="cpu"))
+        >>> pipe = loader.create_pipeline("bundled_small")
+        >>> [entity["word"] for entity in pipe("He has type 2 diabetes mellitus.")]
+        ['type 2 diabetes mellitus']
+    """
+
+    def __init__(self, config: OpenMedConfig | None = None) -> None:
+        if not isinstance(config, OpenMedConfig | None):
+            raise ConfigurationError(f"A loader cannot be made of {type(config).__name__}.", "Pass an OpenMedConfig.")
+        self.config = config or OpenMedConfig()
+
+    def load_model(self, model_name: str | None = None, **arguments: Any) -> dict[str, Any]:
+        """Return ``{"model", "tokenizer", "config"}`` of a model, the model on its device and in evaluation mode.
+
+        Args:
+            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            arguments: ``device``, ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or
+                ``trust_remote_code`` instead of the configuration's.
+
+        Raises:
+            ModelError: If the model cannot be found or loaded; its remedy says what to do.
+            DeviceError: If the device cannot be used.
+        """
+        return SESSION.load_model(model_name, self.config, **arguments).to_dict()
+
+    def create_pipeline(
+        self,
+        model_name: str | None = None,
+        task: str = "token-classification",
+        aggregation_strategy: str | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Return a drop-in for transformers' token-classification pipeline over a model, with the same answers.
+
+        Args:
+            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            task: ``"token-classification"`` or ``"ner"``.
+            aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
+                words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
+            arguments: Those of :meth:`load_model`; those of transformers' pipeline such as ``ignore_labels`` or ``stride``;
+                ``batch_tokens``, how many tokens run at once; ``truncation``, whether to drop what is longer than the model
+                takes; ``compile``, whether to try ``torch.compile`` and keep it where it pays.
+
+        Raises:
+            ModelError: If the model cannot be found or loaded.
+            DeviceError: If the device cannot be used; nothing is loaded then.
+            ConfigurationError: For a task, strategy or option that does not exist.
+        """
+        return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **arguments)
+
+    def unload(self, model_name: str | None = None) -> tuple[str, ...]:
+        """Forget a model, or all, and hand the memory back; return the names of those that were loaded."""
+        return SESSION.unload(model_name)
+
+
+def load_pipeline(model: str | None = None, device: str | None = None, **arguments: Any) -> Any:
+    """Return a token-classification pipeline on the best device of this computer.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled, offline disease model.
+        device: A device to stay on; ``None`` follows the session's.
+        arguments: Those of :meth:`ModelLoader.create_pipeline`.
+
+    Raises:
+        ModelError, DeviceError, ConfigurationError: As for :meth:`ModelLoader.create_pipeline`.
+
+    Example:
+        >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
+        'asthma'
+    """
+    return create_pipeline(SESSION, model, OpenMedConfig(), device=device, **arguments)
+
+
+def load_model(model: str | None = None, device: str | None = None, **arguments: Any) -> dict[str, Any]:
+    """Return ``{"model", "tokenizer", "config"}`` of a model on the best device of this computer.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+        device: A device to stay on; ``None`` follows the session's.
+        arguments: Those of :meth:`ModelLoader.load_model`.
+
+    Raises:
+        ModelError, DeviceError: As for :meth:`ModelLoader.load_model`.
+    """
+    return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()

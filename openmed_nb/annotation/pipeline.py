@@ -1,15 +1,15 @@
-"""The drop-in token-classification pipeline: transformers' own class, with batches of ours.
+"""The drop-in token-classification pipeline: transformers' own class, with batches of its own.
 
-This file imports transformers, because a subclass needs its base; it is itself imported where a pipeline is built.
+This file imports transformers, because a subclass needs its base; it is itself imported only where a pipeline is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import TokenClassificationPipeline
@@ -20,17 +20,18 @@ from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, collector_at_rest, move
 from ..models.quantization import is_quantized
-from .decoding import Decoder, Entity, LabelTables
+from .decoding import Decoder, LabelTables
 from .forward import Budget, Network, hides_padding, input_names
+from .results import Entity
 from .stream import Annotator, Answer, Settings, entities_of
 from .tokens import Frame
 from .tuning import Calibration, Compilation, calibrate, compare
 
+# How much runs at once unless the person says. ``benchmarks/annotate.py --sweep`` measures the tokens for cpu and cuda;
+# those for mps are a guess between the two, which AnnotationPipeline.calibrate can better.
 BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "cuda": Budget(32768, waste=2048)}
-"""How much runs at once where nobody says. ``benchmarks/annotate.py --sweep`` measures the tokens for cpu and cuda; those
-for mps are a guess between the two, which :meth:`AnnotationPipeline.calibrate` can better."""
 
-
+# The methods of transformers' class that a subclass may override to change answers; ours has another way to the same.
 HOOKS = {
     name: getattr(TokenClassificationPipeline, name)
     for name in (
@@ -38,7 +39,8 @@ HOOKS = {
         *("aggregate_words", "group_sub_entities", "get_tag", "group_entities"),
     )
 }
-"""The methods of transformers' class that a subclass may override to change answers; ours has another way to the same."""
+
+Learnt = TypeVar("Learnt")
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
@@ -50,10 +52,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
       transformers silently drops the rest (``truncation=True`` does that here too) or, with ``stride``, keeps the
       longer of two overlapping entities (``stride`` gives exactly its answers here).
     - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size`` limits the rows as well,
-      but for 1 in a call, which is also what transformers says where nobody asks.
+      but for 1 in a call, which is also transformers' default.
     - ``pipe.device`` is always the device of ``pipe.model``, and setting it moves the model.
     - Scores are Python floats, so that answers can be written as JSON.
-    - No warning where a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
+    - No warning if a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
     - Several threads may call it at once; all work on the device runs under one lock.
     - A subclass that overrides a step of transformers' class, such as ``postprocess``, runs transformers' steps.
 
@@ -61,6 +63,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
         kwargs: Those of transformers' class, and ``batch_tokens``: how many tokens run at once, by default what suits
             the device; ``truncation``: whether what is longer than the model takes is dropped. ``load_pipeline`` also
             takes ``compile``: whether to try ``torch.compile`` (see :meth:`compile`).
+
+    Attributes:
+        compilation: What came of ``compile``; ``None`` if it was not asked for.
+        precision: Why its model has the type that it has (:class:`openmed_nb.models.dtypes.DtypeChoice`); ``None`` if
+            nothing but float32 was asked for.
 
     Example:
         >>> from openmed_nb import load_pipeline
@@ -70,17 +77,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """
 
     compilation: Compilation | None = None
-    """What came of ``compile``; ``None`` where it was not asked for."""
-
     precision: Any = None
-    """Why its model has the type that it has (:class:`openmed_nb.models.dtypes.DtypeChoice`); ``None`` where nothing
-    but float32 was asked for."""
 
-    _known_padding: tuple[Any, bool] = (None, True)
-    _known_frame: tuple[Any, Frame | None] = (None, None)
-    _known_positions: tuple[Any, int | None] = (None, None)
     _compiled: Any = None
-    _measured: Mapping[str, int] = MappingProxyType({})
+    _measured: Mapping[str, int] = MappingProxyType({})  # the best number of tokens, by kind of device
 
     @property
     def device(self) -> torch.device:
@@ -104,29 +104,17 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     @property
     def frame(self) -> Frame | None:
-        """What the tokenizer puts around the tokens of a text; ``None`` where it makes no tokens with offsets."""
-        known, frame = self._known_frame
-        if known is not self.tokenizer:
-            frame = Frame.of(self.tokenizer) if self.tokenizer.is_fast else None
-            self._known_frame = self.tokenizer, frame
-        return frame
+        """What the tokenizer puts around the tokens of a text; ``None`` if it makes no tokens with offsets."""
+        tokenizer = self.tokenizer
+        return self._learnt("frame", tokenizer, lambda: Frame.of(tokenizer) if tokenizer.is_fast else None)
 
-    def _may_pad(self, network: Network, longest: int) -> bool:
-        """Tell whether rows may be filled up; a model is tried once. One in int8 rounds by what is in a batch anyway."""
-        if self.model.training or is_quantized(self.model):
-            return "attention_mask" in network.inputs
-        known, hidden = self._known_padding
-        if known is not self.model:
-            hidden = hides_padding(network, longest)
-            self._known_padding = self.model, hidden
-        return hidden
-
-    @property
-    def positions(self) -> int | None:
-        """How many tokens the model has positions for; ``None`` where nothing limits them."""
-        if self._known_positions[0] is not self.model:
-            self._known_positions = self.model, positions_of(self.model)
-        return self._known_positions[1]
+    def _learnt(self, name: str, about: Any, learn: Callable[[], Learnt]) -> Learnt:
+        """Return what was learnt about the model or the tokenizer; a new one in its place is asked anew."""
+        kept: dict[str, Any] = self.__dict__.setdefault("_kept", {})
+        if name not in kept or kept[name][0] is not about:
+            kept[name] = about, learn()
+        learnt: Learnt = kept[name][1]
+        return learnt
 
     def calibrate(self) -> Calibration:
         """Measure how many tokens should run at once, use that on this kind of device, and return the figures.
@@ -141,9 +129,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return calibration
 
     def compile(self) -> Compilation:
-        """Try ``torch.compile`` with its default backend, keep it only where it pays, and return what came of it.
+        """Try ``torch.compile`` with its default backend, keep it only if it pays, and return what came of it.
 
-        A few built-in sentences are read both ways; compiling is kept where the entities are the same and come at least
+        A few built-in sentences are read both ways; compiling is kept if the entities are the same and come at least
         five percent sooner. It takes up to minutes, and again for every device that the model is moved to.
         """
         self._compiled = None
@@ -178,10 +166,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
             return super().forward(model_inputs)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """Return the entities of a text, a list or an iterator of them for several; see the class.
-
-        transformers reads a whole generator of lists of words to look at their types, and has nothing left to annotate.
-        """
+        """Return the entities of a text, a list or an iterator of them for several; see the class."""
+        # transformers reads a whole generator of lists of words to look at their types, and then has nothing left.
         split = kwargs.get("is_split_into_words", False)
         return super().__call__(list(inputs) if split and isinstance(inputs, Iterator) else inputs, **kwargs)
 
@@ -197,7 +183,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """Return an iterator over the answers to texts; transformers calls this for every kind of input.
 
         Texts whose offsets the caller brings along are left to transformers, and so are tokenizers without offsets, and all
-        texts where a step of transformers is overridden.
+        texts if a step of transformers is overridden.
         """
         if "offset_mapping" in preprocess_params or self.frame is None or self.overridden:
             reading = {name: value for name, value in preprocess_params.items() if name != "truncation"}
@@ -206,7 +192,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             )
             return theirs
         whole("batch_size", batch_size)
-        rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also what nobody asked for
+        rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also transformers' default.
         return EachAnswer(inputs, self.annotator(preprocess_params, forward_params, postprocess_params, rows))
 
     @property
@@ -220,7 +206,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens.
 
         Raises:
-            ConfigurationError: Where a step of transformers is overridden, which would not run.
+            ConfigurationError: If a step of transformers is overridden, which would not run.
         """
         if self.overridden:
             what = f"{type(self).__name__} overrides {', '.join(self.overridden)}, which would not run here."
@@ -236,13 +222,14 @@ class AnnotationPipeline(TokenClassificationPipeline):
         rows: int | None = None,
     ) -> Annotator:
         """Return what annotates a stream of texts, from transformers' three mappings of parameters."""
-        frame = self.frame
+        model, frame = self.model, self.frame
         if frame is None:
-            what = f"The tokenizer of {type(self.model).__name__} makes no tokens with offsets."
+            what = f"The tokenizer of {type(model).__name__} makes no tokens with offsets."
             raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
-        limit = usable_length(self.tokenizer, self.positions) - frame.size
+        longest = usable_length(self.tokenizer, self._learnt("positions", model, lambda: positions_of(model)))
+        limit = longest - frame.size
         settings = Settings(
             aggregation_strategy="none" if strategy is None else strategy.value,
             ignore_labels=("O",) if ignored is None else tuple(ignored),
@@ -251,33 +238,35 @@ class AnnotationPipeline(TokenClassificationPipeline):
             stride=whole_or_none("stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, limit - 1),
             truncation=preprocess_params.get("truncation", False),
         )
-        names = input_names(self.model, self.tokenizer.model_input_names)
+        names = input_names(model, self.tokenizer.model_input_names)
         tokens = forward_params.get("batch_tokens", self.batch_tokens)
-        network = Network(self.model, frame, names, settings.aggregation_strategy == "average")
-        padding = self._may_pad(network, limit + frame.size)
+        network = Network(model, frame, names, settings.aggregation_strategy == "average")
+        if model.training or is_quantized(model):  # One in int8 rounds by what is in a batch anyway.
+            padding = "attention_mask" in names
+        else:
+            padding = self._learnt("padding", model, lambda: hides_padding(network, longest))
         budget = replace(device_budget(self.device), tokens=tokens, rows=rows, padding=padding)
-        if getattr(self._compiled, "_orig_mod", None) is self.model:
+        if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
-        tables = LabelTables.of(self.model.config.id2label, settings.ignore_labels)
+        tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         decoder = Decoder(self.tokenizer, tables, settings.aggregation_strategy, len(frame.before))
         return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
 
 
 def device_budget(device: torch.device) -> Budget:
-    """Return how much runs at once on a device where nobody says."""
+    """Return how much runs at once on a device unless the person says."""
     return BUDGETS.get(device.type, BUDGETS["cpu"])
 
 
 class EachAnswer(Iterator[list[Entity]]):
-    """The answers to texts, one at a time; as long as the texts, where these have a length."""
+    """The answers to texts, one at a time; as long as the texts, if these have a length."""
 
     def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
         self._inputs, self._annotator = inputs, annotator
         self._answers: Iterator[Answer] | None = None
 
     def __iter__(self) -> EachAnswer:
-        """Begin, or begin again where the texts can be read again."""
-        if self._answers is None or not isinstance(self._inputs, Iterator):
+        if self._answers is None or not isinstance(self._inputs, Iterator):  # Texts can be read again, a stream cannot.
             self._begin()
         return self
 
@@ -295,15 +284,7 @@ class EachAnswer(Iterator[list[Entity]]):
 
 
 def checked_labels(labels: Any) -> tuple[str, ...]:
-    """Return labels that are no answer.
-
-    Raises:
-        ConfigurationError: For anything but strings in a list or the like.
-
-    Example:
-        >>> checked_labels(["O", "DATE"])
-        ('DATE', 'O')
-    """
+    """Return labels that are no answer, each once and in order, so that equal sets of them are equal settings."""
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)
         if all(isinstance(name, str) for name in names):
@@ -317,7 +298,7 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
     Args:
         loaded: The model.
         strategy: How tokens become entities, one of ``STRATEGIES``.
-        options: Further arguments of :class:`.pipeline.AnnotationPipeline`, and ``compile``.
+        options: Further arguments of :class:`AnnotationPipeline`, and ``compile``.
 
     Raises:
         ConfigurationError: For an option that the pipeline does not have.
@@ -335,11 +316,7 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
 
 @collector_at_rest()
 def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
-    """Build a pipeline; most options are only read when there is a text, so it proves itself on one word.
-
-    Raises:
-        ConfigurationError: Where the pipeline does not work with the options.
-    """
+    """Build a pipeline; most options are only read when there is a text, so it proves itself on one word."""
     try:
         pipe = AnnotationPipeline(
             model=loaded.model,

@@ -1,17 +1,18 @@
-"""What an annotation returns: entities by text, shown and summed up."""
+"""What an annotation returns: the entities of one text or of many, held small, shown and summed up."""
 
 from __future__ import annotations
 
 import json
+import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..display import Json, Piece, Report, Shown, Table
+from ..display import Json, Piece, Report, Shown, Table, counted
 from ..errors import ConfigurationError
-from .decoding import Entity
-from .stream import Answers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +20,137 @@ if TYPE_CHECKING:
 
 HIDDEN = "(the text is hidden)"
 
+# Stands for a label without a name, which would mark nothing.
 UNNAMED = "no label"
-"""What is shown of a label without a name, which would mark nothing."""
+
+# How many rows a table shows, and how many texts with how many characters; only these texts are kept.
+SHOWN_ROWS = 10
+SHOWN_TEXTS = 5
+SHOWN_CHARACTERS = 2000
+
+# As transformers gives it: a mapping with label, score, word, start and end.
+Entity = dict[str, Any]
+
+# The fingerprint of a text, and its entities or why it has none.
+Answered = tuple[int, list[Entity] | str]
+
+
+def span_of(entity: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return where an entity begins and ends, in characters, and its label; also of a token that was not joined to one.
+
+    Example:
+        >>> span_of({"entity_group": "DRUG", "start": 3, "end": 9}), span_of({"entity": "B-DRUG", "start": 0, "end": 2})
+        ((3, 9, 'DRUG'), (0, 2, 'B-DRUG'))
+    """
+    label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
+    return int(entity["start"]), int(entity["end"]), str(label)
+
+
+def is_entity(value: Any) -> bool:
+    """Tell whether something that was read from a file is an entity: a label and a word, a score, and whole places."""
+    if not isinstance(value, dict):
+        return False
+    texts = value.get("word"), value.get("entity", value.get("entity_group"))
+    places = value.get("start"), value.get("end"), value.get("index", 0)
+    score = value.get("score")
+    return (
+        all(isinstance(one, str) for one in texts)
+        and all(type(one) is int for one in places)
+        and isinstance(score, float)
+        and math.isfinite(score)
+    )
+
+
+class Answers(Sequence[list[Entity]]):
+    """The entities of texts in the order of the texts, held in columns; each list is made when it is asked for.
+
+    Texts that have no answer have an empty list, and their reason in ``errors``. Of a text itself only a fingerprint is
+    kept, to tell on resuming whether it is the same one.
+
+    Args:
+        key: What the label of an entity is called as long as there is no entity.
+    """
+
+    def __init__(self, key: str = "entity_group") -> None:
+        self.errors: dict[int, str] = {}
+        self.fingerprints = array("Q")
+        self._bounds = array("q", [0])
+        self._starts, self._ends, self._indices = array("q"), array("q"), array("q")
+        self._scores = array("d")
+        self._labels: list[str] = []
+        self._words: list[str] = []
+        self._key = key
+        self._known: dict[str, str] = {}  # Equal words and labels are held once.
+
+    def add(self, fingerprint: int, answer: Sequence[Entity] | str) -> None:
+        """Add the answer to the next text: its entities, or why it has none."""
+        if isinstance(answer, str):
+            self.errors[len(self)] = answer
+            answer = ()
+        same = self._known.setdefault
+        for entity in answer:
+            self._key = "entity" if "entity" in entity else "entity_group"
+            label, word = entity[self._key], entity["word"]
+            self._labels.append(same(label, label))
+            self._words.append(same(word, word))
+            self._scores.append(entity["score"])
+            self._starts.append(entity["start"])
+            self._ends.append(entity["end"])
+            if "index" in entity:
+                self._indices.append(entity["index"])
+        # Only from here on the answer counts: adding an entity may fail.
+        self._bounds.append(len(self._scores))
+        self.fingerprints.append(fingerprint)
+
+    def items(self) -> Iterator[Answered]:
+        """Yield the fingerprint and the answer of each text, in the form that :meth:`add` takes."""
+        for number, fingerprint in enumerate(self.fingerprints):
+            yield fingerprint, self.errors.get(number, self[number])
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        place = range(len(self))[number]
+        return [self._entity(row) for row in range(self._bounds[place], self._bounds[place + 1])]
+
+    def _entity(self, row: int) -> Entity:
+        entity: Entity = {self._key: self._labels[row], "score": self._scores[row]}
+        if self._indices:
+            entity["index"] = self._indices[row]
+        return {**entity, "word": self._words[row], "start": self._starts[row], "end": self._ends[row]}
+
+    def counts(self) -> Iterator[int]:
+        """Yield how many entities each text has."""
+        return (last - first for first, last in pairwise(self._bounds))
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The label of every entity, text after text."""
+        return self._labels[: self._bounds[-1]]
+
+    @property
+    def words(self) -> Sequence[str]:
+        """The word of every entity, text after text."""
+        return self._words[: self._bounds[-1]]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a table of all entities: the number of the text, then what an entity has, as a column each."""
+        import numpy as np
+
+        numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
+        columns: dict[str, Any] = {
+            "text": numbers,
+            self._key: np.array(self.labels, dtype=object),
+            "score": np.array(self._scores),
+            "index": np.array(self._indices),
+            "word": np.array(self.words, dtype=object),
+            "start": np.array(self._starts),
+            "end": np.array(self._ends),
+        }
+        return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,64 +187,34 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
 
     def report(self) -> Report:
         """Return what there is to show: the text with its entities marked, and a table of them."""
-        count = len(self.entities)
-        title = f"{count} {'entity' if count == 1 else 'entities'} found by {self.model} on {self.device}"
-        tables = (self._table(),) if count else ()
+        title = f"{len(self)} {'entity' if len(self) == 1 else 'entities'} found by {self.model} on {self.device}"
+        rows = []
+        for entity in self.entities:
+            start, end, label = span_of(entity)
+            word = " ".join(self.text[start:end].split()) if self.show_text else "…"
+            rows.append((shown_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
+        table = Table("Entities", ("label", "score", "characters", "text"), tuple(rows))
         if not self.show_text:
-            return Report(title, (HIDDEN,), tables=tables)
-        return Report(title, pieces=tuple(marked(self.text, self.entities)), tables=tables)
-
-    def _table(self) -> Table:
-        rows = tuple(
-            (
-                shown_label(label(entity)),
-                f"{float(entity['score']):.2f}",
-                f"{entity['start']}-{entity['end']}",
-                self._word(entity),
-            )
-            for entity in self.entities
-        )
-        return Table("Entities", ("label", "score", "characters", "text"), rows)
-
-    def _word(self, entity: Mapping[str, Any]) -> str:
-        return " ".join(self.text[entity["start"] : entity["end"]].split()) if self.show_text else "…"
+            return Report(title, (HIDDEN,), tables=(table,))
+        return Report(title, pieces=tuple(marked(self.text, self.entities)), tables=(table,))
 
 
 def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
     """Yield a text in pieces, the entities marked; one that overlaps an earlier one is left out."""
     position = 0
     for entity in sorted(entities, key=lambda one: (one["start"], one["end"])):
-        start, end = entity["start"], entity["end"]
+        start, end, label = span_of(entity)
         if start >= position < end:
             yield Piece(text[position:start])
             details = f"{float(entity['score']):.3f}, characters {start} to {end}"
-            yield Piece(text[start:end], shown_label(label(entity)), details)
+            yield Piece(text[start:end], shown_label(label), details)
             position = end
     yield Piece(text[position:])
 
 
-def label(entity: Mapping[str, Any]) -> str:
-    """Return the label of an entity, or of a token where tokens were not joined to entities.
-
-    Example:
-        >>> label({"entity_group": "DISEASE"}), label({"entity": "B-DISEASE"})
-        ('DISEASE', 'B-DISEASE')
-    """
-    return str(entity.get("entity_group", entity.get("entity", "")))
-
-
 def shown_label(name: str) -> str:
-    """Return a label as it is shown.
-
-    Example:
-        >>> shown_label("DISEASE"), shown_label("")
-        ('DISEASE', 'no label')
-    """
+    """Return a label as it is shown."""
     return name if name.strip() else UNNAMED
-
-
-SHOWN_ROWS = 10
-"""How many rows a table shows; the value has them all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,52 +242,27 @@ class Summary(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain mappings, lists, strings and numbers."""
         pairs = {"errors": dict(self.errors), "labels": dict(self.labels), "words": dict(self.words)}
-        return {**asdict(self), **pairs}
-
-    @property
-    def title(self) -> str:
-        """One line: how many entities in how many texts."""
-        entities = counted(sum(count for _label, count in self.labels), "entity", "entities")
-        return f"{entities} found in {counted(self.texts, 'text', 'texts')} by {self.model} on {self.device}"
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """What else there is to say."""
-        labels = ", ".join(f"{shown_label(label)} {count:,}" for label, count in self.labels)
-        said = [f"By label: {labels}." if labels else "", f"Texts without any: {self.empty:,}." if self.empty else ""]
-        failed = f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else ""
-        return tuple(sentence for sentence in (*said, failed) if sentence)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """The texts that have no answer, and the words that were found most often."""
-        errors = tuple((str(number), error) for number, error in self.errors[:SHOWN_ROWS])
-        words = tuple((word, str(count)) for word, count in self.words[:SHOWN_ROWS])
-        return (
-            Table("Texts without an answer", ("text", "why"), errors),
-            Table("Found most often", ("words", "times"), words),
-        )
+        return {**super().to_dict(), **pairs}
 
     def report(self) -> Report:
         """Return the counts as sentences and tables."""
-        return Report(self.title, self.sentences, tables=self.tables)
-
-
-def counted(count: int, one: str, several: str) -> str:
-    """Return a number with its noun.
-
-    Example:
-        >>> counted(1, "text", "texts"), counted(1200, "text", "texts")
-        ('1 text', '1,200 texts')
-    """
-    return f"{count:,} {one if count == 1 else several}"
-
-
-SHOWN_TEXTS = 5
-"""How many texts are shown with their entities marked; only these are kept."""
-
-SHOWN_CHARACTERS = 2000
-"""How much of each is shown."""
+        entities = counted(sum(count for _label, count in self.labels), "entity", "entities")
+        labels = ", ".join(f"{shown_label(label)} {count:,}" for label, count in self.labels)
+        sentences = (
+            f"By label: {labels}." if labels else "",
+            f"Texts without any: {self.empty:,}." if self.empty else "",
+            f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
+        )
+        errors = tuple((str(number), error) for number, error in self.errors[:SHOWN_ROWS])
+        words = tuple((word, str(count)) for word, count in self.words[:SHOWN_ROWS])
+        return Report(
+            f"{entities} found in {counted(self.texts, 'text')} by {self.model} on {self.device}",
+            tuple(filter(None, sentences)),
+            tables=(
+                Table("Texts without an answer", ("text", "why"), errors),
+                Table("Found most often", ("words", "times"), words),
+            ),
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -241,7 +316,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """Return a table with a row for each entity: ``text`` (its number), label, ``score``, ``word``, ``start``, ``end``.
 
         Raises:
-            ConfigurationError: Where pandas is not installed.
+            ConfigurationError: If pandas is not installed.
         """
         try:
             import pandas as pd
@@ -264,12 +339,14 @@ class Annotations(Shown, Sequence[list[Entity]]):
 
     def report(self) -> Report:
         """Return what there is to show: counts, and the first texts with their entities marked."""
-        summary = self.summary()
+        summary = self.summary().report()
         if not self.show_text:
             return Report(summary.title, (*summary.sentences, HIDDEN), tables=summary.tables[:1])
-        shown = f"Shown: the first {len(self.first_texts)} texts." if 0 < len(self.first_texts) < len(self) else ""
-        sentences = (*summary.sentences, *([shown] if shown else []))
-        return Report(summary.title, sentences, tables=summary.tables[:1], pieces=tuple(self._pieces()))
+        some = 0 < len(self.first_texts) < len(self)
+        shown = (f"Shown: the first {len(self.first_texts)} texts.",) if some else ()
+        return Report(
+            summary.title, (*summary.sentences, *shown), tables=summary.tables[:1], pieces=tuple(self._pieces())
+        )
 
     def _pieces(self) -> Iterator[Piece]:
         for number, (text, entities) in enumerate(zip(self.first_texts, self, strict=False)):

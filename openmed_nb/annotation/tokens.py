@@ -1,8 +1,8 @@
-"""From texts to rows of tokens, long texts in windows.
+"""From texts to tokens, and the windows in which long texts are read.
 
-Long sequences of tokens -> overlapping windows that a model can take; nothing is cut off.
-
-Each token is owned by one window, in which it has context on both sides; what other windows say of it is not used.
+Everything is flat: the tokens of all texts of a chunk stand end to end in arrays, and windows are stretches of them. A
+window reads some tokens on either side of those that it owns, so that each token has context; what other windows compute
+for it is not used. Nothing is cut off.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# Tokens of context on either side: as few as cost no accuracy that could be seen on long texts, because each is read twice.
 WINDOW_CONTEXT = 16
-"""How many tokens a window reads on either side of those that it owns: as few as cost no accuracy that could be seen on
-long texts, because each is read twice."""
+
+# A text of more characters is read in parts of about this size: a tokenizer takes about 150 bytes for each character (10 MB
+# of English notes took 1.5 GB at once, and 0.3 GB in parts).
+PART = 1 << 19
+
+# A part is read with this many characters of its neighbours, so that its tokens are those of the whole text.
+CONTEXT = 1 << 10
+
+# Texts of which every tokenizer makes at least one token, to see what it puts around it.
+SAMPLES = ("a", "the", "1", ".", "中")
+
+SPACE = ord(" ")
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Stretches of flat token positions; ``W`` windows.
+    """Stretches of flat token positions, each an int64 array of ``(W,)``; an end is one past the last token."""
 
-    Attributes:
-        firsts: ``(W,)`` int64, the first token that a window reads.
-        lasts: ``(W,)`` int64, one past the last.
-        owned_firsts: ``(W,)`` int64, the first token that it owns.
-        owned_lasts: ``(W,)`` int64, one past the last.
-    """
-
-    firsts: np.ndarray
+    firsts: np.ndarray  # read
     lasts: np.ndarray
-    owned_firsts: np.ndarray
+    owned_firsts: np.ndarray  # owned
     owned_lasts: np.ndarray
 
     @property
@@ -50,84 +54,53 @@ class Windows:
 
 
 def plan_windows(bounds: np.ndarray, word_starts: np.ndarray, limit: int) -> Windows:
-    """Return windows over sequences: one for a short one, several that overlap for a long one.
+    """Return windows over sequences: one for a short sequence, several that overlap for a long one.
 
     Args:
         bounds: ``(S + 1,)`` where each sequence begins.
-        word_starts: Sorted positions of tokens that begin a word; a word is owned by one window if it fits in it.
+        word_starts: Sorted positions of tokens that begin a word; one window owns all of a word that fits in it.
         limit: How many tokens a window may read.
-
-    Example:
-        >>> windows = plan_windows(np.array([0, 3, 103]), np.arange(103), limit=80)
-        >>> windows.firsts, windows.lasts, windows.owned_firsts, windows.owned_lasts
-        (array([ 0,  3, 51]), array([  3,  83, 103]), array([ 0,  3, 67]), array([  3,  67, 103]))
     """
     lengths = np.diff(bounds)
     short = (lengths > 0) & (lengths <= limit)
     firsts, lasts = bounds[:-1][short], bounds[1:][short]
-    plain = np.stack([firsts, lasts, firsts, lasts], axis=1)
+    whole = np.stack([firsts, lasts, firsts, lasts], axis=1)
     long = [
         window
         for number in np.flatnonzero(lengths > limit).tolist()
-        for window in cut(bounds, number, word_starts, limit)
+        for window in overlapping(int(bounds[number]), int(bounds[number + 1]), word_starts, limit)
     ]
-    table = np.concatenate([plain, np.array(long, np.int64).reshape(-1, 4)])
-    return Windows(*table.T)
+    return Windows(*np.concatenate([whole, np.array(long, np.int64).reshape(-1, 4)]).T)
 
 
-def cut(bounds: np.ndarray, number: int, word_starts: np.ndarray, limit: int) -> list[tuple[int, int, int, int]]:
+def overlapping(begin: int, end: int, word_starts: np.ndarray, limit: int) -> list[tuple[int, int, int, int]]:
     """Return the windows over one long sequence, as first, last, first owned and last owned."""
-    begin, end = int(bounds[number]), int(bounds[number + 1])
     context = min(WINDOW_CONTEXT, limit // 4)
     windows: list[tuple[int, int, int, int]] = []
     owned = begin
     while owned < end:
         first = max(begin, owned - context)
-        last = min(end, first + limit)
-        owned_last = end if last == end else last_word_start(word_starts, owned, last - context)
+        last = owned_last = min(end, first + limit)
+        if last < end:
+            # Hand over at the last word start, or anywhere if a single word fills the window.
+            owned_last = last - context
+            place = int(np.searchsorted(word_starts, owned_last, side="right")) - 1
+            if place >= 0 and word_starts[place] > owned:
+                owned_last = int(word_starts[place])
         windows.append((first, last, owned, owned_last))
         owned = owned_last
     return windows
 
 
-def last_word_start(word_starts: np.ndarray, after: int, until: int) -> int:
-    """Return the last word start in ``(after, until]``, or ``until`` where a single word fills it all."""
-    place = int(np.searchsorted(word_starts, until, side="right")) - 1
-    return int(word_starts[place]) if place >= 0 and word_starts[place] > after else until
-
-
-SPACE = ord(" ")
-
-PART = 1 << 19
-"""A text of more characters is read in parts of about as many: a tokenizer takes about 150 bytes for each (10 MB of
-English notes took 1.5 GB at once, and 0.3 GB in parts)."""
-
-CONTEXT = 1 << 10
-"""A part is read with so many characters of its neighbours, so that its tokens are those of the whole text."""
-
-SAMPLES = ("a", "the", "1", ".", "中")
-"""Texts of which a tokenizer surely makes a token, to see what it puts around it."""
-
-
 @dataclass(frozen=True)
 class Frame:
-    """What a tokenizer puts before and after the tokens of a text, and what fills a row up.
-
-    Attributes:
-        before: Token numbers before the text's.
-        after: Token numbers after the text's.
-        before_types: The token types of ``before``.
-        after_types: The token types of ``after``.
-        token_type: The token type of the text's own tokens.
-        padding: The token number that fills a row up.
-        padding_type: Its token type.
-    """
+    """What a tokenizer puts before and after the tokens of a text, with token types, and what fills a row up."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
     before_types: tuple[int, ...]
     after_types: tuple[int, ...]
-    token_type: int
+    token_type: int  # of the text's own tokens
     padding: int
     padding_type: int
 
@@ -138,10 +111,9 @@ class Frame:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Frame | None:
-        """Return the frame of a tokenizer, ``None`` where it makes no token of anything."""
-        samples = encode(tokenizer, SAMPLES, special_tokens=True)
-        inner = [(sample, np.flatnonzero(np.equal(sample.special_tokens_mask, 0))) for sample in samples]
-        for sample, positions in inner:
+        """Return the frame of a tokenizer, ``None`` if it makes no token of anything."""
+        for sample in encode(tokenizer, SAMPLES, special_tokens=True):
+            positions = np.flatnonzero(np.equal(sample.special_tokens_mask, 0))
             if len(positions):
                 before, after = slice(0, positions[0]), slice(positions[-1] + 1, None)
                 ids, types = tuple(sample.ids), tuple(sample.type_ids)
@@ -159,19 +131,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Truncation:
-    """How the tokenizers library cuts what is longer than a model takes, as transformers has it do.
-
-    Attributes:
-        frame: What stands around a piece.
-        limit: How many tokens of the text a piece may have.
-        stride: By how many tokens two pieces overlap; ``None`` drops all pieces but the first.
-        side: On which side it cuts off.
-    """
+    """How the tokenizers library cuts what is longer than a model takes, as transformers asks it to."""
 
     frame: Frame
-    limit: int
-    stride: int | None
-    side: str
+    limit: int  # tokens of the text in a piece
+    stride: int | None  # tokens that two pieces share; None drops all pieces but the first
+    side: str  # where it cuts off
 
     def pieces(self, encoding: Encoding) -> list[Encoding]:
         """Return the pieces of a text in transformers' order, without what stands around them."""
@@ -184,23 +149,14 @@ class Truncation:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of some sequences, end to end; ``T`` tokens in ``S`` sequences.
+    """The tokens of some sequences, end to end; ``T`` tokens in ``S`` sequences."""
 
-    Attributes:
-        ids: ``(T,)`` int64, token numbers.
-        starts: ``(T,)`` int64, where in its text a token begins, in characters.
-        ends: ``(T,)`` int64, where it ends.
-        subwords: ``(T,)`` bool, whether a token goes on with the word of the one before it.
-        bounds: ``(S + 1,)`` int64, where each sequence begins; the last is ``T``.
-        owners: ``(S,)`` int64, the number of the text that a sequence is of.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    subwords: np.ndarray
-    bounds: np.ndarray
-    owners: np.ndarray
+    ids: np.ndarray  # (T,) int64
+    starts: np.ndarray  # (T,) int64, in characters of the text
+    ends: np.ndarray  # (T,) int64
+    subwords: np.ndarray  # (T,) bool, whether a token goes on with the word of the one before it
+    bounds: np.ndarray  # (S + 1,) int64, where each sequence begins; the last is T
+    owners: np.ndarray  # (S,) int64, the number of the text that a sequence is of
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -222,12 +178,9 @@ def encode(
     words: bool = False,
     special_tokens: bool = False,
 ) -> list[Encoding]:
-    """Return what a fast tokenizer makes of texts: whole, where no truncation is asked for, and nothing filled up.
-
-    A tokenizer's settings for both are its own state, hence the lock.
-    """
+    """Return what a fast tokenizer makes of texts: whole unless a truncation is given, and nothing filled up."""
     backend = tokenizer.backend_tokenizer
-    with TENSOR_LOCK:
+    with TENSOR_LOCK:  # Truncation and padding are state of the tokenizer.
         if truncation is None:
             backend.no_truncation()
         else:
@@ -245,15 +198,10 @@ def encode(
 
 @dataclass(frozen=True)
 class Joined:
-    """What a tokenizer makes of a text that it reads in parts, as an ``Encoding`` has it.
+    """The tokens of a text that was read in parts; it stands in the place of an ``Encoding``."""
 
-    Attributes:
-        ids: ``(T,)`` int64, token numbers.
-        offsets: ``(T, 2)`` int64, where each token begins and ends, in characters.
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
+    ids: np.ndarray  # (T,) int64
+    offsets: np.ndarray  # (T, 2) int64, in characters
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -263,57 +211,46 @@ class Joined:
         inside = (self.offsets[:, 0] >= first) & (self.offsets[:, 0] < last)
         return Joined(self.ids[inside], self.offsets[inside])
 
-    def same(self, other: Joined) -> bool:
-        """Tell whether other tokens are the same."""
-        return np.array_equal(self.ids, other.ids) and np.array_equal(self.offsets, other.offsets)
-
 
 def in_parts(
     tokenizer: PreTrainedTokenizerBase, text: str, length: int = PART, context: int = CONTEXT
 ) -> Joined | Encoding:
-    """Return the tokens of a long text, read in parts; at once where two parts do not agree on what both have read.
+    """Return the tokens of a long text, read in parts; at once if two parts do not agree on what both have read.
 
     Args:
         tokenizer: A fast tokenizer.
         text: The text.
         length: About how many characters a part has.
-        context: How many characters beside it are read with it.
+        context: How many characters of its neighbours are read with a part.
     """
-    seams = [0, *(seam_before(text, place, context) for place in range(length, len(text), length)), len(text) + 1]
+    # A part begins at white space if some is near.
+    cuts = (
+        next((near for near in range(place, place - context // 2, -1) if text[near].isspace()), place)
+        for place in range(length, len(text), length)
+    )
     parts: list[Joined] = []
     before: Joined | None = None
-    for begin, end in pairwise(seams):
+    for begin, end in pairwise([0, *cuts, len(text) + 1]):
         left = max(0, begin - context)
         (encoding,) = encode(tokenizer, [text[left : end + context]])
         read = Joined(np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2) + left)
-        around = begin - context // 2, begin + context // 2
-        if before is not None and not before.between(*around).same(read.between(*around)):
-            return encode(tokenizer, [text])[0]
+        if before is not None:
+            one, other = (part.between(begin - context // 2, begin + context // 2) for part in (before, read))
+            if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)):
+                return encode(tokenizer, [text])[0]
         parts.append(read.between(begin, end))
         before = read
-    return Joined(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "offsets")))
-
-
-def seam_before(text: str, place: int, context: int) -> int:
-    """Return where white space begins a word before a place in a text, and the place itself where none is near."""
-    return next((near for near in range(place, place - context // 2, -1) if text[near].isspace()), place)
+    return Joined(np.concatenate([part.ids for part in parts]), np.concatenate([part.offsets for part in parts]))
 
 
 def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None = None) -> Tokens:
-    """Return the tokens of some texts, one sequence for each or for each piece of it.
-
-    Args:
-        tokenizer: A fast tokenizer.
-        texts: The texts, of any length.
-        truncation: How to cut those that are too long; ``None`` leaves them whole.
-    """
+    """Return the tokens of some texts, one sequence for each or for each piece of it."""
     encodings: Sequence[Encoding | Joined]
     if truncation is None and max(map(len, texts), default=0) > PART:
         encodings, owners = [in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
     else:
-        encodings, owners = flat(encode(tokenizer, texts, truncation), truncation)
-    starts, ends = offsets(encodings)
-    return assemble(tokenizer, encodings, owners, texts, starts, ends)
+        encodings, owners = in_pieces(encode(tokenizer, texts, truncation), truncation)
+    return assemble(tokenizer, encodings, owners, texts)
 
 
 def tokenise_words(
@@ -323,39 +260,46 @@ def tokenise_words(
     truncation: Truncation | None = None,
 ) -> Tokens:
     """Return the tokens of texts that are split into words; offsets count in the words joined by the delimiter."""
-    encodings, owners = flat(encode(tokenizer, texts, truncation, words=True), truncation)
+    encodings, owners = in_pieces(encode(tokenizer, texts, truncation, words=True), truncation)
     begins = [np.array([0, *accumulate(len(word) + len(delimiter) for word in words)]) for words in texts]
     shifts = [
         begins[owner][np.array(encoding.word_ids, np.int64)]
         for owner, encoding in zip(owners.tolist(), encodings, strict=True)
     ]
-    shift = np.concatenate([np.zeros(0, np.int64), *shifts])
-    starts, ends = offsets(encodings)
     joined = [delimiter.join(words) for words in texts]
-    return assemble(tokenizer, encodings, owners, joined, starts + shift, ends + shift)
+    return assemble(tokenizer, encodings, owners, joined, np.concatenate([np.zeros(0, np.int64), *shifts]))
 
 
-def flat(encodings: Sequence[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
+def in_pieces(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
     """Return the pieces of all texts, and the number of the text that each is of."""
     if truncation is None:
-        return list(encodings), np.arange(len(encodings))
+        return encodings, np.arange(len(encodings))
     pieces = [truncation.pieces(encoding) for encoding in encodings]
     return list(chain.from_iterable(pieces)), np.repeat(np.arange(len(pieces)), [*map(len, pieces)])
 
 
-def assemble(  # noqa: PLR0913, PLR0917 - the arrays of a value
+def assemble(
     tokenizer: PreTrainedTokenizerBase,
     encodings: Sequence[Encoding | Joined],
     owners: np.ndarray,
     texts: Sequence[str],
-    starts: np.ndarray,
-    ends: np.ndarray,
+    shift: np.ndarray | int = 0,
 ) -> Tokens:
-    """Return encodings as one flat value."""
+    """Return encodings as one flat value, their offsets shifted by ``shift`` characters."""
     bounds = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
+    if any(isinstance(encoding, Joined) for encoding in encodings):
+        offsets = np.concatenate([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
+    else:
+        pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
+        offsets = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
+    starts, ends = offsets[:, 0] + shift, offsets[:, 1] + shift
     if getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None):
-        subwords = token_lengths(tokenizer, ids) != ends - starts
+        # A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
+        # transformers' TokenClassificationPipeline.gather_pre_entities.
+        distinct, places = np.unique(ids, return_inverse=True)
+        names = tokenizer.convert_ids_to_tokens(distinct.tolist())
+        subwords = np.fromiter(map(len, names), np.int64, len(names))[places] != ends - starts
     else:
         subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
     if tokenizer.unk_token_id is not None:
@@ -363,32 +307,11 @@ def assemble(  # noqa: PLR0913, PLR0917 - the arrays of a value
     return Tokens(ids, starts, ends, subwords, bounds, owners)
 
 
-def offsets(encodings: Sequence[Encoding | Joined]) -> tuple[np.ndarray, np.ndarray]:
-    """Return where all tokens begin and end, in characters."""
-    if any(isinstance(encoding, Joined) for encoding in encodings):
-        table = np.concatenate([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
-    else:
-        pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
-        table = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
-
-
-def token_lengths(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> np.ndarray:
-    """Return the length of each token as it stands in the vocabulary, in characters.
-
-    A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
-    transformers' ``TokenClassificationPipeline.gather_pre_entities``.
-    """
-    distinct, places = np.unique(ids, return_inverse=True)
-    names = tokenizer.convert_ids_to_tokens(distinct.tolist())
-    return np.fromiter(map(len, names), np.int64, len(names))[places]
-
-
 def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """Tell of each token whether there is no space at its first character or just before it.
 
-    This is what transformers takes for the inside of a word where a tokenizer does not mark it (byte-level BPE and
-    Unigram), also in languages without spaces.
+    This is what transformers takes for the inside of a word if a tokenizer does not mark it (byte-level BPE and Unigram),
+    also in languages without spaces.
     """
     codes = np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-32-le"), np.uint32)
     begins = np.array([0, *accumulate(len(text) + 1 for text in texts)])

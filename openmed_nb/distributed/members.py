@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..annotation.corpus import differences
+from ..annotation.fingerprints import differences
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table, counted
 from ..errors import WorkersDiffer

@@ -19,9 +19,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.corpus import Source
 from ..annotation.references import Reference, absolute
-from ..annotation.stream import END, Answer, Chunk, in_chunks, unreadable
+from ..annotation.stream import END, Answer, Chunk, Source, in_chunks, unreadable
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedWarning, WorkerKilled
 from ..models.registry import BUNDLED
 from . import worker

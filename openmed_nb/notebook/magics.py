@@ -178,7 +178,9 @@ class OpenMedMagics(Magics):
             raise MagicError(f"{shorten(arguments.out)!r} is not a valid variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
-        result = verbs.annotate_text(SESSION, cell, model, arguments.device, strategy, self.show_text)
+        from ..annotation.corpus import annotate_text
+
+        result = annotate_text(SESSION, cell, model, arguments.device, strategy, self.show_text)
         if arguments.out is None:
             return result
         self.shell.push({arguments.out: result})

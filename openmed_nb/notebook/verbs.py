@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,11 @@ from ..activity import Activity
 from ..annotation.loading import create_pipeline
 from ..devices import backend
 from ..devices.request import device_of
-from ..devices.simulated import shown_device
 from ..errors import DeviceUnavailable, OpenMedError, check_flag
 from ..models.config import OpenMedConfig
 from ..session import Session
 
 if TYPE_CHECKING:
-    from ..annotation.corpus import Source
-    from ..annotation.results import AnnotatedText, Annotations
     from ..models.dtypes import Validation
     from ..runbook.comparison import Comparison
     from ..runbook.doctor.report import DoctorReport
@@ -36,74 +33,6 @@ if TYPE_CHECKING:
     from ..runbook.signals.values import Signals
     from ..runbook.sweep import SweepReport
     from ..runbook.sweep_search import SweepRules
-
-    FindSource = Callable[[Any, Any, Mapping[str, Any], int | None], tuple[str, Any, Source]]
-
-
-def annotate(
-    session: Session,
-    texts: Any,
-    model: Any,
-    arguments: Mapping[str, Any],
-    /,
-    elsewhere: FindSource | None = None,
-    batch_tokens: int | None = None,
-    **running: Any,
-) -> Annotations:
-    """Return the entities that a model finds in many texts.
-
-    Args:
-        texts: Any series of texts, or the paths of files of text.
-        model: The name of a model, ``None`` for the bundled one, or a pipeline of ours.
-        arguments: Those of :meth:`create_pipeline`, for a name.
-        elsewhere: Finds what answers the texts, such as the workers of a cluster; ``None`` does it here.
-        batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
-        running: Those of ``annotation.corpus.annotate_from``.
-    """
-    from ..annotation.corpus import NothingLost, annotate_from, check_running
-
-    check_running(**running)
-    with session.told_after(), NothingLost(running.get("resume")):
-        name, texts, source = (elsewhere or partial(source_here, session))(texts, model, arguments, batch_tokens)
-        session.tell(Activity("Annotating", name))
-        return annotate_from(source, texts, name, **running)
-
-
-def source_here(
-    session: Session, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
-) -> tuple[str, Any, Source]:
-    """Return the name of a model, the texts to read, and what answers them here."""
-    from ..annotation.corpus import Source, check_series, checked_pipeline
-    from ..distributed.columns import counted_here, referred
-
-    found = referred(texts, counted_here, lambda function, *files: function(*files))
-    check_series(found)
-    if model is None or isinstance(model, (str, os.PathLike)):
-        name = "bundled" if model is None else str(model)
-        pipe = create_pipeline(session, name, OpenMedConfig(), **arguments)
-    else:
-        pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
-    return name, found, Source.of(pipe, batch_tokens)
-
-
-def annotate_text(
-    session: Session,
-    text: str,
-    name: str | None = None,
-    device: str | None = None,
-    strategy: str | None = None,
-    show_text: bool = True,
-) -> AnnotatedText:
-    """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
-    from ..annotation.results import AnnotatedText
-    from ..annotation.stream import check_text
-
-    with session.told_after():
-        check_text(text)
-        pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
-        model = name or "bundled"
-        session.tell(Activity("Annotating", model))
-        return AnnotatedText(text, tuple(pipe(text)), model, shown_device(str(pipe.device)), show_text)
 
 
 def doctor(session: Session, model: Any = None) -> DoctorReport:

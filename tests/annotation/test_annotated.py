@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.results import AnnotatedText, label
+from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.annotation.stream import check_text
 from openmed_nb.errors import UnreadableText
 
@@ -73,7 +73,6 @@ class TestSequence:
         """The labels are sorted, each once, with and without joined tokens."""
         found = annotated(entity(0, 2, "B"), entity(3, 6, "A"), entity(7, 13, "B"), entity(18, 22, "I-A", key="entity"))
         assert {piece.label for piece in found.report().pieces if piece.label} == {"A", "B", "I-A"}
-        assert label({}) == ""
 
     @pytest.mark.parametrize("name", ["", " "])
     def test_label_without_a_name(self, name):

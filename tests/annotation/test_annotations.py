@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.results import SHOWN_CHARACTERS, SHOWN_TEXTS, Annotations
-from openmed_nb.annotation.stream import Answers
+from openmed_nb.annotation.results import SHOWN_CHARACTERS, SHOWN_TEXTS, Annotations, Answers
 
 TEXTS = ("He has asthma.", "No complaints.", "", "Type 2 diabetes and asthma.")
 FAILURE = "Text 2 must be a string, not NoneType. Pass a string."

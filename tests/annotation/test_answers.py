@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from openmed_nb.annotation.fingerprints import fingerprint_of
-from openmed_nb.annotation.stream import Answers
+from openmed_nb.annotation.results import Answers
 
 NUMBERS = some.integers(0, 2**40)
 JOINED = some.fixed_dictionaries(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, best_tokens, word_starts
+from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, word_starts
 from openmed_nb.annotation.tokens import tokenise
 
 LABELS = {0: "O", 1: "B-DRUG", 2: "I-DRUG", 3: "B-AGE", 4: "I-AGE"}
@@ -135,13 +135,3 @@ def test_word_starts(tokenizer):
     """A word begins at a token that is no inner piece, and at the first token of every text."""
     tokens = tokenise(tokenizer, ["has hypertension", "", "mellitus"])
     assert word_starts(tokens).tolist() == [0, 1, 3]
-
-
-@pytest.mark.parametrize(
-    ("scores", "firsts", "expected"),
-    [([0.1, 0.9], [0], [1]), ([0.9, 0.9], [0], [0]), ([0.5, 0.9, 0.9, 0.5], [0, 2], [1, 2]), ([0.3], [0], [0])],
-)
-def test_best_tokens(scores, firsts, expected):
-    """The deciding token of a word has its highest score, and is the first of equals."""
-    lasts = np.array([*firsts[1:], len(scores)])
-    assert best_tokens(np.array(scores, np.float32), np.array(firsts), lasts).tolist() == expected

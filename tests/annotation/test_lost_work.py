@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.corpus import (
-    FORMAT,
-    FORMAT_WITHOUT_CHECKSUMS,
-    NothingLost,
-    ResultsFile,
-    line_of,
-    with_checksum,
-)
+import openmed_nb as nb
+from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, line_of, with_checksum
 from openmed_nb.errors import ConfigurationError, Interrupted
 
 TEXTS = ["the patient has asthma .", "no history", "type 2 diabetes mellitus", "hypertension"]
@@ -87,6 +82,17 @@ def test_length_that_is_none(annotated, pipe, length):
     assert list(annotated(pipe, Series())) == list(annotated(pipe, TEXTS))
 
 
+class Interrupting(os.PathLike):
+    """The name of a model, during whose loading the person interrupts."""
+
+    def __fspath__(self):
+        """Interrupt."""
+        raise KeyboardInterrupt
+
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
 class TestInterruptedBeforeTheEarlierAnswers:
     """An interrupt while a run gets ready, or while it takes over what an earlier run has left."""
 
@@ -94,8 +100,8 @@ class TestInterruptedBeforeTheEarlierAnswers:
         """The message counts the answers that are in the file."""
         file = tmp_path / "run.jsonl"
         annotated(pipe, TEXTS, resume=file)
-        with pytest.raises(Interrupted, match="after 4 texts") as before, NothingLost(file):
-            raise KeyboardInterrupt
+        with pytest.raises(Interrupted, match="after 4 texts") as before:
+            nb.annotate(TEXTS, Interrupting(), resume=file)
         with pytest.raises(Interrupted, match="after 4 texts") as during:
             annotated(pipe, ending_with(KeyboardInterrupt(), 1), resume=file)
 

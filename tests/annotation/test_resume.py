@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.corpus import FORMAT, ResultsFile
 from openmed_nb.annotation.pipeline import BUDGETS
+from openmed_nb.annotation.resume import FORMAT, ResultsFile
 from openmed_nb.errors import ConfigurationError
 
 TEXTS = [
@@ -397,7 +397,7 @@ class TestLock:
         """A run of another process counts too; when that process is killed, the file is free although its lock is there."""
         file = tmp_path / "run.jsonl"
         code = (
-            "import sys, time; from openmed_nb.annotation.corpus import ResultsFile; "
+            "import sys, time; from openmed_nb.annotation.resume import ResultsFile; "
             "held = ResultsFile(sys.argv[1], {}).__enter__(); print(flush=True); time.sleep(60)"
         )
         with subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE) as process:

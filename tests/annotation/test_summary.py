@@ -8,8 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.results import SHOWN_ROWS, Annotations, Summary
-from openmed_nb.annotation.stream import Answers
+from openmed_nb.annotation.results import SHOWN_ROWS, Annotations, Answers, Summary
 
 FOUND = some.lists(some.tuples(some.sampled_from("AB"), some.sampled_from(["Asthma", "asthma", "pain"])), max_size=4)
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.activity import Activity
-from openmed_nb.annotation.results import AnnotatedText, Annotations, Summary
-from openmed_nb.annotation.stream import Answers
+from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.devices.environment import plan

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 
 from ...activity import Activity
+from ...annotation.corpus import annotate_text
 from ...annotation.loading import create_pipeline
 from ...display import Report
 from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
-from ...notebook import verbs
 from ...session import SESSION, Session
 from ..training import release
 from .state import PanelState, look, memory_now
@@ -309,7 +309,7 @@ class PanelModel:
         pipe = create_pipeline(self.session, self._name, OpenMedConfig())
         del pipe  # It is loaded now, so that the time is that of the text alone.
         start = time.perf_counter()
-        answer = verbs.annotate_text(self.session, text, self._name, show_text=self._show_text)
+        answer = annotate_text(self.session, text, self._name, show_text=self._show_text)
         return {"answer": answer, "seconds": time.perf_counter() - start}
 
     @staticmethod

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from ...annotation.decoding import Entity
     from ...annotation.forward import Batch, Inputs, Network
     from ...annotation.pipeline import AnnotationPipeline
+    from ...annotation.results import Entity
     from ...annotation.stream import Annotator, Answer, Prepared
 
 

@@ -18,7 +18,6 @@ from openmed_nb.models.certificates import Certificate, CertificateEvidence, cer
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.dtypes import validating_command
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.notebook import verbs
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
@@ -135,13 +134,15 @@ class TestAuto:
         assert [one.dtype for one in precision.candidates] == ["bfloat16", "float16"]
         assert "mps (SIMULATED)" in str(precision)
 
-    def test_annotate(self, certify, session, keyword_model):
+    def test_annotate(self, certify, data, keyword_model, monkeypatch):
         """A run over many texts can ask for it."""
+        monkeypatch.setenv("OPENMED_NB_DATA", str(data))
         certify("int8")
-        found = verbs.annotate(session, [NOTE], str(keyword_model), {"dtype": "auto"}, progress=False)
+        SESSION.unload()
+        found = nb.annotate([NOTE], str(keyword_model), device="cpu", dtype="auto", progress=False)
 
         assert [one["word"] for one in found[0]] == ["asthma"]
-        assert [one.dtype for one in session.inventory()] == ["int8"]
+        assert [one.dtype for one in SESSION.inventory()] == ["int8"]
 
     def test_under_the_simulation_the_first_validated(self, certify, session, loaded_as):
         """On a simulated device no speed is known: the first validated type is taken, and it is said why."""
@@ -176,16 +177,15 @@ class TestWarning:
         assert [one["word"] for one in pipe(NOTE)] == ["asthma"]
         assert [one.dtype for one in session.inventory()] == ["bfloat16"]
 
-    def test_once_for_each_load(self, session, keyword_model, loaded_as):
+    def test_once_for_each_load(self, session, loaded_as):
         """A model that is loaded already is used again without a warning; loaded anew, it warns again."""
-        arguments = {"dtype": "bfloat16"}
         with pytest.warns(OpenMedWarning):
             loaded_as("bfloat16")
-        verbs.annotate(session, [NOTE], str(keyword_model), arguments, progress=False)
+        nb.annotate([NOTE], loaded_as("bfloat16"), progress=False)
         loaded_as("bfloat16", aggregation_strategy="simple")
         session.unload()
         with pytest.warns(OpenMedWarning):
-            verbs.annotate(session, [NOTE], str(keyword_model), arguments, progress=False)
+            loaded_as("bfloat16")
 
     def test_as_an_error_it_loads_nothing(self, session, loaded_as):
         """Where warnings are errors, nothing is loaded."""

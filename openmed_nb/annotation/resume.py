@@ -1,0 +1,182 @@
+"""A file of results that an interrupted run goes on from: a header, then one line of JSON for each text in order.
+
+A process can be killed in the middle of a line; that line is cut off when the run goes on, and its text is read again. Each
+line ends with a checksum of what stands before it, so that a damaged file is an error and not another answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import ConfigurationError, cause, given_path
+from .fingerprints import differences
+from .results import Answered, Answers, is_entity
+
+FORMAT = "openmed_nb annotations, 2"
+FORMAT_WITHOUT_CHECKSUMS = "openmed_nb annotations, 1"
+
+CHECKSUM = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n')
+CHECKSUM_LENGTH = len(b', "checksum": "01234567"}\n')
+
+# A file without a line end within this many bytes is not a file of results.
+LONGEST_HEADER = 2**20
+
+
+class ResultsFile:
+    """A file of results, locked while it is open.
+
+    Args:
+        path: Where it is; made if it is not there.
+        settings: What tells this run from another: the model and everything that changes its answers.
+
+    Raises:
+        ConfigurationError: If it cannot be written, is of another run, is damaged, or another process writes it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
+        # One file has one lock, however its name is spelled.
+        self.path = Path(os.path.realpath(given_path(path, "resume")))
+        self.settings = settings
+        self._file: BinaryIO = io.BytesIO()  # Until the real one is open.
+        self._checksums = True
+
+    def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
+        from filelock import FileLock, Timeout
+
+        lock = Path(f"{self.path}.lock")
+        if not self.path.parent.exists():
+            raise self._unusable("is in a folder that does not exist", "Make the folder, or name another file.")
+        if holds_data(lock):
+            raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
+        self._lock = FileLock(lock)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise self._unusable("is being written by another run", "Wait for it, or name another file.") from error
+        except OSError as error:
+            raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
+        try:
+            self.path.touch(mode=0o600)  # It will hold words of notes.
+            self._file = self.path.open("r+b")
+            self._check_header()
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, OSError):
+                raise self._unusable(f"cannot be written: {cause(error)}", "Name another file.") from error
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with contextlib.suppress(OSError):  # What a full disk did not take was reported when it was written.
+            self._file.close()
+        with contextlib.suppress(OSError):  # Windows removes no file that is open; there the lock does it itself.
+            Path(self._lock.lock_file).unlink()  # Before it is free: afterwards, it could be another process's.
+        self._lock.release()
+
+    def earlier(self) -> Iterator[Answered]:
+        """Yield the fingerprint and the answer of each text that is done; then the file is ready for the next."""
+        for number in itertools.count(2):
+            position = self._file.tell()
+            line = self._file.readline()
+            if not line.endswith(b"\n"):
+                self._file.seek(position)
+                self._file.truncate()
+                return
+            yield self._answered(line, number)
+
+    def append(self, answers: Iterable[Answered]) -> None:
+        """Write answers so that they survive whatever happens to the process next.
+
+        Raises:
+            ConfigurationError: If they cannot be written, as on a full disk.
+        """
+        try:
+            for fingerprint, answer in answers:
+                kind = "error" if isinstance(answer, str) else "entities"
+                self._file.write(with_checksum(line_of({"fingerprint": f"{fingerprint:016x}", kind: answer})))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            remedy = "Make room for it, and run the same again: it goes on from there."
+            raise self._unusable(f"cannot be written any further: {cause(error)}", remedy) from error
+
+    def _check_header(self) -> None:
+        own = line_of({"format": FORMAT, **self.settings})
+        line = self._file.readline(LONGEST_HEADER)
+        if line != own and own.startswith(line):  # New, or killed while the header was written.
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(own)
+            self._file.flush()
+            return
+        header = value_of(line)
+        if not isinstance(header, dict) or header.get("format") not in {FORMAT, FORMAT_WITHOUT_CHECKSUMS}:
+            raise self._unusable("holds something else than results", "Name another file.")
+        self._checksums = header["format"] == FORMAT
+        other = differences(self.settings, header)
+        if other:
+            raise self._unusable(f"is of a run with other settings ({other})", "Name another file, or delete this one.")
+
+    def _answered(self, line: bytes, number: int) -> Answered:
+        """Return what a line says; whatever it says that :meth:`append` does not write is damage."""
+        try:
+            value = value_of(line)
+            answer = value["error"] if "error" in value else value["entities"]
+            whole = isinstance(answer, str) or (isinstance(answer, list) and all(map(is_entity, answer)))
+            body, end = line[:-CHECKSUM_LENGTH], CHECKSUM.fullmatch(line[-CHECKSUM_LENGTH:])
+            checked = not self._checksums if end is None else int(end[1], 16) == zlib.crc32(body)
+            if not (whole and checked):
+                raise ValueError(number)  # noqa: TRY301 - one error for every damage
+            fingerprint = int(value["fingerprint"], 16)
+            Answers().add(fingerprint, answer)  # Its numbers have a size.
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            raise self._unusable(f"is damaged in line {number}", "Delete the file from that line on.") from error
+        return fingerprint, answer
+
+    def _unusable(self, what: str, remedy: str) -> ConfigurationError:
+        return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
+
+
+def answers_in(path: str | os.PathLike[str]) -> int:
+    """Return how many texts have their answer in a file of results; 0 if it cannot be read."""
+    try:
+        with given_path(path, "resume").open("rb") as file:
+            return max(0, sum(line.endswith(b"\n") for line in file) - 1)
+    except (OSError, ConfigurationError):
+        return 0
+
+
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """Return a value as a line of JSON."""
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def value_of(line: bytes) -> Any:
+    """Return the value of a line of JSON, ``None`` for anything else."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def with_checksum(line: bytes) -> bytes:
+    """Return a line of JSON with a checksum of what it holds as its last value."""
+    body = line.removesuffix(b"}\n")
+    return body + b', "checksum": "%08x"}\n' % zlib.crc32(body)
+
+
+def holds_data(path: Path) -> bool:
+    """Tell whether there is a file with something in it; a lock is empty."""
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
