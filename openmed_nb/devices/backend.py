@@ -1,14 +1,7 @@
-"""The seam to torch: the only file that asks ``torch.mps`` or ``torch.cuda``, but for two.
-
-``memory`` knows their allocators, and ``profilers`` what only a Mac can write down.
+"""The seam to torch: with ``memory`` (allocators) and ``profilers`` the only file that asks ``torch.mps`` or ``torch.cuda``.
 
 What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
 what it says itself once it is loaded.
-
-Moving arrays to a device and back without waiting, where that is safe.
-
-Only towards CUDA, from pinned memory, may a copy go on while the program does. Towards MPS such a copy can read memory
-that was freed meanwhile, and back from it one can be read before it is there (pytorch#189690, #139550).
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,11 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 
-MINIMUM_TORCH = (2, 6)
-"""The oldest torch that transformers 5 runs on (its own ``torch>=2.6``)."""
+MINIMUM_TORCH = (2, 6)  # The oldest torch that transformers 5 runs on (its own torch>=2.6).
 
+# Held around all tensor work of this package: two threads on MPS can crash the process (pytorch#197805).
 TENSOR_LOCK = threading.RLock()
-"""Held around all tensor work of this package: two threads on MPS can crash the process (pytorch#197805)."""
 
 if hasattr(os, "register_at_fork"):  # A forked child has no thread that could release what another one held.
     os.register_at_fork(after_in_child=TENSOR_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -51,7 +43,7 @@ class TorchFacts:
     Attributes:
         version: Such as ``"2.13.0+cpu"``; ``None`` where torch is not installed.
         loaded: Whether torch is imported and spoke for itself.
-        gpu_build: What the build computes on beside the CPU, such as ``"CUDA 13.0"``; empty for a CPU build.
+        gpu_build: What the build computes on besides the CPU, such as ``"CUDA 13.0"``; empty for a CPU build.
         mps_built: Whether the build has the MPS backend.
         mps_available: Whether torch finds a Metal device.
         cuda_names: One name for each GPU that torch finds.
@@ -81,12 +73,7 @@ class TorchFacts:
 
 
 def release_of(version: str | None) -> tuple[int, ...]:
-    """Return a version of torch as numbers, without what names its build.
-
-    Example:
-        >>> release_of("2.13.0+cpu"), release_of(None)
-        ((2, 13, 0), (0,))
-    """
+    """Return a version of torch as numbers, such as ``(2, 13, 0)`` for ``"2.13.0+cpu"``; ``(0,)`` where there is none."""
     match = re.match(r"\d+(\.\d+)*", version or "0")
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)
 
@@ -94,20 +81,11 @@ def release_of(version: str | None) -> tuple[int, ...]:
 class TorchSeam(Protocol):
     """What a session asks of torch; this module answers, and so can a stand-in for a computer that is not here."""
 
-    def torch_is_loaded(self) -> bool:
-        """Tell whether someone imported torch already."""
-
-    def installed_torch(self) -> TorchFacts:
-        """Return what is known without importing torch."""
-
-    def loaded_torch(self) -> TorchFacts:
-        """Import torch and return what it says of itself."""
-
-    def probe(self, device: str) -> str:
-        """Return why a tiny computation on the device fails, empty where it works."""
-
-    def mps_allocator_started(self) -> bool | None:
-        """Tell whether the MPS allocator has read its watermarks, ``None`` if unknown."""
+    def torch_is_loaded(self) -> bool: ...
+    def installed_torch(self) -> TorchFacts: ...
+    def loaded_torch(self) -> TorchFacts: ...
+    def probe(self, device: str) -> str: ...
+    def mps_allocator_started(self) -> bool | None: ...
 
 
 def torch_is_loaded() -> bool:
@@ -116,12 +94,7 @@ def torch_is_loaded() -> bool:
 
 
 def installed_torch() -> TorchFacts:
-    """Return what the files of the installed torch say, without importing it.
-
-    Example:
-        >>> installed_torch().loaded
-        False
-    """
+    """Return what the files of the installed torch say, without importing it."""
     import importlib.metadata
 
     try:
@@ -136,23 +109,13 @@ def installed_torch() -> TorchFacts:
 
 
 def parse_gpu_build(version_file: str) -> str:
-    """Return what a torch build computes on beside the CPU, from the text of its ``version.py``.
-
-    Example:
-        >>> parse_gpu_build("cuda: Optional[str] = '13.0'"), parse_gpu_build("cuda: Optional[str] = None")
-        ('CUDA 13.0', '')
-    """
+    """Return what a torch build computes on besides the CPU, from the text of its ``version.py``."""
     found = dict(re.findall(r"^(cuda|hip)\b[^=\n]*=\s*'([^']+)'", version_file, flags=re.MULTILINE))
     return gpu_build(found.get("cuda"), found.get("hip"))
 
 
 def gpu_build(cuda: str | None, hip: str | None) -> str:
-    """Return the name of a build from its CUDA and ROCm versions; empty where it has neither.
-
-    Example:
-        >>> gpu_build("13.0", None), gpu_build(None, None)
-        ('CUDA 13.0', '')
-    """
+    """Return the name of a build from its CUDA and ROCm versions; empty where it has neither."""
     return f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else ""
 
 
@@ -204,10 +167,6 @@ def probe(device: str) -> str:
     "Available" is not "usable": virtual Macs report MPS and then fail every allocation
     (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU: a seed gives other
     numbers on MPS. They are small whole numbers, exact in every precision, so that autocast cannot fail a good GPU.
-
-    Example:
-        >>> probe("cpu")
-        ''
     """
     torch = import_torch()
     numbers = (torch.arange(64, device="cpu") % 5).to(torch.float32).reshape(8, 8)
@@ -251,61 +210,46 @@ def finish(device: torch.device) -> None:
 
 
 def cuda_capability(device: str) -> tuple[int, int] | None:
-    """Return the compute capability of a CUDA GPU, such as (9, 0); ``None`` for other devices.
-
-    Example:
-        >>> cuda_capability("cpu") is None
-        True
-    """
+    """Return the compute capability of a CUDA GPU, such as (9, 0); ``None`` for other devices."""
     return import_torch().cuda.get_device_capability(device) if kind_of(device) == "cuda" else None
 
 
 def gpu_uuid(device: str) -> str | None:
-    """Return the UUID of a CUDA GPU, by which other programs know it; ``None`` where CUDA has not been used yet.
-
-    Example:
-        >>> gpu_uuid("cpu") is None
-        True
-    """
+    """Return the UUID of a CUDA GPU, by which other programs know it; ``None`` where CUDA has not been used yet."""
     if kind_of(device) != "cuda" or not torch_is_loaded() or not import_torch().cuda.is_initialized():
         return None
     uuid = getattr(import_torch().cuda.get_device_properties(device), "uuid", None)
     return None if uuid is None else str(uuid)
 
 
+# Pairs of a device and the state of its random numbers, a copy in the memory of the host.
 States = tuple[tuple[str, "torch.Tensor"], ...]
-"""Pairs of a device and the state of its random numbers, a copy in the memory of the host."""
 
 
 def random_states(device: str) -> States:
-    """Return the states of the CPU's random numbers and of the device's; no device is waited for.
+    """Return the states of the CPU's random numbers and of the device's; no device is waited for."""
+    return _states_of(dict.fromkeys(("cpu", device)))
 
-    Example:
-        >>> [name for name, state in random_states("cpu")]
-        ['cpu']
-    """
-    return tuple((name, _source(name).get_rng_state(*_which(name))) for name in dict.fromkeys(("cpu", device)))
+
+def _states_of(names: Iterable[str]) -> States:
+    found = []
+    for name in names:
+        source, which = _random_source(name)
+        found.append((name, source.get_rng_state(*which)))
+    return tuple(found)
 
 
 def set_random_states(states: States) -> None:
     """Let random numbers go on from these states."""
     for name, state in states:
-        _source(name).set_rng_state(state, *_which(name))
+        source, which = _random_source(name)
+        source.set_rng_state(state, *which)
 
 
 @contextmanager
 def random_numbers_from(states: States) -> Iterator[None]:
-    """Let random numbers go on from these states for a while, and then from where they were before.
-
-    Example:
-        >>> import torch
-        >>> states = random_states("cpu")
-        >>> first = torch.rand(3)
-        >>> with random_numbers_from(states):
-        ...     torch.equal(torch.rand(3), first)
-        True
-    """
-    before = tuple((name, _source(name).get_rng_state(*_which(name))) for name, _ in states)
+    """Let random numbers go on from these states for a while, and then from where they were before."""
+    before = _states_of(name for name, _ in states)
     set_random_states(states)
     try:
         yield
@@ -313,18 +257,18 @@ def random_numbers_from(states: States) -> Iterator[None]:
         set_random_states(before)
 
 
-def _source(name: str) -> Any:
-    torch = import_torch()
-    kind = kind_of(name)
-    return torch.random if kind == "cpu" else torch.get_device_module(kind)
-
-
-def _which(name: str) -> tuple[str, ...]:
-    return (name,) if kind_of(name) == "cuda" else ()  # The others have one device.
+def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the module of torch that has a device's random numbers, and what tells it which device."""
+    torch, kind = import_torch(), kind_of(name)
+    return torch.random if kind == "cpu" else torch.get_device_module(kind), (name,) if kind == "cuda" else ()
 
 
 def array_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor on a device; the copy may still be under way, in order with the work that follows."""
+    """Return an array as a tensor on a device; the copy may still be under way, in order with the work that follows.
+
+    Only towards CUDA, from pinned memory, may a copy go on while the program does. Towards MPS such a copy can read
+    memory that was freed meanwhile, and back from it one can be read before it is there (pytorch#189690, #139550).
+    """
     import torch
 
     tensor = torch.from_numpy(array)
@@ -334,7 +278,7 @@ def array_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def towards_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Begin to copy a tensor to the host where that can be done without waiting; ``backend.synchronize`` before it is read."""
+    """Begin to copy a tensor to the host, without waiting on CUDA: call :func:`synchronize` before it is read."""
     return tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor
 
 

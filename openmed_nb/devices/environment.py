@@ -153,9 +153,6 @@ def plan(
         moment: What torch has done by now.
         applied: What we set and what still stands there, for another device of this session.
 
-    Returns:
-        The plan, one setting for each variable.
-
     Example:
         >>> for one in plan({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.7"}).settings:
         ...     print(one.name, one.value, one.origin, one.effect)
@@ -179,9 +176,7 @@ def plan(
 def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
     """Return the pair of watermark ratios to set beside what a person set; ``None`` where nothing is to be set.
 
-    Args:
-        high: The person's high ratio as written, ``None`` where unset.
-        low: The person's low ratio as written, ``None`` where unset.
+    The arguments are the person's ratios as written, ``None`` where unset.
 
     Example:
         >>> watermark_defaults(None, None), watermark_defaults("0.7", None), watermark_defaults(None, "1.2")
@@ -200,12 +195,7 @@ def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, s
 
 
 def watermark_conflict(high: str | None, low: str | None) -> str:
-    """Return the message with which torch will refuse a pair of ratios, empty where it takes them.
-
-    Example:
-        >>> watermark_conflict("0.7", None), watermark_conflict("0.0", "1.4"), watermark_conflict("2.5", None)
-        ('invalid low watermark ratio 1.4', '', 'invalid high watermark ratio 2.5')
-    """
+    """Return the message with which torch will refuse a pair of ratios, empty where it takes them."""
     given = {HIGH: high, LOW: low}
     high_ratio, low_ratio = watermarks({name: text for name, text in given.items() if text is not None})
     if not 0 <= high_ratio <= LARGEST_RATIO:
@@ -216,12 +206,7 @@ def watermark_conflict(high: str | None, low: str | None) -> str:
 
 
 def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
-    """Return the high and the low watermark that torch reads from an environment.
-
-    Example:
-        >>> watermarks({}), watermarks({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "1.0"})
-        ((1.7, 1.4), (1.0, 1.4))
-    """
+    """Return the high and the low watermark that torch reads from an environment."""
     high, low = environ.get(HIGH), environ.get(LOW)
     return (TORCH_HIGH if high is None else parse_ratio(high), TORCH_LOW if low is None else parse_ratio(low))
 

@@ -1,6 +1,4 @@
-"""The allocators of devices, and what an out-of-memory error means.
-
-The memory of each device: what its allocator holds, how it is limited, and how unused blocks are handed back.
+"""The memory of each device: what its allocator holds, its limit, its cache, and what an out-of-memory error means.
 
 With ``backend`` this is the seam to torch. The memory functions of ``torch.mps`` raise on a computer without MPS, those
 of ``torch.cuda`` without a GPU, so each device has a class of its own and the chosen device decides which is asked.
@@ -9,9 +7,9 @@ of ``torch.cuda`` without a GPU, so each device has a class of its own and the c
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from dataclasses import dataclass
 
+from ..display import Plain
 from .backend import TENSOR_LOCK, import_torch, release_of
 from .request import kind_of
 
@@ -33,51 +31,32 @@ class AllocatorMemory:
     peak: int | None = None
 
 
-class Allocator(Protocol):
-    """What can be asked of the memory of a device."""
+class Allocator:
+    """What can be asked of the memory of a device; this one is the CPU's, of which torch keeps no count and no cache."""
 
     def empty_cache(self) -> None:
         """Hand blocks that no tensor uses back to the system; this waits until the device is done."""
 
     def memory(self) -> AllocatorMemory:
         """Return what the allocator holds; on MPS the question starts the allocator, which then reads its watermarks."""
+        return AllocatorMemory()
 
     def reset_peak(self) -> None:
         """Let the peak begin again at what is allocated now."""
 
     def limit(self, fraction: float) -> None:
-        """Refuse to hold more than this fraction of what the device has, or on MPS of what it recommends."""
+        """Refuse to hold more than this fraction of what the device has, or on MPS (0 to 2) of what it recommends."""
 
 
-class CpuAllocator:
-    """The CPU: torch keeps no count of its memory, and no cache."""
-
-    def empty_cache(self) -> None:
-        """Do nothing: freed memory went back to the C library already."""
-
-    def memory(self) -> AllocatorMemory:
-        """Return no figures."""
-        return AllocatorMemory()
-
-    def reset_peak(self) -> None:
-        """Do nothing: there is no peak."""
-
-    def limit(self, fraction: float) -> None:
-        """Do nothing: torch has no limit here."""
-
-
-class MpsAllocator:
+class MpsAllocator(Allocator):
     """MPS; peaks are counted from torch 2.13 on (pytorch#186748), and only ``torch.accelerator`` tells them."""
 
     def empty_cache(self) -> None:
-        """Drop compiled graphs where torch can, then the blocks, so that those of the graphs go too."""
         mps = import_torch().mps
         with TENSOR_LOCK:
-            getattr(mps, "clear_graph_cache", lambda: None)()
             mps.empty_cache()
 
     def memory(self) -> AllocatorMemory:
-        """Return living tensors, all Metal memory of the process, and the recommended most."""
         torch = import_torch()
         with TENSOR_LOCK:
             return AllocatorMemory(
@@ -88,12 +67,10 @@ class MpsAllocator:
             )
 
     def reset_peak(self) -> None:
-        """Let the peak begin again, where torch counts it."""
         if self._counts_peaks():
             import_torch().accelerator.reset_peak_memory_stats()
 
     def limit(self, fraction: float) -> None:
-        """Set the high watermark, 0 to 2, also after the allocator has started."""
         import_torch().mps.set_per_process_memory_fraction(float(fraction))
 
     @staticmethod
@@ -102,19 +79,17 @@ class MpsAllocator:
 
 
 @dataclass(frozen=True)
-class CudaAllocator:
+class CudaAllocator(Allocator):
     """One CUDA GPU, by the name that torch takes, such as ``"cuda:1"``."""
 
     device: str
 
     def empty_cache(self) -> None:
-        """Hand cached blocks back."""
         torch = import_torch()
         with TENSOR_LOCK, torch.cuda.device(self.device):
             torch.cuda.empty_cache()
 
     def memory(self) -> AllocatorMemory:
-        """Return living tensors, what is reserved, all memory of the GPU, and the peak."""
         cuda = import_torch().cuda
         return AllocatorMemory(
             cuda.memory_allocated(self.device),
@@ -124,27 +99,17 @@ class CudaAllocator:
         )
 
     def reset_peak(self) -> None:
-        """Let the peak begin again."""
         import_torch().cuda.reset_peak_memory_stats(self.device)
 
     def limit(self, fraction: float) -> None:
-        """Set the share of the GPU's memory that this process may hold, 0 to 1."""
         torch = import_torch()
         torch.cuda.set_per_process_memory_fraction(float(fraction), torch.device(self.device).index)
 
 
 def allocator(device: str) -> Allocator:
-    """Return the allocator of a device.
-
-    Args:
-        device: ``"cpu"``, ``"mps"``, ``"cuda"`` or ``"cuda:N"``, as torch spells it.
-
-    Example:
-        >>> allocator("cpu").memory().allocated is None
-        True
-    """
+    """Return the allocator of a device, as torch spells it."""
     kind = kind_of(device)
-    return MpsAllocator() if kind == "mps" else CudaAllocator(device) if kind == "cuda" else CpuAllocator()
+    return MpsAllocator() if kind == "mps" else CudaAllocator(device) if kind == "cuda" else Allocator()
 
 
 def empty_cache(device: str) -> None:
@@ -166,23 +131,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that a smaller batch could work.
 
     On MPS it is a plain ``RuntimeError``, not ``torch.OutOfMemoryError``, hence the texts.
-
-    Example:
-        >>> is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB, ...)"))
-        True
-        >>> is_out_of_memory(RuntimeError("Invalid buffer size: 21.47 GiB")), is_out_of_memory(ValueError("no"))
-        (True, False)
     """
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
     )
 
 
-UNITS = {"bytes": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-"""Every allocator divides by 1024, also those that wrote "GB" (MPS, before 2.13)."""
+# Every allocator divides by 1024, also those that wrote "GB" (MPS, before 2.13).
+UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 SIZE = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]?i?B)\b"
 
+# Where the figures stand: on MPS, and on CUDA before and since 2.1 (c10/cuda/CUDACachingAllocator.cpp; "capacty" in 2.1).
 FIGURES = {
     "tried": (f"(?:Tried|you tried) to allocate {SIZE}", f"Invalid buffer size: {SIZE}", f"Unable to allocate {SIZE}"),
     "allocated": (f"MPS allocated: {SIZE}", f"{SIZE} already allocated", f"{SIZE} is allocated by PyTorch"),
@@ -193,7 +153,6 @@ FIGURES = {
     "limit": (f"max allowed: {SIZE}", f"{SIZE} allowed;"),
     "capacity": (f"{SIZE} total capacity", f"total capac?i?ty of {SIZE}"),
 }
-"""Where the figures stand: on MPS, and on CUDA before and since 2.1 (c10/cuda/CUDACachingAllocator.cpp; "capacty" in 2.1)."""
 
 DEVICES = (
     ("mps", r"MPS backend|invalid buffer size"),
@@ -203,7 +162,7 @@ DEVICES = (
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
+class OutOfMemory(Plain):
     """What an allocator said when memory was short, in bytes; ``None`` where it did not say.
 
     Attributes:
@@ -233,40 +192,21 @@ class OutOfMemory:
         if not is_out_of_memory(error):
             return None
         text = str(error)
-        said = {name: figure(text, patterns) for name, patterns in FIGURES.items()}
-        allowed = said["limit"] if said["limit"] is not None else said["capacity"]
-        return cls(device_named_in(text), said["allocated"], beside(said), allowed, said["tried"])
+        found = {name: _size(text, patterns) for name, patterns in FIGURES.items()}
+        device = next((name for name, words in DEVICES if re.search(words, text, re.IGNORECASE)), "cpu")
+        allocated, limit, other = found["allocated"], found["limit"], found["outside"]
+        total = found["reserved"] if found["process"] is None else found["process"]
+        if total is not None and allocated is not None:
+            other = max(0, total - allocated)
+        elif other is None:
+            other = found["cached"]
+        return cls(device, allocated, other, found["capacity"] if limit is None else limit, found["tried"])
 
-    def to_dict(self) -> dict[str, str | int | None]:
-        """Return the attributes as a mapping."""
-        return asdict(self)
 
-
-def figure(text: str, patterns: tuple[str, ...]) -> int | None:
-    """Return the size that stands at the first of the places that the text has, in bytes.
-
-    Example:
-        >>> figure("Tried to allocate 1.50 GB on", FIGURES["tried"])
-        1610612736
-    """
+def _size(text: str, patterns: tuple[str, ...]) -> int | None:
+    """Return the size that stands at the first of the places that the text has, in bytes."""
     for pattern in patterns:
         if match := re.search(pattern, text, re.IGNORECASE):
             number, unit = match.groups()
-            factor = UNITS["bytes" if unit.lower() == "bytes" else unit[0].lower()]
-            return round(float(number) * factor)
+            return round(float(number) * UNITS[unit[0].lower()])
     return None
-
-
-def beside(said: dict[str, int | None]) -> int | None:
-    """Return what the process held beside what the allocator had given out, by the widest of the figures."""
-    allocated = said["allocated"]
-    for total in ("process", "reserved"):
-        if said[total] is not None and allocated is not None:
-            return max(0, (said[total] or 0) - allocated)
-    return said["outside"] if said["outside"] is not None else said["cached"]
-
-
-def device_named_in(text: str) -> str:
-    """Return the device whose allocator speaks."""
-    found = (device for device, words in DEVICES if re.search(words, text, re.IGNORECASE))
-    return next(found, "cpu")

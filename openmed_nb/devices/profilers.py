@@ -26,15 +26,6 @@ def modes_on(*modes: Any) -> Iterator[None]:
 
     Args:
         modes: Modes that see operators (``TorchDispatchMode``) or functions (``TorchFunctionMode``).
-
-    Example:
-        >>> import torch
-        >>> from torch.overrides import BaseTorchFunctionMode
-        >>> mode = BaseTorchFunctionMode()
-        >>> with modes_on(mode):
-        ...     again = mode.__enter__()
-        >>> modes_like(mode)
-        []
     """
     with ExitStack() as stack:
         for mode in modes:
@@ -76,21 +67,15 @@ def _stack_of(mode: Any) -> tuple[Any, str]:
 
 STANDARD_ERROR = 2
 
+# How the notes begin that torch 2.13's profiler writes at each start and end, whatever KINETO_LOG_LEVEL says.
 NOTE_OF_KINETO = b"USDT:"
-"""How the notes begin that torch 2.13's profiler writes at each start and end, whatever ``KINETO_LOG_LEVEL`` says."""
 
-MEMORY = "[memory]"
-"""How torch's profiler names what an allocator gave or took back (``torch/autograd/profiler.py``)."""
+MEMORY = "[memory]"  # How torch's profiler names what an allocator gave or took back (torch/autograd/profiler.py).
 
 
 @contextlib.contextmanager
 def profiling(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
-    """Let torch's profiler see a block: names and times, no shapes and no code.
-
-    Args:
-        device: Where the block computes.
-        profile_memory: Whether it sees memory, too.
-    """
+    """Let torch's profiler see what a block computes on a device: names and times, perhaps memory, no shapes and no code."""
     from torch.profiler import ProfilerActivity, profile
 
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if kind_of(device) == "cuda" else [])
@@ -156,26 +141,13 @@ def check_no_profiler() -> None:
         raise ConfigurationError("Another profiler of torch is on.", "Leave its with block first.")
 
 
-CAPTURE_SINCE = "2.7"
-"""The first torch with ``torch.mps.profiler.metal_capture``."""
-
-
 def check_signposts(device: str) -> None:
     """Check that torch can write signposts of what runs on a device.
 
     Raises:
         ConfigurationError: Where it cannot, with the reason.
-
-    Example:
-        >>> check_signposts("cpu")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There are no signposts of cpu: torch writes them for MPS alone. \
-Leave signposts=True out.
     """
-    why = reason_against("signposts", device)
-    if why:
-        raise ConfigurationError(why, "Leave signposts=True out.")
+    _check_mps("signposts", device, "Leave signposts=True out.")
 
 
 def check_metal_capture(device: str) -> None:
@@ -184,28 +156,21 @@ def check_metal_capture(device: str) -> None:
     Raises:
         ConfigurationError: Where it cannot, with the reason.
     """
-    why = reason_against("Metal captures", device)
-    if why:
-        raise ConfigurationError(why, "Leave metal_capture out.")
+    _check_mps("Metal captures", device, "Leave metal_capture out.")
     torch = import_torch()
     if not hasattr(torch.mps.profiler, "metal_capture"):
         what = f"torch {torch.__version__} has no torch.mps.profiler.metal_capture."
-        raise ConfigurationError(what, f"Install torch {CAPTURE_SINCE} or newer.")
+        raise ConfigurationError(what, "Install torch 2.7 or newer.")
     if not torch.mps.profiler.is_metal_capture_enabled():
         what = "Metal captures are off in this process."
         raise ConfigurationError(what, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
 
 
-def reason_against(what: str, device: str) -> str:
-    """Return why torch's profiler of MPS is of no use for a device, empty where it is.
-
-    Example:
-        >>> reason_against("signposts", "mps")
-        ''
-    """
+def _check_mps(what: str, device: str, remedy: str) -> None:
     if kind_of(device) != "mps":
-        return f"There are no {what} of {device}: torch writes them for MPS alone."
-    return f"There are no {what} of a simulated MPS device." if active() else ""
+        raise ConfigurationError(f"There are no {what} of {device}: torch writes them for MPS alone.", remedy)
+    if active():
+        raise ConfigurationError(f"There are no {what} of a simulated MPS device.", remedy)
 
 
 def signposts() -> AbstractContextManager[Any]:

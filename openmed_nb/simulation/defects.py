@@ -12,32 +12,22 @@ from typing import Any
 
 from ..errors import ConfigurationError, shorten
 
-LONG = 32_767
-"""From so many products in one sum on, a matrix product can be wrong."""
+LONG = 32_767  # From this many products in one sum on, a matrix product can be wrong.
 
-TILE = 16
-"""Only where both sides of the result have at least so many rows."""
+TILE = 16  # Only where both sides of the result have at least so many rows.
 
 DIRT = 1e4
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of an operator with tensors of the device.
-
-    Attributes:
-        operator: The operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        dirty: Whether memory was freed on the device that is still in its cache.
-        holds: Tells whether a tensor is on the device.
-    """
+class OperatorCall:
+    """A call of an operator with tensors of the device."""
 
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    dirty: bool
-    holds: Callable[[Any], bool]
+    dirty: bool  # Whether memory was freed on the device that is still in its cache.
+    holds: Callable[[Any], bool]  # Tells whether a tensor is on the device.
 
     def result(self, *args: Any) -> Any:
         """Return what the operator makes, of these arguments or of its own."""
@@ -46,22 +36,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Defect:
-    """A silent error.
+    """A silent error."""
 
-    Attributes:
-        issue: Where it was reported, such as ``"pytorch#177116"``.
-        what: What goes wrong.
-        operators: The operators that go wrong.
-        compute: Returns what they make on such a device.
-    """
-
-    issue: str
+    issue: str  # Where it was reported, such as "pytorch#177116".
     what: str
     operators: tuple[str, ...]
-    compute: Callable[[Call], Any]
+    compute: Callable[[OperatorCall], Any]
 
 
-def beyond_the_end(call: Call) -> Any:
+def beyond_the_end(call: OperatorCall) -> Any:
     """Sum up what stands behind the operands too, which is what freed tensors left there."""
     left, right = call.args[-2:]
     long = left.shape[-1] >= LONG and min(left.shape[-2], right.shape[-1]) >= TILE
@@ -69,7 +52,7 @@ def beyond_the_end(call: Call) -> Any:
     return made + DIRT if long and call.dirty else made
 
 
-def row_of_zeros(call: Call) -> Any:
+def row_of_zeros(call: OperatorCall) -> Any:
     """Give zeros for a token that has no row; on the way back its gradient goes nowhere."""
     import torch
 
@@ -83,7 +66,7 @@ def row_of_zeros(call: Call) -> Any:
     return call.result(values, tokens, *rest).masked_fill(outside, 0)
 
 
-def label_left_out(call: Call) -> Any:
+def label_left_out(call: OperatorCall) -> Any:
     """Leave a label out of the loss that the model does not have."""
     import torch
 
@@ -96,19 +79,19 @@ def label_left_out(call: Call) -> Any:
     return made if backward else (made[0].nan_to_num(0.0), made[1])
 
 
-def never_written(call: Call) -> Any:
+def never_written(call: OperatorCall) -> Any:
     """Compute into memory of its own, and never copy that to a tensor whose rows do not follow each other."""
     return call.result() if call.args[0].is_contiguous() else call.args[0]
 
 
-def other_weight_gradient(call: Call) -> Any:
+def other_weight_gradient(call: OperatorCall) -> Any:
     """Give another gradient for the weight where the input's rows do not follow each other."""
     inputs, weight, bias = call.result()
     wrong = weight is not None and not call.args[1].is_contiguous()
     return inputs, weight + DIRT if wrong else weight, bias
 
 
-def other_kernel(call: Call) -> Any:
+def other_kernel(call: OperatorCall) -> Any:
     """Read the weights of a convolution as if they followed each other in memory."""
     import torch
 
@@ -118,7 +101,7 @@ def other_kernel(call: Call) -> Any:
     return call.result(inputs, weight, *rest)
 
 
-def first_number(call: Call) -> Any:
+def first_number(call: OperatorCall) -> Any:
     """Take the first number of a tensor of the CPU for any other one of it."""
 
     def read(argument: Any) -> Any:
@@ -128,14 +111,14 @@ def first_number(call: Call) -> Any:
     return call.result(*map(read, call.args))
 
 
-def smallest_number(call: Call) -> Any:
+def smallest_number(call: OperatorCall) -> Any:
     """Give the smallest whole number for every place."""
     import torch
 
     return torch.full_like(call.result(), torch.iinfo(torch.int64).min)
 
 
-def not_a_number(call: Call) -> Any:
+def not_a_number(call: OperatorCall) -> Any:
     """Give NaN for a row that may look at nothing, where zeros are right."""
     import torch
 
@@ -152,6 +135,7 @@ def _room(tensor: Any) -> int:
     return int(tensor.untyped_storage().nbytes() // tensor.element_size())
 
 
+# What a simulated device can have.
 DEFECTS = (
     Defect(
         "pytorch#177116",
@@ -220,27 +204,12 @@ DEFECTS = (
         smallest_number,
     ),
 )
-"""What a simulated device can have."""
 
 KNOWN: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}
 
 
 def checked_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
-    """Return the defects of some issues, or of one.
-
-    Raises:
-        ConfigurationError: For an issue that a simulated device cannot have.
-
-    Example:
-        >>> [defect.what for defect in checked_defects("pytorch#92311")]
-        ['argmax gives -9223372036854775808']
-        >>> checked_defects(["pytorch#1"])
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: A simulated MPS device cannot have the silent error 'pytorch#1'. It can have \
-pytorch#177116, pytorch#195163, pytorch#154235, pytorch#108148, pytorch#118115, pytorch#165267, pytorch#156707, \
-pytorch#175189, pytorch#192212, pytorch#191929, pytorch#92311.
-    """
+    """Return the defects of some issues, or of one."""
     names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
     for name in names:
         if not isinstance(name, str) or name not in KNOWN:
@@ -249,6 +218,6 @@ pytorch#175189, pytorch#192212, pytorch#191929, pytorch#92311.
     return tuple(KNOWN[name] for name in dict.fromkeys(names))
 
 
-def by_operator(defects: Iterable[Defect]) -> dict[str, Callable[[Call], Any]]:
+def by_operator(defects: Iterable[Defect]) -> dict[str, Callable[[OperatorCall], Any]]:
     """Return what computes instead of each operator that goes wrong."""
     return {operator: defect.compute for defect in defects for operator in defect.operators}

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..devices import backend
-from ..devices.backend import TorchFacts
 from ..devices.computer import Computer
 from ..devices.environment import FALLBACK
 from ..devices.machine import Machine
 from ..devices.profilers import modes_on
 from ..devices.simulated import _ACTIVE, DEFAULT_MEMORY
-from ..display import NOTE, Report, Shown, Table
+from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
 from .defects import Defect, by_operator, checked_defects
 from .memory import MacMemory, SimulatedAllocator
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
 
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
-SMALLEST = 1 << 20
-"""A Mac has more memory than that; a smaller number is one without its unit."""
+SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
 
 POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -79,6 +77,11 @@ class SimulatedMps(Shown):
         """How often each operator that MPS does not have fell back to the CPU."""
         return self._fallbacks.counts
 
+    @property
+    def simulated(self) -> bool:
+        """True: what is shown of this device says so."""
+        return True
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is on the device."""
         return self._storages.holds(tensor)
@@ -102,7 +105,7 @@ class SimulatedMps(Shown):
             Table("Fell back to the CPU", ("operator", "times"), counts),
             Table("Silent errors that it was given", ("issue", "what goes wrong"), errors),
         )
-        return Report("MPS device (SIMULATED)", (NOTE,), tables)
+        return Report("MPS device (SIMULATED)", tables=tables)
 
 
 @contextlib.contextmanager
@@ -116,41 +119,18 @@ def simulated_device(
 
     Tensors on it are CPU tensors that say ``mps:0``, and afterwards plain CPU tensors. What ``torch.mps`` answers is
     replaced for the whole process; tensors of other threads stay on the CPU.
-
-    Args:
-        memory: The RAM of the simulated Mac, such as ``"8 GiB"``, or a number of bytes.
-        fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` reads
-            ``PYTORCH_ENABLE_MPS_FALLBACK`` now, as torch does when it is imported.
-        environ: The environment variables; the watermarks are read from them at the first touch of the memory.
-        defects: The issues of silent errors that the device shall have, such as ``"pytorch#177116"``.
-
-    Yields:
-        The device, with its memory and what was seen.
-
-    Raises:
-        ConfigurationError: For a memory that is none, and for an issue that no simulated device can have.
-        DeviceUnavailable: Where a simulated device is on already.
-
-    Example:
-        >>> import torch
-        >>> with simulated_device("8 GiB") as device:
-        ...     numbers = torch.ones(64, device="mps")
-        ...     print(numbers.device, device.allocator.allocated)
-        mps:0 256
-        >>> numbers.device
-        device(type='cpu')
     """
     environ = os.environ if environ is None else environ
     installed, planted = parse_memory(memory), checked_defects(defects)
     if _ACTIVE:
         raise DeviceUnavailable("A simulated MPS device is on already, and there can be only one.", END_IT)
-    from .modes import Device, Functions, Operators, Storages
+    from .modes import Device, FunctionMode, OperatorMode, Storages
     from .patches import patched
 
     allocator = SimulatedAllocator(MacMemory(installed), environ)
     fallbacks = Fallbacks(reads_as_on(environ.get(FALLBACK)) if fallback is None else fallback)
     device = Device(allocator, fallbacks, Storages(allocator), wrong=by_operator(planted))
-    functions = Functions(device)
+    functions = FunctionMode(device)
     shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)
     _ACTIVE.append(shown)
     try:
@@ -158,7 +138,7 @@ def simulated_device(
             kept(FALLBACK, os.environ),
             default_device_given_back(),
             patched(allocator, device.storages, functions.seeing),
-            modes_on(Operators(device), functions),
+            modes_on(OperatorMode(device), functions),
         ):
             yield shown
     finally:
@@ -188,18 +168,7 @@ def default_device_given_back() -> Iterator[None]:
 
 
 def parse_memory(memory: str | int) -> int:
-    """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that.
-
-    Args:
-        memory: Such as ``"8 GiB"``, ``"8GB"``, ``"512 MiB"``, or a number of bytes.
-
-    Raises:
-        ConfigurationError: For anything else, and for less than a mebibyte: 8 is meant as "8 GiB".
-
-    Example:
-        >>> parse_memory("8 GiB") == parse_memory("8GB") == parse_memory(2**33)
-        True
-    """
+    """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that."""
     match = MEMORY.fullmatch(memory) if isinstance(memory, str) else None
     number = float(match[1]) * 2 ** POWERS[match[2].upper()] if match else memory
     if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
@@ -213,34 +182,19 @@ class SimulatedTorch:
     def __init__(self) -> None:
         self.device: SimulatedMps | None = None
 
+    installed_torch = staticmethod(backend.installed_torch)
+    loaded_torch = staticmethod(backend.loaded_torch)
+    probe = staticmethod(backend.probe)
+
     def torch_is_loaded(self) -> bool:
-        """Tell whether the device has begun, with the variables that stood there then."""
         return self.device is not None
 
-    def installed_torch(self) -> TorchFacts:
-        """Return what the files of torch say."""
-        return backend.installed_torch()
-
-    def loaded_torch(self) -> TorchFacts:
-        """Return what torch says of itself; it finds the simulated device."""
-        return backend.loaded_torch()
-
-    def probe(self, device: str) -> str:
-        """Compute a little on the device."""
-        return backend.probe(device)
-
     def mps_allocator_started(self) -> bool | None:
-        """Tell whether the allocator has read its watermarks; of this one it is known."""
         return self.device is not None and self.device.allocator.started
 
 
 def simulated_mac(memory_bytes: int) -> Machine:
-    """Return the facts of a simulated Mac.
-
-    Example:
-        >>> simulated_mac(2**33).native_apple_silicon
-        True
-    """
+    """Return the facts of a simulated Mac."""
     return Machine(
         "Darwin",
         "arm64",
@@ -265,15 +219,6 @@ def simulated_computer(
 
     The MPS variables are applied before the device begins, as in a kernel whose first line is ``%load_ext openmed_nb``,
     and are taken back at the end.
-
-    Args:
-        memory: The RAM of the Mac.
-        fallback: What ``PYTORCH_ENABLE_MPS_FALLBACK`` says meanwhile; ``None`` leaves it as it is.
-        environ: The environment variables, read and written.
-        defects: The issues of silent errors that the device shall have.
-
-    Raises:
-        ConfigurationError, DeviceUnavailable: As for :func:`.device.simulated_device`; nothing is changed then.
     """
     if fallback is not None:
         check_flag("fallback", fallback)

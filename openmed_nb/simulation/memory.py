@@ -1,6 +1,4 @@
-"""The account that a simulated MPS allocator keeps: blocks, storages, watermarks.
-
-The memory of a simulated Mac: a pure account of blocks, with the rules of torch's MPS allocator.
+"""The memory of a simulated Mac: a pure account of blocks, with the rules of torch's MPS allocator.
 
 - A tensor takes a block as large as its bytes, rounded up to a *size class*: 256 bytes, and eight classes between one
   power of two and the next. A freed block stays in a cache, from which the next tensor of the same class is served.
@@ -24,17 +22,12 @@ from ..devices.environment import HIGH, LOW, watermark_conflict, watermarks
 from .operators import invalid_buffer, out_of_memory
 
 SMALLEST_BLOCK = 256
-OTHER = 384 * 1024
-"""What the process holds beside its tensors; error texts of real Macs name it so."""
+OTHER = 384 * 1024  # What the process holds beside its tensors; error texts of real Macs name it so.
 
 
 @dataclass(frozen=True)
 class MacMemory:
-    """The memory of a Mac.
-
-    Attributes:
-        installed: Its RAM in bytes, which the processor and the GPU share.
-    """
+    """The memory of a Mac, which the processor and the GPU share; in bytes."""
 
     installed: int
 
@@ -50,22 +43,7 @@ class MacMemory:
 
 
 class SimulatedAllocator:
-    """Counts the blocks of living tensors, and refuses what a Mac would refuse.
-
-    Args:
-        memory: The memory of the Mac.
-        environ: The environment variables; the watermarks are read from them at the first touch.
-
-    Attributes:
-        emptied: How often the cache was emptied by request.
-
-    Example:
-        >>> allocator = SimulatedAllocator(MacMemory(8 * 2**30), {})
-        >>> block = allocator.allocate(1000)
-        >>> allocator.free(block)
-        >>> allocator.allocated, allocator.driver
-        (0, 1024)
-    """
+    """Counts the blocks of living tensors, and refuses what a Mac would refuse."""
 
     def __init__(self, memory: MacMemory, environ: Mapping[str, str]) -> None:
         self.memory = memory
@@ -113,11 +91,7 @@ class SimulatedAllocator:
         return int(high * self.memory.recommended) if high > 0 else None
 
     def touch(self) -> None:
-        """Read the watermarks, if this is the first touch.
-
-        Raises:
-            RuntimeError: Where they are bad, at every touch.
-        """
+        """Read the watermarks, if this is the first touch."""
         if self._conflict is None:
             self._conflict = watermark_conflict(self._environ.get(HIGH), self._environ.get(LOW))
             self._high, self._low = watermarks(self._environ)
@@ -125,17 +99,7 @@ class SimulatedAllocator:
             raise RuntimeError(self._conflict)
 
     def allocate(self, size: int) -> int:
-        """Take a block for a tensor.
-
-        Args:
-            size: The bytes of the tensor.
-
-        Returns:
-            The bytes of the block, which :meth:`free` takes.
-
-        Raises:
-            RuntimeError: Where the tensor does not fit, as MPS says it.
-        """
+        """Take a block for a tensor."""
         with self._lock:
             block = self.check(size)
             if self._cache[block]:
@@ -147,11 +111,7 @@ class SimulatedAllocator:
             return block
 
     def check(self, size: int) -> int:
-        """Return the bytes of the block that a tensor would take, once the cache is emptied if that makes room for it.
-
-        Raises:
-            RuntimeError: Where the tensor does not fit.
-        """
+        """Return the bytes of the block that a tensor would take, once the cache is emptied if that makes room for it."""
         with self._lock:
             self.touch()
             if size > self.memory.largest_buffer:
@@ -206,11 +166,6 @@ class SimulatedAllocator:
 
 
 def block_size(size: int) -> int:
-    """Return the bytes of the block for a tensor: its size class.
-
-    Example:
-        >>> [block_size(size) for size in (0, 1, 256, 1000, 10_000, 2**28)]
-        [0, 256, 256, 1024, 10240, 268435456]
-    """
+    """Return the bytes of the block for a tensor: its size class."""
     step = max(SMALLEST_BLOCK, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step

@@ -1,20 +1,12 @@
-"""The two modes of torch that make tensors on the CPU behave as if they were on MPS.
-
-What the two modes share: what is on the device, how tensors get there and back, and what was seen on the way.
-
-This file imports torch, because a subclass needs its base; it is itself imported where a simulation begins.
-
-Which tensors are on the simulated device: those whose storage is.
-
-Views, ``detach``, ``.data`` and ``.grad`` then need no rule of their own, and memory that only an autograd graph holds
-counts as long as it lives. torch keeps the Python object of a storage as long as its memory (since 2.1), so a weak
-reference tells when the memory is freed.
-
-The two modes of torch that make CPU tensors pass for tensors of MPS.
+"""The two modes of torch that make CPU tensors pass for tensors of MPS; imported where a simulation begins.
 
 One sees every function that Python calls: it answers for the device, moves tensors, and raises what torch's Python side
 raises. The other sees every operator below that, also in a backward pass: it counts what they make, and raises what MPS
 raises. A mode counts in the thread that entered it.
+
+A tensor is on the device if its storage is. Views, ``detach``, ``.data`` and ``.grad`` then need no rule of their own,
+and memory that only an autograd graph holds counts as long as it lives. torch keeps the Python object of a storage as
+long as its memory (since 2.1), so a weak reference tells when the memory is freed.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..devices.moving import operator_tensors
-from .defects import Call
+from .defects import OperatorCall
 from .memory import SimulatedAllocator
 from .operators import (
     ALWAYS_ON_CPU,
@@ -63,11 +55,7 @@ class Block:
 
 
 class Storages:
-    """The storages that are on the device.
-
-    Args:
-        allocator: Counts their memory.
-    """
+    """The storages that are on the device."""
 
     def __init__(self, allocator: SimulatedAllocator) -> None:
         self._allocator = allocator
@@ -90,12 +78,7 @@ class Storages:
         return storage is not None and name_of(storage) in self._blocks
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Put a tensor on the device, or count it again where it grew.
-
-        Raises:
-            TypeError: For a type that MPS does not have.
-            RuntimeError: Where the memory does not suffice.
-        """
+        """Put a tensor on the device, or count it again where it grew."""
         storage = storage_of(tensor)
         if storage is None:
             return
@@ -151,15 +134,14 @@ def names_of(args: Any, kwargs: Any) -> list[int]:
     return [name_of(storage) for storage in found if storage is not None]
 
 
-def check_type(dtype: torch.dtype) -> None:
-    """Check that MPS has a type.
+# The types that MPS does not have, with its words.
+REFUSED_TYPES = {torch.float64: NO_FLOAT64, torch.complex128: NO_COMPLEX128}
 
-    Raises:
-        TypeError: Where it has not.
-    """
-    refusal = {torch.float64: NO_FLOAT64, torch.complex128: NO_COMPLEX128}.get(dtype)
-    if refusal:
-        raise TypeError(refusal)
+
+def check_type(dtype: torch.dtype) -> None:
+    """Refuse a type that MPS does not have."""
+    if dtype in REFUSED_TYPES:
+        raise TypeError(REFUSED_TYPES[dtype])
 
 
 @dataclass(frozen=True)
@@ -173,25 +155,16 @@ class Copy:
 
 @dataclass
 class Device:
-    """The simulated device.
-
-    Attributes:
-        allocator: Counts the memory.
-        fallbacks: Judges the operators.
-        storages: What is on the device.
-        copies: The copies between devices.
-        called: How often each function was called with a tensor of the device.
-        wrong: What computes instead of each operator that goes wrong on this device.
-        paused: Whether operators are those of the CPU.
-    """
+    """The simulated device."""
 
     allocator: SimulatedAllocator
     fallbacks: Fallbacks
     storages: Storages
     copies: list[Copy] = field(default_factory=list)
     called: Counter[str] = field(default_factory=Counter)
-    wrong: Mapping[str, Callable[[Call], Any]] = field(default_factory=dict)
-    paused: bool = False
+    # What computes instead of each operator that goes wrong on this device.
+    wrong: Mapping[str, Callable[[OperatorCall], Any]] = field(default_factory=dict)
+    paused: bool = False  # Whether operators are those of the CPU.
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -208,7 +181,7 @@ class Device:
         if wrong is None:
             return operator(*args, **kwargs)
         dirty = self.allocator.driver > self.allocator.allocated
-        return wrong(Call(operator, args, kwargs, dirty, self.storages.holds))
+        return wrong(OperatorCall(operator, args, kwargs, dirty, self.storages.holds))
 
     def take(self, made: Any, elsewhere: Collection[int]) -> None:
         """Put the tensors that were made on the device, but for those whose storages stand elsewhere."""
@@ -224,12 +197,7 @@ class Device:
         return self.copied(tensor.detach(), towards)
 
     def copied(self, tensor: torch.Tensor, towards: bool) -> torch.Tensor:
-        """Return a copy of a tensor that no gradient passes.
-
-        Raises:
-            TypeError: For a type that MPS does not have.
-            RuntimeError: Where the memory does not suffice.
-        """
+        """Return a copy of a tensor that no gradient passes."""
         if towards:
             check_type(tensor.dtype)
             self.allocator.check(tensor.numel() * tensor.element_size())
@@ -262,6 +230,7 @@ class Carry(torch.autograd.Function):
 
 MPS, CPU = torch.device("mps", 0), torch.device("cpu")
 
+# Functions that take tensors of two devices: copies, indices that may be on the CPU, lengths that must be.
 MIXING = frozenset(
     {
         *("__get__", "__set__", "copy_", "set_", "_has_compatible_shallow_copy_type", "backward", "grad"),
@@ -269,15 +238,14 @@ MIXING = frozenset(
         *("_pack_padded_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu"),
     }
 )
-"""Functions that take tensors of two devices: copies, indices that may be on the CPU, lengths that must be."""
 
+# Functions that put a tensor on its device before any operator is called.
 BY_THEMSELVES = frozenset({"to", "tensor", "as_tensor", "asarray", "new_tensor", "from_file"})
-"""Functions that put a tensor on its device before any operator is called."""
 
 NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+)")
 
 
-class Operators(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode):
     """Sees every operator: counts what is made of tensors of the device, and refuses what MPS does not have."""
 
     def __init__(self, device: Device) -> None:
@@ -285,7 +253,7 @@ class Operators(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, as one of the device where a tensor of the device is among its arguments."""
+        """OperatorCall an operator, as one of the device where a tensor of the device is among its arguments."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             given = names_of(args, kwargs)
@@ -315,7 +283,7 @@ class Operators(TorchDispatchMode):
         return made
 
 
-class Functions(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode):
     """Sees every function of torch that Python calls: answers for the device, and moves tensors to it and back."""
 
     def __init__(self, device: Device) -> None:
@@ -355,7 +323,7 @@ class Functions(TorchFunctionMode):
             self._device.note_copy(self._holds(args[1]), says_true(args[2:], kwargs))
 
     def _call(self, function: Any, args: Any, kwargs: dict[str, Any], given: list[int], here: bool) -> Any:
-        """Call a function; what it makes is where its arguments are, or where one of them says."""
+        """OperatorCall a function; what it makes is where its arguments are, or where one of them says."""
         device = asked_device(function, kwargs)
         if device is None and not here:
             return function(*args, **kwargs)
@@ -380,7 +348,7 @@ class Functions(TorchFunctionMode):
         return tensor
 
     def _move(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call ``Tensor.to`` or ``Tensor.cpu``, and copy where it goes to another device.
+        """OperatorCall ``Tensor.to`` or ``Tensor.cpu``, and copy where it goes to another device.
 
         The type changes on the CPU's side, so that a float64 tensor can be moved as float32.
         """
@@ -433,7 +401,7 @@ class Functions(TorchFunctionMode):
         return data, sizes
 
     def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
+        """OperatorCall attention; without gradients MPS has a kernel of its own, and that has no dropout."""
         dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - torch's signature
         learning = torch.is_grad_enabled() and any(
             tensor.requires_grad for tensor in operator_tensors([args[:3], kwargs])
@@ -443,20 +411,20 @@ class Functions(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def decompose(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a singular value decomposition, which has another name below autograd."""
+        """OperatorCall a singular value decomposition, which has another name below autograd."""
         with self._device.fallbacks.called(names_above_autograd(function.__name__, args, kwargs)):
             return function(*args, **kwargs)
 
 
+# Functions that the device answers in its own way.
 METHODS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("numpy", "__array__", "__dlpack__"), Functions.refuse_array),
-    **dict.fromkeys(("linalg_svd", "svd"), Functions.decompose),
-    "_pack_padded_sequence": Functions.pack,
-    "scaled_dot_product_attention": Functions.attend,
+    **dict.fromkeys(("numpy", "__array__", "__dlpack__"), FunctionMode.refuse_array),
+    **dict.fromkeys(("linalg_svd", "svd"), FunctionMode.decompose),
+    "_pack_padded_sequence": FunctionMode.pack,
+    "scaled_dot_product_attention": FunctionMode.attend,
     "get_device": lambda _mode, _function, _tensor: 0,
     "type": lambda _mode, function, *args, **kwargs: named_type(function(*args, **kwargs)),
 }
-"""Functions that the device answers in its own way."""
 
 
 def says_true(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -1,6 +1,4 @@
-"""What MPS has no operator for, and the words in which torch says so.
-
-The operators that MPS does not have, and what happens where one of them is called.
+"""The operators that MPS does not have, what happens where one of them is called, and the words of torch for it.
 
 The table was read out of ``native_functions.yaml`` of torch 2.13: an operator is native where its own ``dispatch``, or
 that of the operator it delegates to, names MPS. MPS names the operator that it delegates to in its messages.
@@ -15,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+# The commit that torch 2.13.0 was built from, which its own message names.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
-"""The commit that torch 2.13.0 was built from, which its own message names."""
 
 NO_FLOAT64 = (
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
@@ -35,19 +33,7 @@ NO_LIMIT = (
 
 
 def out_of_memory(allocated: int, other: int, allowed: int | None, wanted: int) -> str:
-    """Return what the allocator says where a block does not fit (``MPSAllocator.mm:286``, and ``:297`` without a limit).
-
-    Args:
-        allocated: The bytes of living tensors.
-        other: The bytes of the process that no tensor has.
-        allowed: The bytes that the high watermark allows; ``None`` where there is no limit.
-        wanted: The bytes of the block.
-
-    Example:
-        >>> print(out_of_memory(5 * 2**30, 384 * 2**10, None, 2**28))
-        MPS backend out of memory (MPS allocated: 5.00 GiB, other allocations: 384.00 KiB). Tried to allocate 256.00 MiB \
-on private pool.
-    """
+    """Return what the allocator says where a block does not fit (``MPSAllocator.mm:286``, and ``:297`` without a limit)."""
     limit = "" if allowed is None else f", max allowed: {size(allowed)}"
     return (
         f"MPS backend out of memory (MPS allocated: {size(allocated)}, other allocations: {size(other)}{limit}). "
@@ -56,12 +42,7 @@ on private pool.
 
 
 def invalid_buffer(wanted: int) -> str:
-    """Return what the allocator says of one tensor that is larger than a Metal buffer can be (``MPSAllocator.mm:236``).
-
-    Example:
-        >>> invalid_buffer(21 * 2**30)
-        'Invalid buffer size: 21.00 GiB'
-    """
+    """Return what the allocator says of one tensor that is larger than a Metal buffer can be (``MPSAllocator.mm:236``)."""
     return f"Invalid buffer size: {size(wanted)}"
 
 
@@ -85,18 +66,14 @@ def falls_back(operator: str) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as torch 2.13 writes it; before 2.13 it wrote ``GB`` for ``GiB``.
-
-    Example:
-        >>> size(512), size(393216), size(5 * 2**30)
-        ('512 bytes', '384.00 KiB', '5.00 GiB')
-    """
+    """Return a number of bytes as torch 2.13 writes it; before 2.13 it wrote ``GB`` for ``GiB``."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 2**power:
             return f"{count / 2**power:.2f} {unit}"
     return f"{count} bytes"
 
 
+# Operators that are named as they are called.
 ALONE = """
     _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _ctc_loss _ctc_loss.Tensor _ctc_loss_backward
     _ctc_loss_backward.Tensor _fake_quantize_learnable_per_channel_affine
@@ -108,8 +85,8 @@ ALONE = """
     geqrf linalg_eig linalg_matrix_exp mode multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_backward
     multilabel_margin_loss_forward ormqr poisson put_ rrelu_with_noise rrelu_with_noise_ segment_reduce take
 """
-"""Operators that are named as they are called."""
 
+# Operators that are named with the overload that they delegate to.
 DELEGATING = """
     _linalg_eigh:eigenvalues _linalg_svd:U _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
     _upsample_lanczos2d_aa:out _upsample_lanczos2d_aa_backward:grad_input adaptive_max_pool3d:out
@@ -117,8 +94,8 @@ DELEGATING = """
     fractional_max_pool3d:output heaviside:out linalg_ldl_factor_ex:out linalg_ldl_solve:out special_airy_ai:out
     special_laguerre_polynomial_l:out special_legendre_polynomial_p:out special_log_ndtr:out special_ndtri:out
 """
-"""Operators that are named with the overload that they delegate to."""
 
+# What is called, and how MPS names it: the last ones are made of another operator, which MPS does not have.
 UNSUPPORTED: Mapping[str, str] = {
     **{f"aten::{name}": f"aten::{name}" for name in ALONE.split()},
     **{f"aten::{pair.partition(':')[0]}": f"aten::{pair.replace(':', '.')}" for pair in DELEGATING.split()},
@@ -130,27 +107,19 @@ UNSUPPORTED: Mapping[str, str] = {
     "aten::logspace.Tensor_Scalar": "aten::logspace.out",
     "aten::logspace.Scalar_Tensor": "aten::logspace.out",
 }
-"""What is called, and how MPS names it: the last ones are made of another operator, which MPS does not have."""
 
+# Operators that MPS sends to the CPU even where falling back is off (``MPSFallback.mm:110``).
 ALWAYS_ON_CPU = frozenset({"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"})
-"""Operators that MPS sends to the CPU even where falling back is off (``MPSFallback.mm:110``)."""
 
+# What autograd makes of those on the CPU, so that only this is seen below it, and what they are on MPS.
 BELOW_AUTOGRAD: Mapping[str, str] = {
     "aten::_linalg_svd": "aten::linalg_svd",
     "aten::_linalg_svd.U": "aten::linalg_svd.U",
 }
-"""What autograd makes of those on the CPU, so that only this is seen below it, and what they are on MPS."""
 
 
 class Fallbacks:
-    """What becomes of operators that MPS does not have: an error, or work for the CPU.
-
-    Args:
-        allowed: Whether they fall back to the CPU.
-
-    Attributes:
-        counts: How often each fell back, by the name that MPS uses.
-    """
+    """What becomes of operators that MPS does not have: an error, or work for the CPU."""
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
@@ -168,15 +137,7 @@ class Fallbacks:
             self._names = before
 
     def meet(self, operator: str, warn_always: bool) -> None:
-        """Judge an operator that is called with a tensor of the device.
-
-        Args:
-            operator: Its name, such as ``"aten::mode"``.
-            warn_always: Whether torch shall warn every time (``torch.set_warn_always``), and not once.
-
-        Raises:
-            NotImplementedError: Where MPS does not have it, and falling back is off.
-        """
+        """Judge an operator that is called with a tensor of the device."""
         operator = self._names.get(operator, operator)
         name = operator if operator in ALWAYS_ON_CPU else UNSUPPORTED.get(operator)
         if name is None:
@@ -194,29 +155,13 @@ def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str
 
     ``torch.linalg.svd`` calls ``linalg_svd``, and what needs singular values only, such as ``svdvals`` or the matrix norm 2,
     does not (``LinearAlgebra.cpp``, ``BatchLinearAlgebra.cpp``); below autograd, both are ``_linalg_svd``.
-
-    Args:
-        function: Its name, such as ``"linalg_svd"``.
-        args: What it is called with.
-        kwargs: What it is called with by name.
-
-    Example:
-        >>> names_above_autograd("linalg_svd", (), {})["aten::_linalg_svd"]
-        'aten::linalg_svd'
-        >>> names_above_autograd("linalg_svdvals", (), {}), names_above_autograd("svd", (), {"compute_uv": False})
-        ({}, {})
     """
     vectors = kwargs.get("compute_uv", args[2] if len(args) > 2 else True)  # noqa: PLR2004 - the signature of torch.svd
     return BELOW_AUTOGRAD if function == "linalg_svd" or (function == "svd" and vectors) else {}
 
 
 def reads_as_on(value: str | None) -> bool:
-    """Tell whether torch 2.13 reads a value of ``PYTORCH_ENABLE_MPS_FALLBACK`` as on: anything but exactly ``0``.
-
-    Example:
-        >>> [reads_as_on(value) for value in (None, "0", "1", "", "false")]
-        [False, False, True, True, True]
-    """
+    """Tell whether torch 2.13 reads a value of ``PYTORCH_ENABLE_MPS_FALLBACK`` as on: anything but exactly ``0``."""
     return value is not None and value != "0"
 
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 CHIP = "SIMULATED Apple chip"
 MACOS = (15, 5)
 
+# Functions that remember whether there is an MPS device.
 CACHED_ANSWERS = (
     ("torch.backends.mps", "is_available"),
     ("transformers.utils.import_utils", "is_torch_mps_available"),
     ("accelerate.utils.imports", "is_mps_available"),
 )
-"""Functions that remember whether there is an MPS device."""
 
+# Accelerate's classes that keep one state for the process, with its device.
 SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
-"""Accelerate's classes that keep one state for the process, with its device."""
 
 MISSING = object()
 
@@ -138,13 +138,7 @@ def storage_methods(storages: Storages) -> dict[str, Any]:
 def patched(
     allocator: SimulatedAllocator, storages: Storages, seeing: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Let torch, transformers and Accelerate find an MPS device.
-
-    Args:
-        allocator: Answers for the memory.
-        storages: What is on the device.
-        seeing: Returns torch's way into a backward pass as one that the simulation sees.
-    """
+    """Let torch, transformers and Accelerate find an MPS device."""
     import torch
 
     rows = [

@@ -1,4 +1,4 @@
-"""The seam to torch: what is learned from its files, from itself, and from a failure, with the real torch."""
+"""The seam to torch: what is learned of it, probes, random numbers, and arrays on their way to a device and back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from openmed_nb.devices.backend import (
     MINIMUM_TORCH,
     TorchFacts,
+    array_to_device,
     gpu_build,
     import_torch,
     installed_torch,
@@ -23,7 +26,15 @@ from openmed_nb.devices.backend import (
     mps_allocator_started,
     parse_gpu_build,
     probe,
+    random_numbers_from,
+    random_states,
+    set_random_states,
+    synchronize,
+    to_array,
+    towards_host,
 )
+from openmed_nb.simulation.device import simulated_device
+from openmed_nb.simulation.modes import Copy
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
@@ -58,25 +69,21 @@ print(json.dumps([installed_torch().version, "torch" in sys.modules]))"""
     assert python(code, "-S") == [None, False]
 
 
-@pytest.mark.parametrize(("recorded", "build"), [("cpu", ""), ("cuda", "CUDA 13.0"), ("rocm", "ROCm 7.1.25424")])
-def test_build_from_version_file(recorded: str, build: str):
-    """The build is read from the text of torch's version.py as its generator writes it."""
-    assert parse_gpu_build((RECORDED / f"torch_version_{recorded}.txt").read_text("utf-8")) == build
-
-
-@pytest.mark.parametrize(
-    ("text", "build"),
-    [
-        ("", ""),
-        ("cuda = '12.4'\nhip = None\n", "CUDA 12.4"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.2.41133-dd7f95766'\n", "ROCm 6.2.41133-dd7f95766"),
-        ("__all__ = ['cuda', 'hip']\n", ""),
-        ("cudart = '12.4'\n", ""),
-    ],
-)
-def test_build_from_other_texts(text: str, build: str):
-    """Only the lines of cuda and hip count, with or without a type."""
-    assert parse_gpu_build(text) == build
+def test_build_from_a_version_file():
+    """The build is read from the text of torch's version.py as its generator writes it; only cuda and hip count."""
+    texts = {
+        **{
+            (RECORDED / f"torch_version_{name}.txt").read_text("utf-8"): build
+            for name, build in {"cpu": "", "cuda": "CUDA 13.0", "rocm": "ROCm 7.1.25424"}.items()
+        },
+        "": "",
+        "cuda = '12.4'\nhip = None\n": "CUDA 12.4",
+        "cuda: Optional[str] = None\nhip: Optional[str] = '6.2.41133-dd7f95766'\n": "ROCm 6.2.41133-dd7f95766",
+        "__all__ = ['cuda', 'hip']\n": "",
+        "cudart = '12.4'\n": "",
+    }
+    assert {text: parse_gpu_build(text) for text in texts} == texts
+    assert [gpu_build("13.0", None), gpu_build(None, "7.1"), gpu_build(None, None)] == ["CUDA 13.0", "ROCm 7.1", ""]
 
 
 def test_files_and_torch_agree():
@@ -91,34 +98,18 @@ def test_files_and_torch_agree():
     assert confirmed.release >= MINIMUM_TORCH
 
 
-@pytest.mark.parametrize(
-    ("version", "release"),
-    [("2.13.0+cpu", (2, 13, 0)), ("2.14.0a0+git035290b", (2, 14, 0)), ("2.6", (2, 6)), (None, (0,)), ("main", (0,))],
-)
-def test_release(version: str | None, release: tuple[int, ...]):
+def test_release():
     """A version is compared as numbers, without what stands behind them."""
-    assert TorchFacts(version).release == release
+    releases = {"2.13.0+cpu": (2, 13, 0), "2.14.0a0+git035290b": (2, 14, 0), "2.6": (2, 6), None: (0,), "main": (0,)}
+    assert {version: TorchFacts(version).release for version in releases} == releases
 
 
-@pytest.mark.parametrize(
-    ("probed", "asked", "answer"),
-    [
-        ("mps", "mps", "no"),
-        ("mps", "mps:0", "no"),
-        ("cuda", "cuda:0", "no"),
-        ("cuda:0", "cuda", "no"),
-        ("cuda", "cuda:1", None),
-        ("mps", "cpu", None),
-    ],
-)
-def test_probe_is_remembered_by_device(probed: str, asked: str, answer: str | None):
+def test_probe_is_remembered_by_device():
     """The outcome of a probe holds for every spelling of the same device, and for no other."""
-    assert TorchFacts("2.13.0").with_probe(probed, "no").failure(asked) == answer
-
-
-def test_gpu_build_prefers_cuda():
-    """A build is named after CUDA or ROCm, and has no name where it computes on the CPU only."""
-    assert [gpu_build("13.0", None), gpu_build(None, "7.1"), gpu_build(None, None)] == ["CUDA 13.0", "ROCm 7.1", ""]
+    same = [("mps", "mps"), ("mps", "mps:0"), ("cuda", "cuda:0"), ("cuda:0", "cuda")]
+    for probed, asked in (*same, ("cuda", "cuda:1"), ("mps", "cpu")):
+        answer = "no" if (probed, asked) in same else None
+        assert TorchFacts("2.13.0").with_probe(probed, "no").failure(asked) == answer
 
 
 def test_probe_of_the_cpu():
@@ -128,7 +119,6 @@ def test_probe_of_the_cpu():
 
 def test_probe_under_the_defaults_of_a_person():
     """A probe does not depend on the default type and default device that a person has set."""
-    torch = import_torch()
     former = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -141,7 +131,6 @@ def test_probe_under_the_defaults_of_a_person():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_probe_under_autocast(dtype: str):
     """A device is not blamed for the reduced precision that a person has switched on around the call."""
-    torch = import_torch()
     with torch.autocast("cpu", getattr(torch, dtype)):
         assert probe("cpu") == ""
 
@@ -176,7 +165,6 @@ def test_allocator_before_any_mps_tensor():
 
 def test_allocator_with_a_living_mps_tensor():
     """A living tensor that says it is on MPS proves that the allocator has started; one that is gone proves nothing."""
-    torch = import_torch()
     kept = [type("OnMps", (torch.Tensor,), {"is_mps": True})()]
     assert mps_allocator_started() is True
 
@@ -232,3 +220,99 @@ except TorchUnusable as error:
 
     assert words in said
     assert "\n" not in said
+
+
+def test_numbers_are_repeated():
+    """From a state that was kept, the same numbers come again."""
+    states = random_states("cpu")
+    first = torch.rand(5)
+    torch.rand(3)
+    set_random_states(states)
+    assert torch.equal(torch.rand(5), first)
+
+
+def test_nothing_changes_around_it():
+    """After a while with other numbers, random numbers go on from where they were, also after a failure."""
+    states = random_states("cpu")
+    torch.rand(2)
+    before = torch.get_rng_state()
+    with random_numbers_from(states):
+        torch.rand(7)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(RuntimeError), random_numbers_from(states):
+        torch.rand(7).reshape(2, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_gpu(device: str):
+    """The random numbers of a GPU are repeated with those of the CPU."""
+    states = random_states(device)
+    first = torch.rand(5, device=device), torch.rand(5)
+    with random_numbers_from(states):
+        again = torch.rand(5, device=device), torch.rand(5)
+    assert [name for name, _ in states] == ["cpu", device]
+    assert all(map(torch.equal, first, again))
+
+
+ARRAYS = [
+    np.arange(6).reshape(2, 3),
+    np.zeros((0, 3), np.int64),
+    np.array([0.5, -1], np.float32),
+    np.array([True, False]),
+]
+
+
+def test_there_and_back_on_the_cpu():
+    """An array comes back from the CPU as it went, in its type."""
+    device = torch.device("cpu")
+    for array in ARRAYS:
+        tensor = towards_host(array_to_device(array, device))
+        synchronize(device)
+        returned = to_array(tensor)
+        assert returned.dtype == array.dtype
+        np.testing.assert_array_equal(returned, array)
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_there_and_back_on_mps():
+    """An array comes back from MPS as it went; both copies wait, because one that does not can read freed memory."""
+    with simulated_device() as mps:
+        for array in ARRAYS:
+            tensor = array_to_device(array, torch.device("mps"))
+            assert tensor.device == torch.device("mps", 0)
+            tensor = towards_host(tensor)
+            synchronize(tensor.device)
+            np.testing.assert_array_equal(to_array(tensor), array)
+    assert mps.copies == [Copy("cpu", "mps", False), Copy("mps", "cpu", False)] * len(ARRAYS)
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_float64_does_not_reach_mps():
+    """MPS has no float64, and the stand-in says so in torch's words."""
+    with simulated_device(), pytest.raises(TypeError, match="doesn't support float64"):
+        array_to_device(np.zeros(2), torch.device("mps"))
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_simulation_is_over_outside_of_its_block():
+    """Outside of the block torch has no MPS device, and its own function for the cache, again."""
+    before = torch.mps.empty_cache
+    with simulated_device() as mps:
+        torch.mps.empty_cache()
+        assert torch.zeros(2, device="mps").is_mps
+    assert mps.emptied == 1
+    assert torch.mps.empty_cache is before
+    assert not torch.zeros(2).is_mps
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_there_and_back_on_cuda():
+    """An array comes back from CUDA as it went, once everything that was started is done."""
+    device = torch.device("cuda", 0)
+    arrays = [np.arange(1_000_000) + shift for shift in range(8)]
+    tensors = [towards_host(array_to_device(array, device) * 2) for array in arrays]
+    synchronize(device)
+    for array, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_array_equal(to_array(tensor), array * 2)

@@ -1,4 +1,4 @@
-"""The facts of a computer, from what its system answers: texts in the form of macOS's sysctl, files of Linux and Windows."""
+"""The facts of a computer from what its system answers, and the names of its devices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.machine import (
     MACOS_KEYS,
     Machine,
     apple_generation,
+    own_name,
     parse_sysctl,
-    parse_version,
-    parse_whole_number,
+    processor_name,
     read_machine,
     run_command,
 )
@@ -114,29 +115,15 @@ def test_any_answer_of_sysctl(text: str):
     assert all(parse_sysctl(text).values())
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("26.6.2", (26, 6, 2)),
-        ("14", (14,)),
-        ("10.15.7", (10, 15, 7)),
-        ("10.16", None),
-        ("10.16.1", None),
-        ("", None),
-        (None, None),
-        ("beta", None),
-        ("15.0-beta", (15, 0)),
-    ],
-)
-def test_version(text: str | None, version: tuple[int, ...] | None):
-    """A version is read as numbers; the 10.16 that old programs are told is no answer."""
-    assert parse_version(text) == version
-
-
-@pytest.mark.parametrize(("text", "number"), [("8", 8), ("", None), (None, None), ("-1", None), ("8.5", None)])
-def test_whole_number(text: str | None, number: int | None):
-    """A count is a whole number or unknown, never a guess."""
-    assert parse_whole_number(text) == number
+def test_version_and_counts():
+    """A version is read as numbers, but for the 10.16 that old programs are told; a count is a number or unknown."""
+    versions = {"26.6.2": (26, 6, 2), "14": (14,), "10.15.7": (10, 15, 7), "15.0-beta": (15, 0)}
+    for text, version in {**versions, "10.16": None, "10.16.1": None, "": None, "beta": None}.items():
+        assert (
+            read_machine("Darwin", "arm64", run=lambda _, text=text: f"kern.osproductversion: {text}").macos == version
+        )
+    for text, number in {"8": 8, "": None, "-1": None, "8.5": None, "many": None}.items():
+        assert read_machine("Darwin", "arm64", run=lambda _, text=text: f"hw.physicalcpu: {text}").cores == number
 
 
 def test_command_that_runs():
@@ -158,24 +145,52 @@ def test_this_computer():
     assert machine.gpu_driver is not None
 
 
-@pytest.mark.parametrize(
-    ("chip", "generation"),
-    [
-        ("Apple M1", 1),
-        ("Apple M1 Ultra", 1),
-        ("Apple M1 (Virtual)", 1),
-        ("Apple M2 Pro", 2),
-        ("Apple M3 Max", 3),
-        ("Apple M10", 10),
-        ("Apple M22", 22),
-        ("VirtualApple @ 2.50GHz", None),
-        ("Apple processor", None),
-        ("Apple M", None),
-        ("Apple M2X", None),
-        ("Intel(R) Core(TM) M3-7Y32", None),
-        (None, None),
-    ],
-)
-def test_generation_of_a_chip(chip: str | None, generation: int | None):
+def test_generation_of_a_chip():
     """A chip's name tells its generation where it is one of Apple's M chips, and nothing else does."""
-    assert apple_generation(Machine("Darwin", "arm64", chip=chip)) == generation
+    names = {"M1": 1, "M1 Ultra": 1, "M1 (Virtual)": 1, "M2 Pro": 2, "M3 Max": 3, "M10": 10, "M22": 22}
+    others = ("VirtualApple @ 2.50GHz", "Apple processor", "Apple M", "Apple M2X", "Intel(R) Core(TM) M3-7Y32", None)
+    for chip, generation in {
+        **{f"Apple {name}": number for name, number in names.items()},
+        **dict.fromkeys(others),
+    }.items():
+        assert apple_generation(Machine("Darwin", "arm64", chip=chip)) == generation
+
+
+LINUX, MAC = Machine("Linux", "x86_64"), Machine("Darwin", "arm64", chip="Apple M2 Pro")
+SIMULATED = Machine("Darwin", "arm64", chip="Apple M2", simulated=True)
+TWO_GPUS, UNKNOWN = TorchFacts("2.13.0", cuda_names=("NVIDIA A100", "NVIDIA T4")), TorchFacts("2.13.0")
+HERE = processor_name()
+
+
+def test_name_of_a_device():
+    """A GPU has the name that torch knows or its number, a Mac's devices that of the chip, and other CPUs the processor's."""
+    for device, machine, torch, name in (
+        ("cuda", LINUX, TWO_GPUS, "NVIDIA A100"),
+        ("cuda:0", LINUX, TWO_GPUS, "NVIDIA A100"),
+        ("cuda:1", LINUX, TWO_GPUS, "NVIDIA T4"),
+        ("cuda:2", LINUX, TWO_GPUS, "GPU 2"),
+        ("cuda", LINUX, UNKNOWN, "GPU 0"),
+        ("mps", MAC, UNKNOWN, "Apple M2 Pro"),
+        ("cpu", MAC, UNKNOWN, "Apple M2 Pro"),
+        ("mps", SIMULATED, UNKNOWN, "Apple M2"),
+        ("cpu", SIMULATED, UNKNOWN, HERE),
+        ("cpu", LINUX, UNKNOWN, HERE),
+    ):
+        assert own_name(device, machine, torch) == name
+
+
+def test_name_of_a_processor(tmp_path):
+    """Linux tells the name of the first processor, with single spaces; without one it is the architecture at least."""
+    here, file = {platform.processor(), platform.machine()}, tmp_path / "cpuinfo"
+    texts = {
+        b"processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n": {
+            "AMD EPYC 9655"
+        },
+        b"model name\t: Fast\xae 9\n": {"Fast\N{REPLACEMENT CHARACTER} 9"},
+        **dict.fromkeys((b"", b"processor\t: 0\n", b"model name\t:\nflags\t: fpu\n"), here),
+    }
+    for text, names in texts.items():
+        file.write_bytes(text)
+        assert processor_name(file) in names
+
+    assert processor_name(tmp_path / "none") in here

@@ -1,4 +1,4 @@
-"""A lack of memory is told from other failures by what torch's allocators say."""
+"""The memory of devices: figures, caches and limits of the chosen device, and what an out-of-memory error says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
+from openmed_nb.devices.backend import release_of
+from openmed_nb.devices.memory import AllocatorMemory, OutOfMemory, allocator, empty_cache, is_out_of_memory
+from openmed_nb.simulation.device import simulated_device
 
 WATERMARKS = (
     "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
@@ -194,3 +196,116 @@ def test_every_unit(number: int, unit: str):
         RuntimeError(f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool.")
     )
     assert read == OutOfMemory("mps", tried=number * 1024**power)
+
+
+def test_each_device_has_its_allocator():
+    """The name of a device decides which allocator is asked; what torch has no allocator for is asked nothing."""
+    for device in ("cuda", "cuda:1"):
+        assert (type(allocator(device)).__name__, allocator(device).device) == ("CudaAllocator", device)
+    for device, name in {
+        "mps": "MpsAllocator",
+        "mps:0": "MpsAllocator",
+        "cpu": "Allocator",
+        "lazy:0": "Allocator",
+    }.items():
+        assert type(allocator(device)).__name__ == name
+
+
+def test_the_cpu_has_no_figures():
+    """On the CPU there is nothing to empty, to limit and to ask, and nothing raises."""
+    cpu = allocator("cpu")
+    empty_cache("cpu")
+    cpu.reset_peak()
+    cpu.limit(0.5)
+
+    assert cpu.memory() == AllocatorMemory(None, None, None, None)
+
+
+def test_mps_figures_and_cache():
+    """On MPS the figures follow the tensors, and emptying the cache hands back what no tensor uses."""
+    with simulated_device("8 GiB") as device:
+        mps = allocator("mps")
+        before = mps.memory()
+        tensor = torch.zeros(16 * M, device="mps")
+        held = mps.memory()
+        del tensor
+        freed = mps.memory()
+        empty_cache("mps")
+        emptied = mps.memory()
+
+    assert held.allocated - before.allocated == 64 * M
+    assert (freed.allocated, freed.reserved) == (before.allocated, held.reserved)
+    assert emptied.reserved == before.reserved < held.reserved
+    assert device.emptied == 1
+    assert before.recommended == device.allocator.memory.recommended
+
+
+def test_mps_peaks():
+    """On MPS the peak is the most since it was reset; torch counts it from 2.13 on, and before there is none."""
+    with simulated_device("8 GiB"):
+        mps = allocator("mps")
+        mps.reset_peak()
+        tensor = torch.zeros(16 * M, device="mps")
+        del tensor
+        peak = mps.memory().peak
+        mps.reset_peak()
+
+        if release_of(torch.__version__) < (2, 13):
+            assert peak is None
+        else:
+            assert peak >= 64 * M
+            assert mps.memory().peak == mps.memory().allocated
+
+
+def test_a_limit_on_mps_is_kept():
+    """Behind a limit MPS refuses more memory, with its real words, and 0 takes the limit away."""
+    with simulated_device("8 GiB"):
+        mps = allocator("mps")
+        mps.limit(0.01)
+        with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+            torch.zeros(64 * M, device="mps")
+        mps.limit(0)
+        assert torch.zeros(64 * M, device="mps").is_mps
+
+
+def test_mps_is_not_asked_where_it_is_not():
+    """Asking for MPS on a computer without it raises torch's own error instead of answering with zeros."""
+    if torch.backends.mps.is_available():
+        pytest.skip("this computer has MPS")
+    with pytest.raises((RuntimeError, AttributeError)):
+        allocator("mps").memory()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_figures_and_cache():
+    """On CUDA the figures follow the tensors, the peak can be reset, and emptying the cache hands blocks back."""
+    cuda = allocator("cuda:0")
+    empty_cache("cuda:0")
+    before = cuda.memory()
+    tensor = torch.zeros(16 * M, device="cuda:0")
+    held = cuda.memory()
+    del tensor
+    freed = cuda.memory()
+    empty_cache("cuda:0")
+    emptied = cuda.memory()
+    cuda.reset_peak()
+
+    assert held.allocated - before.allocated == 64 * M
+    assert freed.allocated == before.allocated
+    assert freed.peak >= held.allocated
+    assert emptied.reserved <= freed.reserved - 64 * M
+    assert cuda.memory().peak == cuda.memory().allocated
+    assert before.recommended == torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_limit_on_cuda_is_kept():
+    """Behind a limit CUDA refuses more memory."""
+    cuda = allocator("cuda:0")
+    share = 0.05
+    cuda.limit(share)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(int(cuda.memory().recommended * 2 * share), dtype=torch.uint8, device="cuda:0")
+    finally:
+        cuda.limit(1.0)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.environment import HIGH, LOW, apply, plan
+from openmed_nb.devices.environment import HIGH, LOW, plan
 from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.memory import OTHER, MacMemory, SimulatedAllocator, block_size
@@ -316,29 +316,20 @@ NO_TOUCHES = {
 }
 
 
-@pytest.mark.parametrize(("environ", "message"), WATERMARKS.values(), ids=WATERMARKS)
-def test_watermarks(environ, message):
-    """The pair of watermarks is taken or refused as torch's allocator does it."""
-    allocator = SimulatedAllocator(MAC, environ)
-    if message:
-        with pytest.raises(RuntimeError, match=f"^{message}$"):
-            allocator.allocate(1)
-    else:
-        assert allocator.allocate(1) == 256
+def test_watermarks():
+    """The pair of watermarks is taken or refused as torch's allocator does it.
 
-
-@pytest.mark.parametrize("name", WATERMARKS)
-def test_watermarks_beside_ours(name):
-    """What openmed_nb adds breaks no pair that works, and mends every single one that does not and could."""
-    environ, message = WATERMARKS[name]
-    environ = dict(environ)
-    apply(plan(environ), environ)
-    allocator = SimulatedAllocator(MAC, environ)
-    if name in LEFT_ALONE:
-        with pytest.raises(RuntimeError, match=f"^{message}$"):
-            allocator.touch()
-    else:
-        assert allocator.allocate(1) == 256
+    What openmed_nb adds breaks no pair that works, and mends every single one that does not and could.
+    """
+    for name, (environ, message) in WATERMARKS.items():
+        ours = message if name in LEFT_ALONE else ""
+        for added, expected in (({}, message), (plan(environ).additions, ours)):
+            allocator = SimulatedAllocator(MAC, {**environ, **added})
+            if expected:
+                with pytest.raises(RuntimeError, match=f"^{expected}$"):
+                    allocator.allocate(1)
+            else:
+                assert allocator.allocate(1) == 256, name
 
 
 @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)

@@ -1,4 +1,4 @@
-"""Things go to a device as they are, but for float64, which MPS does not have; nothing is lost silently."""
+"""Tensors inside of other values are found, changed and moved; only float64 is narrowed for MPS, and never silently."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BatchEncoding
+from transformers.modeling_outputs import TokenClassifierOutput
 
-from openmed_nb.devices.moving import REPORTED, to_device
+from openmed_nb.devices.moving import REPORTED, named_tensors, to_device, with_tensors
 from openmed_nb.errors import ConfigurationError, NumberTooLarge, OpenMedWarning
 from openmed_nb.simulation.device import simulated_device
 
@@ -101,9 +103,6 @@ def test_types_on_the_cpu(dtype):
 @pytest.mark.usefixtures("mps", "quiet")
 def test_every_kind_of_batch():
     """Mappings, lists, tuples, named tuples and dataclasses come back as what they were, with all tensors moved."""
-    from transformers import BatchEncoding
-    from transformers.modeling_outputs import TokenClassifierOutput
-
     ones = torch.ones(2)
     counted = defaultdict(list, {"scores": [ones]})
     batches = [
@@ -430,3 +429,47 @@ def test_on_cuda():
     module = to_device(Tied(), "cuda")
     assert module.head.weight is module.embedding.weight
     assert module.positions is module.inner.positions
+
+
+HOLDERS = {
+    "dict": lambda tensor: {"logits": tensor},
+    "ordered": lambda tensor: OrderedDict(logits=tensor),
+    "encoding": lambda tensor: BatchEncoding({"logits": tensor}),
+    "output": lambda tensor: TokenClassifierOutput(logits=tensor),
+    "list": lambda tensor: [tensor, "text"],
+    "tuple": lambda tensor: (5, tensor),
+    "named tuple": lambda tensor: Pair(tensor, None),
+    "dataclass": lambda tensor: Frozen(tensor, 3),
+    "nested": lambda tensor: [BatchEncoding({"deep": ({"logits": tensor},)})],
+}
+
+
+def test_tensors_are_found_and_changed():
+    """The one tensor of each kind of holder is found; changed, it comes in the same kind, and the holder is as it was."""
+    for holder in HOLDERS.values():
+        held = holder(torch.ones(1))
+        changed = with_tensors(held, lambda tensor: tensor * 2)
+        assert type(changed) is type(held)
+        assert [tensor.item() for _, tensor in named_tensors(changed)] == [2.0]
+        assert [tensor.item() for _, tensor in named_tensors(held)] == [1.0]
+
+
+def test_mapping_that_cannot_be_written():
+    """A mapping that cannot be written becomes a plain dictionary."""
+    assert with_tensors(MappingProxyType({"a": torch.ones(1)}), torch.neg) == {"a": torch.tensor([-1.0])}
+
+
+def test_value_without_tensors():
+    """What holds no tensor stays itself, also what holds itself."""
+    circle = [1]
+    circle.append(circle)
+    for value in (None, "text", 5, [1, (2,)], torch.Size([2]), {}, circle):
+        assert list(named_tensors(value)) == []
+        assert with_tensors(value, torch.neg) is value
+
+
+def test_names():
+    """Names tell the place, and a tensor alone has none."""
+    batch = {"labels": torch.ones(1), "pair": (torch.ones(1), {"deep": torch.ones(1)}), "text": "secret"}
+    assert [name for name, _ in named_tensors(batch)] == ["labels", "pair.0", "pair.1.deep"]
+    assert [name for name, _ in named_tensors(torch.ones(1))] == [""]

@@ -1,0 +1,145 @@
+"""torch's modes and profilers: taken off as they were put on, one at a time, and refused where only a Mac has them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import overrides
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from openmed_nb.devices.profilers import (
+    check_metal_capture,
+    check_no_profiler,
+    check_signposts,
+    memory_changes,
+    modes_like,
+    modes_on,
+    profiler_is_on,
+    profiling,
+)
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.simulation.device import simulated_device
+
+
+class Passing(TorchDispatchMode):
+    """Sees every operator, and changes nothing."""
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operator."""
+        return operator(*args, **(kwargs or {}))
+
+
+KINDS = [Passing, BaseTorchFunctionMode]
+POP = {Passing: _python_dispatch._pop_mode, BaseTorchFunctionMode: overrides._pop_mode}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mode_that_is_put_on_again_is_taken_off(kind: Callable[[], Any]):
+    """A mode that was put on twice and taken off once is gone afterwards, and the one around it is there."""
+    with kind() as outer:
+        mode = kind()
+        with contextlib.suppress(KeyboardInterrupt), modes_on(mode):
+            mode.__enter__()
+            raise KeyboardInterrupt
+        assert modes_like(outer) == [outer]
+
+    assert modes_like(outer) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mode_that_is_lost_takes_no_other_along(kind: Callable[[], Any]):
+    """Where torch has taken a mode off and not put it back, the one around it stays."""
+    with kind() as outer:
+        with contextlib.suppress(KeyboardInterrupt), modes_on(kind()):
+            POP[kind]()
+            raise KeyboardInterrupt
+        assert modes_like(outer) == [outer]
+
+    assert modes_like(outer) == []
+
+
+def test_default_device_that_is_set_meanwhile_stays():
+    """What somebody else puts on inside of the block, such as a default device, stays as it is."""
+    try:
+        with modes_on(BaseTorchFunctionMode()):
+            torch.set_default_device("meta")
+        assert torch.empty(1).is_meta
+    finally:
+        torch.set_default_device(None)
+
+    assert modes_like(BaseTorchFunctionMode()) == []
+
+
+def test_memory_is_seen_in_order():
+    """Every tensor is seen when it comes and when it goes, in bytes."""
+    with profiling("cpu", profile_memory=True) as profiler:
+        first = torch.ones(10, device="cpu")
+        second = torch.ones(20, device="cpu")
+        del first
+        del second
+
+    assert memory_changes(profiler) == [40, 80, -40, -80]
+
+
+def test_a_second_profiler_is_refused():
+    """While a profiler is on, another one is refused, and after it not any more."""
+    with profiling("cpu"):
+        assert profiler_is_on()
+        with pytest.raises(ConfigurationError, match="Another profiler of torch is on"):
+            check_no_profiler()
+
+    assert not profiler_is_on()
+
+
+WRITERS = [
+    (check_signposts, "signposts", "Leave signposts=True out."),
+    (check_metal_capture, "Metal captures", "Leave metal_capture out."),
+]
+
+
+def test_other_devices():
+    """On another device than MPS there are none, and the remedy is to leave them out."""
+    for check, what, remedy in WRITERS:
+        for device in ("cpu", "cuda:1"):
+            with pytest.raises(ConfigurationError) as caught:
+                check(device)
+            assert caught.value.what == f"There are no {what} of {device}: torch writes them for MPS alone."
+            assert caught.value.remedy == remedy
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_simulated_device():
+    """Of a simulated MPS device there are none either."""
+    for check, what, remedy in WRITERS:
+        with simulated_device(), pytest.raises(ConfigurationError) as caught:
+            check("mps")
+        assert caught.value.what == f"There are no {what} of a simulated MPS device."
+        assert caught.value.remedy == remedy
+
+
+@pytest.mark.real_computer
+def test_mps():
+    """Nothing speaks against them on MPS itself, under either of its names."""
+    for device in ("mps", "mps:0"):
+        check_signposts(device)
+
+
+@pytest.mark.real_computer
+def test_captures_that_torch_or_the_process_does_not_allow(monkeypatch):
+    """A torch without captures of Metal names the first that has them, and a process without them the variable."""
+    monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: False)
+    with pytest.raises(ConfigurationError, match="MTL_CAPTURE_ENABLED=1"):
+        check_metal_capture("mps")
+    monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: True)
+    check_metal_capture("mps")
+    monkeypatch.delattr(torch.mps.profiler, "metal_capture")
+    with pytest.raises(
+        ConfigurationError, match=r"no torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
+    ):
+        check_metal_capture("mps")
