@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .notebook.evidence import handoff, logbook
     from .notebook.panel.opening import panel
     from .notebook.preparation import check_loader, loader_settings, precision, to_device
-    from .notebook.runbook import doctor, fallbacks, forecast, parity, signals, validate_precision
+    from .notebook.runbook import parity, signals, validate_precision
     from .notebook.training import (
         EpochHooks,
         accelerator_arguments,
@@ -52,7 +52,10 @@ if TYPE_CHECKING:
         trainer_callback,
     )
     from .notebook.worth import compare, gates, profile, sweep, verdict
+    from .runbook.doctor.report import doctor
     from .runbook.logbook.logbook import Logbook
+    from .runbook.operators.fallbacks import fallbacks
+    from .runbook.operators.forecast import forecast
     from .training.activations import checkpoint_activations
     from .training.curve import MemoryCurve, MemorySample
     from .training.guards import Guards
@@ -84,11 +87,11 @@ _HOMES = {
     "cluster": "notebook.cluster",
     "compare": "notebook.worth",
     "device": "notebook.devices",
-    "doctor": "notebook.runbook",
+    "doctor": "runbook.doctor.report",
     "epochs": "notebook.training",
     "explain_fused": "training.steps",
-    "fallbacks": "notebook.runbook",
-    "forecast": "notebook.runbook",
+    "fallbacks": "runbook.operators.fallbacks",
+    "forecast": "runbook.operators.forecast",
     "gates": "notebook.worth",
     "handoff": "notebook.evidence",
     "lightning_callback": "notebook.training",

@@ -15,7 +15,6 @@ from .annotation.corpus import annotate_text
 from .display import Json
 from .errors import ConfigurationError, OpenMedError, cause
 from .models.registry import BUNDLED_FOLDER
-from .notebook import verbs
 from .session import SESSION
 
 DOCTOR = "doctor"
@@ -73,7 +72,10 @@ def examine(arguments: list[str]) -> tuple[str, int]:
     """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
     asked = doctor_parser().parse_args(arguments)
     SESSION.start()
-    answer = verbs.doctor(SESSION, asked.model) if asked.ops is None else verbs.forecast(SESSION, asked.ops)
+    from .runbook.doctor.report import doctor
+    from .runbook.operators.forecast import forecast
+
+    answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops)
     return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
 
 

@@ -110,6 +110,7 @@ ALLOWED = {
     "annotation.pipeline": {"numpy", "torch", "transformers"},
     "notebook.panel.view": {"ipywidgets"},
     "notebook.widgets": {"ipywidgets"},
+    "runbook.doctor.silent_errors": {"torch"},
     "runbook.operators.recorders": {"torch"},
     "runbook.profile_recorder": {"torch"},
     "runbook.sweep_plot": {"matplotlib"},

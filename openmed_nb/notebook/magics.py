@@ -238,9 +238,11 @@ class OpenMedMagics(Magics):
             return None
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
+        from ..runbook.doctor.report import doctor
+        from ..runbook.operators.forecast import forecast
+
         forecasting = arguments.ops is not None
-        verb, name = (verbs.forecast, arguments.ops) if forecasting else (verbs.doctor, arguments.model)
-        answer = verb(SESSION, self._named(name))
+        answer = forecast(self._named(arguments.ops)) if forecasting else doctor(self._named(arguments.model))
         return Json.of(answer.to_dict()) if arguments.json else answer
 
     @magic_arguments()

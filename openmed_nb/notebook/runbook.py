@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ..runbook.operators.fallbacks import fallbacks as ledger_of
 from ..session import SESSION
 from . import verbs
 
 if TYPE_CHECKING:
-    from ..runbook.doctor.report import DoctorReport
-    from ..runbook.operators.fallbacks import FallbackLedger
-    from ..runbook.operators.forecast import Forecast
     from ..runbook.precision.gate import PrecisionVerdict
     from ..runbook.precision.parity import ParityReport
     from ..runbook.signals.values import Signals
-
-
-def doctor(model: Any = None) -> DoctorReport:
-    """Look at this computer, torch, the environment, the device in force and the models, and say what is wrong.
-
-    Args:
-        model: The name of a model, which is loaded where it is not yet; a torch module; or a pipeline. The models that
-            the session has loaded where nobody says.
-
-    Returns:
-        The report: one finding for each thing that was looked at, with ``status`` (``"ok"``, ``"warning"``, ``"failed"``
-        or ``"not applicable"``), the evidence and one thing to do; ``status``, the worst of them; ``exit_code``, 1 where
-        something failed. Its text is the same in every run, as long as nothing changes.
-
-    Raises:
-        ConfigurationError: For a model that is none.
-        UnknownModel, ModelUnreachable, ModelRefused: For a name under which no model can be had. Whatever else is wrong,
-            also a torch that does not import and a model that cannot be loaded, is a finding.
-
-    Something is computed on the device in force, which loads torch: a product, each type of numbers, and on a GPU small
-    probes of errors that are known to give wrong numbers in silence, each compared with the CPU and run twice, with an
-    empty cache and with dirty memory (the issues are named in ``runbook.doctor.silent_errors``). They take some megabytes and a few
-    seconds, and random numbers go on as if they had not been. The device, the override and the models stay as they are.
-
-    Example:
-        >>> report = doctor()
-        >>> report.exit_code in (0, 1)
-        True
-        >>> [finding.name for finding in report.findings][:3]
-        ['Python', 'macOS', 'torch']
-    """
-    return verbs.doctor(SESSION, model)
 
 
 def parity(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -160,77 +123,3 @@ def validate_precision(
     """
     given = {**arguments, **({} if device is None else {"device": device})}
     return verbs.validate_precision(SESSION, model, texts, dtype, given, gold)
-
-
-def forecast(model: Any = None, example_inputs: Any = None, training: bool = True) -> Forecast:
-    """Foretell, on any computer, which operators of a model would leave MPS for the CPU in the installed torch.
-
-    A copy of the model runs on the CPU: one pass without gradients and one training step (loss, backward pass, clipped
-    gradients, AdamW). What it calls is compared with torch's own list of what MPS has, ``native_functions.yaml``, or with
-    the registrations of a torch that was built with MPS. The model, its mode, its gradients and random numbers stay as
-    they are, wherever it is. In the training step, the CPU's memory holds about four times the model.
-
-    Args:
-        model: A torch module; a pipeline; or the name of a model, as for :func:`openmed_nb.load_pipeline`, ``None`` for the
-            bundled one.
-        example_inputs: What the model is called with: a tensor, a tuple of tensors, or a mapping of tensors or lists of
-            numbers. With ``labels``, the model's own loss is traced, and otherwise the sum of the means of its outputs.
-            Two synthetic sentences for a name and for a pipeline, where nobody says.
-        training: Whether to look at the training step too.
-
-    Returns:
-        The forecast: ``verdict``, a sentence; ``leaving``, the operators that leave MPS; ``refused``, what MPS refuses,
-        such as float64; and ``rows``, for each operator, module and phase: ``verdict`` (``"native"``, ``"composite"``,
-        ``"falls back to the CPU"``, ``"always on the CPU"``, ``"refused"``, ``"may be wrong"`` or ``"not known"``), the
-        count, and what to do. Its text is the same in every run.
-
-    Raises:
-        ConfigurationError: For what is no model, without example inputs that are needed, for a model that cannot be copied,
-            and where the model itself fails with its example inputs on the CPU.
-        TorchUnusable: Where torch came without its list of operators.
-
-    It cannot see branches of the model's own code on ``device.type``, the inside of operators that others wrote in C++, nor
-    what ``torch.compile`` makes. For torch 2.13 the list is exactly what its macOS binary registers
-    (``scripts/check_forecast.py`` also counts how often torch's own list of what fails on MPS is met).
-
-    Example:
-        >>> import torch
-        >>> class Values(torch.nn.Module):
-        ...     def forward(self, matrix):
-        ...         return torch.linalg.eigvalsh(matrix)
-        >>> forecast(Values(), torch.eye(3)).leaving
-        ('aten::_linalg_eigh',)
-    """
-    return verbs.forecast(SESSION, model, example_inputs, training)
-
-
-def fallbacks(model: Any = None) -> AbstractContextManager[FallbackLedger]:
-    """Write down what really falls back from MPS to the CPU in a block: which operators, how often, where, how long.
-
-    Args:
-        model: The model whose modules are named, or a pipeline; ``None`` to name those of whatever module is called.
-
-    Returns:
-        A context manager that gives the ledger. Its ``entries`` have, for each operator, module and phase
-        (``"forward"``, ``"backward"`` or ``"elsewhere"``), ``count`` and ``seconds``; ``verdict`` is one sentence. Its text
-        has no seconds, and is the same in every run.
-
-    Raises:
-        ConfigurationError: For what is no model.
-
-    torch by itself warns of the first fallback of the process only. In the block it warns of each
-    (``torch.set_warn_always``), and the ledger takes those warnings, which name the operators, also inside of others; every
-    other warning goes where it went before. A mode of torch measures the outermost operators, which are waited for before
-    and after, but for a backward pass, where what is waited for counts too; and hooks of all modules tell which one is
-    running. Where falling back is off, torch's error passes through, and the ledger keeps what it saw. Warnings, hooks
-    and settings are given back in any case. It sees the thread that opens it.
-
-    Example:
-        >>> import torch
-        >>> from openmed_nb import simulated_mps
-        >>> with simulated_mps(fallback=True), fallbacks() as ledger:
-        ...     mode = torch.ones(3, device="mps").mode()
-        >>> ledger.entries[0].operator, ledger.entries[0].count
-        ('aten::mode', 1)
-    """
-    return ledger_of(model)

@@ -6,50 +6,27 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
-from ..annotation.loading import create_pipeline
 from ..devices import backend
 from ..devices.request import device_of
-from ..errors import DeviceUnavailable, OpenMedError, check_flag
-from ..models.config import OpenMedConfig
+from ..errors import DeviceUnavailable, OpenMedError
 from ..session import Session
 
 if TYPE_CHECKING:
-    from ..models.dtypes import Validation
     from ..runbook.comparison import Comparison
-    from ..runbook.doctor.report import DoctorReport
     from ..runbook.handoff.bundle import Handoff, Order
     from ..runbook.logbook.gathering import Said
     from ..runbook.logbook.logbook import Logbook
     from ..runbook.measure.benches import Asked
     from ..runbook.measure.workloads import Subject
-    from ..runbook.operators.forecast import Forecast
     from ..runbook.precision.gate import PrecisionVerdict
     from ..runbook.precision.parity import ParityReport
     from ..runbook.profile import Profile
     from ..runbook.signals.values import Signals
     from ..runbook.sweep import SweepReport
     from ..runbook.sweep_search import SweepRules
-
-
-def doctor(session: Session, model: Any = None) -> DoctorReport:
-    """Return what is wrong with this computer, its torch, its environment and its models, and what to do about it.
-
-    Args:
-        model: The name of a model, a torch module or a pipeline; the loaded models where nobody says.
-    """
-    from ..runbook.doctor.report import diagnose, examine, models_to_look_at
-
-    with session.unchanged_on_error():
-        models = models_to_look_at(model, session.models.named, lambda name: session.load_model(name, OpenMedConfig()))
-        return diagnose(
-            examine(
-                session.computer, lambda: session.choice_or_error(confirm=True), models, partial(validation, session)
-            )
-        )
 
 
 def subject_of(session: Session, asked: Asked) -> tuple[Subject, str]:
@@ -174,14 +151,6 @@ def logbook(session: Session, model: Any, said: Said) -> Logbook:
         return gather(said, session.computer, device, *found)
 
 
-def validation(session: Session, model: Any) -> Validation | None:
-    """Return what is known of a model in a reduced type, where it was loaded by the session."""
-    from ..models.dtypes import validation_of
-
-    key = session.models.key_of(model)
-    return None if key is None else validation_of(key, str(model.device), session.computer, session.environ)
-
-
 def signals(session: Session) -> Signals:
     """Return load, memory, power and heat of this computer at this moment; nothing is loaded for that."""
     from ..runbook.doctor.report import signals_of
@@ -189,24 +158,6 @@ def signals(session: Session) -> Signals:
     with session.lock:
         choice = session.choice_or_error(confirm=False)
         return signals_of(session.computer.machine, "cpu" if isinstance(choice, OpenMedError) else choice.device)
-
-
-def forecast(session: Session, model: Any, example_inputs: Any = None, training: bool = True) -> Forecast:
-    """Return which operators of a model would leave MPS; no model is changed.
-
-    Args:
-        model: The name of a model, ``None`` for the bundled one, a torch module, or a pipeline.
-        example_inputs: What the model is called with; a synthetic batch where nobody says.
-        training: Whether to look at one training step too.
-    """
-    from ..runbook.operators.forecast import forecast
-
-    check_flag("training", training)
-    with session.told_after():
-        if model is None or isinstance(model, (str, os.PathLike)):
-            model = create_pipeline(session, "bundled" if model is None else str(model), OpenMedConfig())
-        session.tell(Activity("Forecasting", type(model).__name__))
-        return forecast(model, example_inputs, training)
 
 
 def parity(session: Session, model: Any, texts: Any, arguments: Mapping[str, Any], /, **measuring: Any) -> ParityReport:

@@ -1,22 +1,20 @@
-"""The sections of the doctor.
+"""What the doctor looks at: sections in the order of the report, each from the facts to its findings.
 
-What the doctor looks at: a table of sections, each from the facts to its findings.
-
-Most of what can be wrong with a device is a rule of ``devices.choice``; a row here names the rules that would fail
-it, says when it does not apply, and what to say where all is well.
+Most of what can be wrong with a device is a rule of ``devices.choice``. A row here names the rules that fail it, the rules
+that make it meaningless, and what it shows if all is well.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...devices import choice as rules
 from ...devices.backend import TENSOR_LOCK, TorchFacts
-from ...devices.choice import Cause, DeviceChoice, Rejection, Surroundings, first_applying
-from ...devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan, EnvSetting
+from ...devices.choice import Cause, DeviceChoice, Surroundings, first_applying
+from ...devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
 from ...devices.machine import Machine
 from ...devices.moving import NARROWER, module_in, unwrapped
 from ...devices.request import canonical, kind_of
@@ -27,25 +25,30 @@ from ...models.dtypes import REDUCED, Validation
 from ...models.quantization import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count
 from ..signals.values import Signals
-from .silent_errors import ProbeOutcome, bug_findings
 
 if TYPE_CHECKING:
     import torch
 
+    from .silent_errors import ProbeOutcome
+
 
 @dataclass(frozen=True)
 class Computation:
-    """A real computation.
+    """What came of computing on a device.
 
     Attributes:
         device: Where it was to be done.
-        place: Where torch says that its result is, empty where there is none.
-        failure: Why it failed, empty where it gave what the CPU gives.
+        place: Where torch says that the result is; empty if there is none.
+        failure: Why it failed; empty if it gave what the CPU gives.
+        dtypes: For each type of numbers that was tried, why it failed; empty if it did not.
+        probes: What came of the probes of known silent errors.
     """
 
     device: str
     place: str = ""
     failure: str = ""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    probes: tuple[ProbeOutcome, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,11 @@ class DoctorFacts:
         python: The version of this Python.
         machine: The facts of this computer.
         torch: What is known of torch.
-        torch_error: Why torch cannot be imported, ``None`` where it can.
         choice: The device in force, or the error of the wishes.
-        environ: The environment variables that the rules read.
         environment: What became of the MPS variables.
-        computation: A real computation on the device in force; ``None`` where there is none.
-        dtypes: For each type that was tried, why it failed, empty where it did not.
-        probes: What came of the probes of known silent errors.
+        torch_error: Why torch cannot be imported; ``None`` if it can.
+        environ: The environment variables that the rules read.
+        computed: What came of computing on the device in force; ``None`` if there is none.
         packages: What was found about packages.
         signals: The state of the computer.
         models: What was found about each model.
@@ -75,27 +76,19 @@ class DoctorFacts:
     environment: EnvPlan
     torch_error: OpenMedError | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
-    computation: Computation | None = None
-    dtypes: Mapping[str, str] = field(default_factory=dict)
-    probes: tuple[ProbeOutcome, ...] = ()
+    computed: Computation | None = None
     packages: tuple[Finding, ...] = ()
     signals: Signals = field(default_factory=Signals)
     models: tuple[Finding, ...] = ()
 
-    def rejection(self, device: str, causes: Iterable[Cause]) -> Rejection | None:
-        """Return what the first of some rules has to say about a device."""
-        return first_applying(causes, Surroundings(device, self.machine, self.torch, self.environ))
 
-
-NECESSARY = ("float32", "int64")
-"""Types without which nothing runs; a device without one of the others is only slower."""
-
-ABSENT = {("mps", "float64"): "float64 is refused, as MPS has none"}
-"""What a device refuses rightly."""
+NO_APPLE_GPU = (rules.NO_MAC, rules.ROSETTA, rules.INTEL)
+NO_TORCH = (Cause(lambda here: not here.torch.loaded, "torch cannot be used", ""), *rules.TORCH_CAUSES)
+UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version could not be read", "")
 
 
 @dataclass(frozen=True)
-class Row:
+class RuleCheck:
     """One thing about the computer that rules can fail.
 
     Attributes:
@@ -103,71 +96,63 @@ class Row:
         device: The device that the rules are asked about.
         before: Causes that make it meaningless; the first that applies says why.
         fails: Causes that fail it.
-        says: The evidence where nothing is wrong.
-        warns: Causes of what a person may have wanted so, which are asked first.
+        evidence: What it shows if nothing is wrong.
+        warns: Causes of what the person may have wanted, asked before those that fail.
     """
 
     name: str
     device: str
     before: tuple[Cause, ...]
     fails: tuple[Cause, ...]
-    says: Callable[[DoctorFacts], str]
+    evidence: Callable[[DoctorFacts], str]
     warns: tuple[Cause, ...] = ()
 
     def finding(self, facts: DoctorFacts) -> Finding:
-        """Return the finding."""
+        here = Surroundings(self.device, facts.machine, facts.torch, facts.environ)
         for status, causes in ((NOT_APPLICABLE, self.before), (WARNING, self.warns), (FAILED, self.fails)):
-            rejection = facts.rejection(self.device, causes)
+            rejection = first_applying(causes, here)
             if rejection is not None:
                 remedy = "" if status == NOT_APPLICABLE else rejection.remedy
                 return Finding(self.name, status, rejection.reason, remedy)
-        return Finding(self.name, OK, self.says(facts))
+        return Finding(self.name, OK, self.evidence(facts))
 
 
-def _version(facts: DoctorFacts) -> str:
-    return ".".join(str(part) for part in facts.machine.macos or ())
-
-
-def _build(facts: DoctorFacts) -> str:
+def _torch_build(facts: DoctorFacts) -> str:
     build = facts.torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
     return ", ".join(part for part in (facts.torch.version, build) if part)
 
 
-UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version could not be read", "")
-NOT_LOADED = Cause(lambda here: not here.torch.loaded, "torch cannot be used", "")
-
-NO_APPLE_GPU = (rules.NO_MAC, rules.ROSETTA, rules.INTEL)
-NO_TORCH = (NOT_LOADED, *rules.TORCH_CAUSES)
-
-COMPUTER_ROWS = (
-    Row(
+COMPUTER = (
+    RuleCheck(
         "Python",
         "mps",
         (),
         (rules.ROSETTA,),
         lambda facts: f"{facts.python}, built for {facts.machine.architecture}",
     ),
-    Row("macOS", "mps", (rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS), (rules.OLD_MACOS,), _version),
-)
-
-TORCH_ROW = Row("torch", "cpu", (), rules.TORCH_CAUSES, _build)
-
-DEVICE_ROWS = (
-    Row(
+    RuleCheck(
+        "macOS",
+        "mps",
+        (rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS),
+        (rules.OLD_MACOS,),
+        lambda facts: ".".join(map(str, facts.machine.macos or ())),
+    ),
+    RuleCheck("torch", "cpu", (), rules.TORCH_CAUSES, _torch_build),
+    RuleCheck(
         "MPS in torch",
         "mps",
         (*NO_APPLE_GPU, *NO_TORCH),
         (rules.NOT_BUILT,),
         lambda _facts: "torch was built with MPS",
     ),
-    Row(
+    RuleCheck(
         "MPS",
         "mps",
         (*NO_APPLE_GPU, rules.OLD_MACOS, *NO_TORCH, rules.NOT_BUILT),
         (rules.NO_METAL, rules.BAD_WATERMARKS, rules.FAILED_PROBE),
         lambda _facts: "torch finds the Metal device",
     ),
-    Row(
+    RuleCheck(
         "CUDA",
         "cuda",
         (rules.MACOS, rules.NO_DRIVER, *NO_TORCH),
@@ -178,142 +163,100 @@ DEVICE_ROWS = (
 )
 
 
-def computer_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge Python and the system."""
-    for row in COMPUTER_ROWS:
-        yield row.finding(facts)
-
-
-def torch_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge torch: whether it is there, imports, and is new enough."""
-    if facts.torch_error is not None:
-        yield Finding("torch", FAILED, facts.torch_error.what, facts.torch_error.remedy)
-    else:
-        yield TORCH_ROW.finding(facts)
-
-
-def device_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge whether torch can use the GPUs of this computer."""
-    for row in DEVICE_ROWS:
-        yield row.finding(facts)
-
-
-def choice_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge the device in force, and a real computation on it."""
-    choice, done = facts.choice, facts.computation
-    if facts.torch_error is not None:
-        yield idle("device in force", facts)
-    elif isinstance(choice, OpenMedError):
-        yield Finding("device in force", FAILED, choice.what, choice.remedy)
-    else:
-        yield Finding("device in force", OK, f"{shown_device(choice.device)}: {choice.reason}")
-    yield idle("computation", facts) if done is None else _computation(done)
-
-
-def environment_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge each MPS variable: in force, too late, in conflict with another, or not for this device."""
-    for setting in facts.environment.settings:
-        yield Finding(setting.name, _environment_status(setting), _environment_evidence(setting), setting.remedy)
-
-
-def dtype_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge which types of numbers the device computes with."""
-    if facts.computation is None or not facts.dtypes:
-        yield idle("types of numbers", facts)
-        return
-    device = facts.computation.device
-    failures = {name: failure for name, failure in facts.dtypes.items() if failure}
-    refused = [ABSENT[kind_of(device), name] for name in failures if (kind_of(device), name) in ABSENT]
-    for name, failure in failures.items():
-        if (kind_of(device), name) not in ABSENT:
-            status = FAILED if name in NECESSARY else WARNING
-            yield Finding(name, status, f"{shown_device(device)} fails: {failure}", _other_type(name))
-    computed = ", ".join(name for name in facts.dtypes if name not in failures)
-    if computed:
-        yield Finding("types of numbers", OK, "; ".join((f"{shown_device(device)} computes with {computed}", *refused)))
-
-
-def silent_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge the probes of known silent errors."""
-    if facts.computation is None:
-        yield idle("known silent errors", facts)
-    else:
-        yield from bug_findings(facts.probes, facts.computation.device)
-
-
-def state_findings(facts: DoctorFacts) -> Iterator[Finding]:
-    """Judge power and heat."""
+def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
+    """Yield every finding, in the order in which a person would look."""
+    for one in COMPUTER:
+        if one.name == "torch" and facts.torch_error is not None:
+            yield Finding("torch", FAILED, facts.torch_error.what, facts.torch_error.remedy)
+        else:
+            yield one.finding(facts)
+    yield _device_in_force(facts)
+    yield _computation(facts)
+    yield from _variables(facts.environment)
+    yield from _types_of_numbers(facts)
+    yield from _silent_errors(facts)
+    yield from facts.packages
     yield from facts.signals.findings()
-
-
-def model_section(facts: DoctorFacts) -> Iterator[Finding]:
-    """Return what was found about the models."""
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
 
 
-def idle(name: str, facts: DoctorFacts) -> Finding:
-    """Return that something was not looked at, because nothing can be computed."""
+def _idle(name: str, facts: DoctorFacts) -> Finding:
+    """Return that nothing was looked at, because nothing can be computed."""
     why = "torch cannot be used" if facts.torch_error or facts.torch.version is None else "no device is in force"
     return Finding(name, NOT_APPLICABLE, why)
 
 
-def _computation(done: Computation) -> Finding:
-    device = shown_device(done.device)
+def _device_in_force(facts: DoctorFacts) -> Finding:
+    name, choice = "device in force", facts.choice
+    if facts.torch_error is not None:
+        return _idle(name, facts)
+    if isinstance(choice, OpenMedError):
+        return Finding(name, FAILED, choice.what, choice.remedy)
+    return Finding(name, OK, f"{shown_device(choice.device)}: {choice.reason}")
+
+
+def _computation(facts: DoctorFacts) -> Finding:
+    name, done = "computation", facts.computed
+    if done is None:
+        return _idle(name, facts)
+    device, place = shown_device(done.device), shown_device(done.place)
     restart = "Restart the kernel; if it fails again, use 'cpu'."
     if done.failure:
-        return Finding("computation", FAILED, f"{device} fails: {done.failure}", restart)
+        return Finding(name, FAILED, f"{device} fails: {done.failure}", restart)
     if canonical(done.place) != canonical(done.device):
-        return Finding(
-            "computation", FAILED, f"asked of {device}, the result is on {shown_device(done.place)}", restart
-        )
-    return Finding("computation", OK, f"right, and its result is on {shown_device(done.place)}")
+        return Finding(name, FAILED, f"asked of {device}, the result is on {place}", restart)
+    return Finding(name, OK, f"right, and its result is on {place}")
 
 
-def _environment_status(setting: EnvSetting) -> str:
-    if setting.effect == IDLE:
-        return NOT_APPLICABLE
-    return FAILED if setting.effect == CONFLICT else WARNING if setting.remedy else OK
+def _variables(plan: EnvPlan) -> Iterator[Finding]:
+    """Judge each MPS variable: in force, too late, in conflict with another, or not for this device."""
+    for one in plan.settings:
+        status = FAILED if one.effect == CONFLICT else WARNING if one.remedy else OK
+        value = "not set" if one.value is None else f"{one.shown}, set by {SET_BY[one.origin]}"
+        evidence = "; ".join(part for part in (f"{value}: {one.effect}", one.note) if part)
+        yield Finding(one.name, NOT_APPLICABLE if one.effect == IDLE else status, evidence, one.remedy)
 
 
-def _environment_evidence(setting: EnvSetting) -> str:
-    whose = f"{setting.shown}, set by {SET_BY[setting.origin]}" if setting.value is not None else "not set"
-    return "; ".join(part for part in (f"{whose}: {setting.effect}", setting.note) if part)
+NECESSARY = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
+ABSENT = {("mps", "float64"): "float64 is refused, as MPS has none"}
 
 
-def _other_type(name: str) -> str:
-    return "Use 'cpu', and update torch and the system." if name in NECESSARY else "Use float32."
+def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
+    if facts.computed is None or not facts.computed.dtypes:
+        yield _idle("types of numbers", facts)
+        return
+    device, refused, computed = facts.computed.device, [], []
+    for name, failure in facts.computed.dtypes.items():
+        if not failure:
+            computed.append(name)
+        elif (kind_of(device), name) in ABSENT:
+            refused.append(ABSENT[kind_of(device), name])
+        else:
+            needed = name in NECESSARY
+            remedy = "Use 'cpu', and update torch and the system." if needed else "Use float32."
+            yield Finding(name, FAILED if needed else WARNING, f"{shown_device(device)} fails: {failure}", remedy)
+    if computed:
+        evidence = "; ".join((f"{shown_device(device)} computes with {', '.join(computed)}", *refused))
+        yield Finding("types of numbers", OK, evidence)
 
 
-SECTIONS: tuple[Callable[[DoctorFacts], Iterator[Finding]], ...] = (
-    computer_findings,
-    torch_findings,
-    device_findings,
-    choice_findings,
-    environment_findings,
-    dtype_findings,
-    silent_findings,
-    lambda facts: iter(facts.packages),
-    state_findings,
-    model_section,
-)
-"""What is looked at, in this order."""
+def _silent_errors(facts: DoctorFacts) -> tuple[Finding, ...]:
+    if facts.computed is None:
+        return (_idle("known silent errors", facts),)
+    from .silent_errors import bug_findings
 
-
-CHECKED_FOR_NAN = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-
-SHOWN = 3
-"""How many names of tensors are shown."""
+    return bug_findings(facts.computed.probes, facts.computed.device)
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExaminedModel:
     """A model that is looked at.
 
     Attributes:
         model: The model itself.
-        tokenizer: Its tokenizer, ``None`` where it has none.
+        tokenizer: Its tokenizer, or ``None``.
         device: The device in force.
-        validation: What is known of it in a reduced type; ``None`` where it was not loaded by its name.
+        validation: What is known of it in a reduced type; ``None`` if it was not loaded by its name.
     """
 
     model: torch.nn.Module
@@ -326,6 +269,13 @@ class Subject:
         yield from self.model.named_parameters()
         yield from self.model.named_buffers()
 
+    def dtypes(self) -> list[str]:
+        """Return the types of a model's numbers; a quantized model is int8 whatever else is in it."""
+        if is_quantized(self.model):
+            return [INT8]
+        numbers = (tensor for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex())
+        return sorted({_dtype(tensor) for tensor in numbers})
+
 
 def model_findings(
     name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: Validation | None = None
@@ -335,67 +285,65 @@ def model_findings(
     Args:
         name: What the person calls it.
         model: A torch module, a pipeline, or a loaded model of ours.
-        tokenizer: Its tokenizer; that of the pipeline where nobody says.
-        device: The device in force, for which float64 is an error or only a warning.
-        validation: What is known of it in a reduced type, where it was loaded by its name.
+        tokenizer: Its tokenizer; ``None`` for that of the pipeline.
+        device: The device in force: float64 is an error on MPS and a warning elsewhere.
+        validation: What is known of it in a reduced type, if it was loaded by its name.
 
     Raises:
-        ConfigurationError: For anything else than a model.
-
-    Example:
-        >>> import torch
-        >>> for finding in model_findings("tagger", torch.nn.Linear(2, 2).double()):
-        ...     print(finding.status, finding.evidence)
-        failed 2 of 2 tensors are float64 or complex128, which MPS does not have: weight, bias
+        ConfigurationError: For anything that is not a model.
     """
-    inner = module_in(model)
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    subject = Subject(unwrapped(inner), tokenizer, device, validation)
+    examined = ExaminedModel(unwrapped(module_in(model)), tokenizer, device, validation)
     with TENSOR_LOCK:
-        wrong = tuple(finding for check in CHECKS.values() for finding in check(subject))
+        wrong = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
     if wrong:
         return tuple(Finding(f"{name}: {one.name}", one.status, one.evidence, one.remedy) for one in wrong)
-    return (Finding(name, OK, f"{_summary(subject)}; nothing was found by {len(CHECKS)} checks"),)
+    places = sorted({shown_device(str(tensor.device)) for _, tensor in examined.tensors()})
+    summary = " and ".join(examined.dtypes()) or "no weights"
+    summary += f" on {' and '.join(places)}" if places else ""
+    return (Finding(name, OK, f"{summary}; nothing was found by {len(MODEL_CHECKS)} checks"),)
 
 
-def double_precision(subject: Subject) -> Iterator[Finding]:
+def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
     """Find numbers of 64 bits, which MPS does not have."""
-    names = _of_types(subject, tuple(NARROWER))
+    tensors = list(examined.tensors())
+    names = [name for name, tensor in tensors if _dtype(tensor) in NARROWER]
     if names:
-        evidence = f"{_share(subject, names)} float64 or complex128, which MPS does not have: {_some(names)}"
-        status = FAILED if kind_of(subject.device) == "mps" else WARNING
+        share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
+        evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
+        status = FAILED if kind_of(examined.device) == "mps" else WARNING
         yield Finding("float64", status, evidence, "Call model.float(), or move it with nb.to_device, which converts.")
 
 
-def reduced_precision(subject: Subject) -> Iterator[Finding]:
-    """Find weights in a reduced type that is not validated, with which answers can be other ones."""
-    types = [one for one in _types(subject) if one in REDUCED]
-    known = subject.validation if subject.validation and [subject.validation.dtype] == types else None
+def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find weights in a reduced type that is not validated: answers can differ."""
+    types = [one for one in examined.dtypes() if one in REDUCED]
+    known = examined.validation if examined.validation and [examined.validation.dtype] == types else None
     if not types or (known and not known.reason):
         return
     evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
     if known:
         yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
-        return
-    remedy = f"Load it by its name, then nb.validate_precision('name', texts, dtype={types[0]!r})."
-    yield Finding("precision", WARNING, evidence, remedy)
+    else:
+        remedy = f"Load it by its name, then nb.validate_precision('name', texts, dtype={types[0]!r})."
+        yield Finding("precision", WARNING, evidence, remedy)
 
 
-def label_map(subject: Subject) -> Iterator[Finding]:
+def label_map(examined: ExaminedModel) -> Iterator[Finding]:
     """Find a map of labels that has another length than the last layer."""
-    labels = getattr(getattr(subject.model, "config", None), "id2label", None)
-    classifies = any(kind.__name__.endswith("Classification") for kind in type(subject.model).__mro__)
-    width = head_width(subject.model) if labels and classifies else None
+    labels = getattr(getattr(examined.model, "config", None), "id2label", None)
+    classifies = any(kind.__name__.endswith("Classification") for kind in type(examined.model).__mro__)
+    width = head_width(examined.model) if labels and classifies else None
     if width is not None and labels is not None and len(labels) != width:
         evidence = f"the configuration has {counted(len(labels), 'label')}, and the last layer gives {width:,} numbers"
         remedy = "Load it with num_labels as many as the data has, or correct id2label in its configuration."
         yield Finding("labels", FAILED, evidence, remedy)
 
 
-def vocabulary(subject: Subject) -> Iterator[Finding]:
+def vocabulary(examined: ExaminedModel) -> Iterator[Finding]:
     """Find a tokenizer with tokens for which the model has no embedding."""
-    rows = token_count(subject.model)
-    tokens: dict[str, int] = getattr(subject.tokenizer, "get_vocab", dict)()
+    rows = token_count(examined.model)
+    tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
     largest = max(tokens.values(), default=-1)
     if rows is not None and largest >= rows:
         evidence = f"the tokenizer has token {largest:,}, and the model has embeddings for {counted(rows, 'token')}"
@@ -403,72 +351,49 @@ def vocabulary(subject: Subject) -> Iterator[Finding]:
         yield Finding("vocabulary", FAILED, evidence, remedy)
 
 
-def places(subject: Subject) -> Iterator[Finding]:
+def tensor_places(examined: ExaminedModel) -> Iterator[Finding]:
     """Find parts on several devices, and parts without memory."""
-    counts = Counter(canonical(str(tensor.device)) for _, tensor in subject.tensors())
+    counts = Counter(canonical(str(tensor.device)) for _, tensor in examined.tensors())
     if "meta" in counts:
         evidence = f"{counted(counts['meta'], 'tensor')} of {counts.total():,} have no memory (device meta)"
         yield Finding("weights", FAILED, evidence, "Load the weights: from_pretrained, or load_state_dict.")
-    elif len(counts) > 1 and getattr(subject.model, "hf_device_map", None) is None:
+    elif len(counts) > 1 and getattr(examined.model, "hf_device_map", None) is None:
         parts = ", ".join(f"{count:,} on {shown_device(place)}" for place, count in sorted(counts.items()))
-        yield Finding(
-            "places", FAILED, f"its tensors are on several devices: {parts}", "Move it whole: model.to(device)."
-        )
+        evidence = f"its tensors are on several devices: {parts}"
+        yield Finding("places", FAILED, evidence, "Move it whole: model.to(device).")
 
 
-def not_a_number(subject: Subject) -> Iterator[Finding]:
+def not_a_number(examined: ExaminedModel) -> Iterator[Finding]:
     """Find weights that are NaN or infinite."""
-    names = [name for name, weight in subject.model.named_parameters() if not _finite(weight)]
+    names = [name for name, weight in examined.model.named_parameters() if not _finite(weight)]
     if names:
-        evidence = f"{counted(len(names), 'weight')} with NaN or infinity: {_some(names)}"
+        evidence = f"{counted(len(names), 'weight')} with NaN or infinity: {_first(names)}"
         yield Finding("NaN", FAILED, evidence, "Load it again, or go back to an earlier checkpoint.")
 
 
-CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
-    "float64": double_precision,
-    "precision": reduced_precision,
-    "labels": label_map,
-    "vocabulary": vocabulary,
-    "places": places,
-    "NaN": not_a_number,
-}
-"""What is looked for."""
+MODEL_CHECKS: tuple[Callable[[ExaminedModel], Iterator[Finding]], ...] = (
+    double_precision,
+    reduced_precision,
+    label_map,
+    vocabulary,
+    tensor_places,
+    not_a_number,
+)
 
 
 def _finite(weight: torch.Tensor) -> bool:
     import torch
 
-    there = not (weight.is_meta or torch.nn.parameter.is_lazy(weight)) and weight.layout == torch.strided
-    return not (there and _type(weight) in CHECKED_FOR_NAN) or bool(torch.isfinite(weight.detach()).all())
+    # Types below 16 bits have no isfinite, and neither a meta, a lazy nor a sparse tensor can be asked.
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+    if weight.is_meta or torch.nn.parameter.is_lazy(weight) or weight.layout != torch.strided:
+        return True
+    return weight.dtype not in types or bool(torch.isfinite(weight.detach()).all())
 
 
-def _of_types(subject: Subject, types: tuple[str, ...]) -> list[str]:
-    return [name for name, tensor in subject.tensors() if _type(tensor) in types]
-
-
-def _types(subject: Subject) -> list[str]:
-    """Return the types of a model's numbers; a quantized model is int8 whatever else is in it."""
-    if is_quantized(subject.model):
-        return [INT8]
-    tensors = (tensor for _, tensor in subject.tensors() if tensor.is_floating_point() or tensor.is_complex())
-    return sorted({_type(tensor) for tensor in tensors})
-
-
-def _type(tensor: torch.Tensor) -> str:
+def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _share(subject: Subject, names: list[str]) -> str:
-    total = sum(1 for _ in subject.tensors())
-    return f"{len(names):,} of {counted(total, 'tensor')} {'is' if len(names) == 1 else 'are'}"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
-
-
-def _summary(subject: Subject) -> str:
-    tensors = dict(subject.tensors())
-    types = _types(subject)
-    where = sorted({shown_device(str(tensor.device)) for tensor in tensors.values()})
-    return f"{' and '.join(types) or 'no weights'}{' on ' if where else ''}{' and '.join(where)}"
+def _first(names: list[str], shown: int = 3) -> str:
+    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")

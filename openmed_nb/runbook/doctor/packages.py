@@ -1,9 +1,10 @@
-"""Installed packages that do not fit together, and loaded ones that are no longer those that are installed."""
+"""Installed packages that do not fit together, and loaded ones that were replaced on the disk since."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 from ...display import FAILED, OK, WARNING, Finding
@@ -11,122 +12,66 @@ from ...display import FAILED, OK, WARNING, Finding
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+# The packages whose requirements are looked at.
 CHECKED = (
     *("openmed-nb", "torch", "torchvision", "torchaudio", "transformers", "accelerate", "tokenizers", "safetensors"),
     *("huggingface-hub", "ipywidgets", "jupyterlab-widgets"),
 )
-"""The packages whose requirements are looked at."""
 
+# The extras that are in use: every torch user has the "torch" extra of transformers, however it was installed.
 EXTRAS = ("", "torch")
-"""The extras that are in use: the "torch" extra of transformers is what a torch user has, however it was installed."""
 
+# What importlib.metadata raises for files that are damaged or gone; it differs between releases of Python.
 UNREADABLE = (OSError, ValueError, KeyError, TypeError)
-"""What ``importlib.metadata`` raises for files that are damaged or gone, which differs between releases of Python."""
 
-Installed = Mapping[str, str]
-"""Versions by the normalized names of packages; an empty version where the files do not say."""
-
-
-def mismatches(installed: Installed, requirements: Mapping[str, Sequence[str]]) -> tuple[Finding, ...]:
-    """Return what does not fit together among installed packages; pure.
-
-    Args:
-        installed: The version of each package.
-        requirements: What each package requires, as its metadata has it.
-
-    Example:
-        >>> installed = {"torch": "2.13.0+cpu", "torchvision": "0.21.0"}
-        >>> for finding in mismatches(installed, {"torchvision": ["torch==2.6.0", "numpy; extra == 'speed'"]}):
-        ...     print(finding.status, finding.evidence)
-        failed torchvision 0.21.0 needs torch==2.6.0, and torch 2.13.0+cpu is installed
-    """
-    unread = tuple(_unreadable(name) for name, version in installed.items() if not version)
-    found = (_checked(package, text, installed) for package, texts in requirements.items() for text in texts)
-    return tuple(dict.fromkeys((*unread, *(finding for finding in found if finding))))
-
-
-def stale(installed: Installed, loaded: Installed) -> tuple[Finding, ...]:
-    """Return which loaded packages were replaced on the disk since; pure.
-
-    Args:
-        installed: The version of each package on the disk.
-        loaded: The version that each imported package says it has.
-
-    Example:
-        >>> stale({"torch": "2.14.0"}, {"torch": "2.13.0+cpu"})[0].remedy
-        'Restart the kernel.'
-        >>> stale({"torch": "2.13.0"}, {"torch": "2.13.0+cpu"})
-        ()
-    """
-    both = [(name, loaded[name], installed[name]) for name in loaded if installed.get(name)]
-    return tuple(
-        Finding(name, WARNING, f"{name} {here} is loaded, and {there} is installed", "Restart the kernel.")
-        for name, here, there in both
-        if here.partition("+")[0] != there.partition("+")[0]
-    )
+Versions = Mapping[str, str]  # By the normalized names of packages; empty if the files do not say.
 
 
 def package_findings(
-    installed: Installed, requirements: Mapping[str, Sequence[str]], loaded: Installed
+    installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with packages, or one finding that nothing is."""
-    wrong = (*mismatches(installed, requirements), *stale(installed, loaded))
-    return wrong or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
-
-
-def distribution_of(name: str) -> Any:
-    """Return what is known of an installed package, ``None`` where it is not installed."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        return None
-
-
-def read_packages(
-    find: Callable[[str], Any] = distribution_of,
-) -> tuple[Installed, Mapping[str, Sequence[str]], Installed]:
-    """Return the versions of packages, what those of ``CHECKED`` that are installed require, and the loaded versions.
+    """Return what is wrong with packages, or one finding that nothing is; pure.
 
     Args:
-        find: Returns the ``importlib.metadata.Distribution`` of a package, ``None`` where it is not installed.
-
-    Example:
-        >>> installed, requirements, loaded = read_packages()
-        >>> "torch" in installed, "transformers" in requirements
-        (True, True)
+        installed: The version of each package on the disk.
+        requirements: What each package requires, as its metadata has it.
+        loaded: The version that each imported package says it has.
     """
-    found = {name: one for name in CHECKED if (one := find(name)) is not None}
-    requirements = {name: _requirements(one) for name, one in found.items()}
-    named = {_normal(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
-    others = {name: one for name in sorted(named - found.keys()) if (one := find(name)) is not None}
-    installed = {name: _version(one) for name, one in (found | others).items()}
-    modules = ((name, sys.modules.get(name.replace("-", "_"))) for name in found)
-    said = ((name, getattr(module, "__version__", None)) for name, module in modules)
-    return installed, requirements, {name: str(version) for name, version in said if version}
+    found = [_unreadable(name) for name, version in installed.items() if not version]
+    found += [
+        finding
+        for package, texts in requirements.items()
+        for text in texts
+        if (finding := _unmet(package, text, installed))
+    ]
+    for name, here in loaded.items():
+        there = installed.get(name)
+        if there and here.partition("+")[0] != there.partition("+")[0]:
+            evidence = f"{name} {here} is loaded, and {there} is installed"
+            found.append(Finding(name, WARNING, evidence, "Restart the kernel."))
+    return tuple(dict.fromkeys(found)) or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
 
 
-def _checked(package: str, text: str, installed: Installed) -> Finding | None:
-    """Return what is wrong with one requirement of a package, ``None`` where it is met or does not count."""
+def _unmet(package: str, text: str, installed: Versions) -> Finding | None:
+    """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
     required = _parsed(text)
     if required is None:
         return _unreadable(package)
-    if not _counts(required):
+    # A requirement counts on this system, in this Python, with the extras in use.
+    if required.marker and not any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS):
         return None
-    name = _normal(required.name)
+    name, wanted = _normal(required.name), f"{required.name}{required.specifier}"
     version = installed.get(name)
-    if version is None:
-        return None if required.marker and "extra" in str(required.marker) else _missing(package, required, installed)
-    if not version or _meets(required, version):
+    if version is None and not (required.marker and "extra" in str(required.marker)):
+        problem = "which is not installed"
+    elif version and not _meets(required, version):
+        problem = f"and {name} {version} is installed"
+    else:
         return None
-    evidence = f"{package} {installed.get(package, '')} needs {_shown(required)}, and {name} {version} is installed"
-    return Finding(f"{package} and {name}", FAILED, evidence, _remedy(package, required))
-
-
-def _counts(required: Requirement) -> bool:
-    """Tell whether a requirement is one of this system, this Python and the extras in use."""
-    return required.marker is None or any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS)
+    command = f'python -m pip install --upgrade {package} "{wanted}"'
+    remedy = f"Install versions that fit, then restart the kernel: {command}."
+    evidence = f"{package} {installed.get(package, '')} needs {wanted}, {problem}"
+    return Finding(f"{package} and {name}", FAILED, evidence, remedy)
 
 
 def _meets(required: Requirement, version: str) -> bool:
@@ -138,23 +83,9 @@ def _meets(required: Requirement, version: str) -> bool:
         return True  # Whoever built it under such a version knows better than its number.
 
 
-def _missing(package: str, required: Requirement, installed: Installed) -> Finding:
-    evidence = f"{package} {installed.get(package, '')} needs {_shown(required)}, which is not installed"
-    return Finding(f"{package} and {_normal(required.name)}", FAILED, evidence, _remedy(package, required))
-
-
-def _remedy(package: str, required: Requirement) -> str:
-    command = f'python -m pip install --upgrade {package} "{_shown(required)}"'
-    return f"Install versions that fit, then restart the kernel: {command}."
-
-
 def _unreadable(package: str) -> Finding:
     remedy = f"Reinstall it: python -m pip install --force-reinstall {package}."
     return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
-
-
-def _shown(required: Requirement) -> str:
-    return f"{required.name}{required.specifier}"
 
 
 def _normal(name: str) -> str:
@@ -164,7 +95,7 @@ def _normal(name: str) -> str:
 
 
 def _parsed(text: str) -> Requirement | None:
-    """Return a requirement, ``None`` where it cannot be read."""
+    """Return a requirement; ``None`` if it cannot be read."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -173,16 +104,36 @@ def _parsed(text: str) -> Requirement | None:
         return None
 
 
-def _version(distribution: Any) -> str:
-    """Return the version that a package's files say, empty where they are damaged or gone."""
+def find_distribution(name: str) -> Any:
+    """Return an installed ``importlib.metadata.Distribution``; ``None`` if it is not installed."""
     try:
-        return str(distribution.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def read_packages(
+    find: Callable[[str], Any] = find_distribution,
+) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
+    """Return the installed versions, what the installed packages of ``CHECKED`` require, and the loaded versions."""
+    found = {name: one for name in CHECKED if (one := find(name)) is not None}
+    requirements = {name: _requirements(one) for name, one in found.items()}
+    named = {_normal(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
+    others = {name: one for name in sorted(named - found.keys()) if (one := find(name)) is not None}
+    installed = {name: _version(one) for name, one in (found | others).items()}
+    versions = {name: getattr(sys.modules.get(name.replace("-", "_")), "__version__", None) for name in found}
+    return installed, requirements, {name: str(version) for name, version in versions.items() if version}
+
+
+def _version(found: Any) -> str:
+    try:
+        return str(found.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
     except UNREADABLE:
         return ""
 
 
-def _requirements(distribution: Any) -> tuple[str, ...]:
+def _requirements(found: Any) -> tuple[str, ...]:
     try:
-        return tuple(distribution.requires or ())
+        return tuple(found.requires or ())
     except UNREADABLE:
         return ()

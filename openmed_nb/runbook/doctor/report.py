@@ -1,8 +1,6 @@
-"""Examine this computer and its models, and report what is wrong first.
+"""``nb.doctor``: gather the facts about this computer, torch and the models, judge them, and report what is wrong first.
 
-Gathering what the doctor judges: asking the computer, computing on the device, looking at the models.
-
-Whatever is wrong is a fact here and no error: torch that is missing, a device that fails, a model that cannot be loaded.
+Whatever is wrong is a fact here and not an error: a torch that is missing, a device that fails, a model that cannot be loaded.
 """
 
 from __future__ import annotations
@@ -10,31 +8,26 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...devices import backend
 from ...devices.backend import TorchFacts
 from ...devices.choice import DeviceChoice
-from ...devices.computer import Computer
-from ...devices.environment import EnvPlan
 from ...devices.machine import Machine
 from ...devices.moving import module_in, unwrapped
-from ...display import FAILED, MARK, NOTE, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, worst
+from ...display import FAILED, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
+from ...models.config import OpenMedConfig
+from ...models.dtypes import validation_of
+from ...session import SESSION, Session
 from ..signals.reading import read_signals
 from ..signals.values import Signals
-from .checks import SECTIONS, Computation, DoctorFacts, model_findings
+from .checks import Computation, DoctorFacts, findings_of, model_findings
 from .packages import package_findings, read_packages
-from .silent_errors import ProbeOutcome, run_probes
 
-if TYPE_CHECKING:
-    from ...models.dtypes import Validation
-    from ...models.loading import LoadedModel
-
-
-SEE_ABOVE = "see above"
+DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +52,8 @@ class DoctorReport(Shown):
     findings: tuple[Finding, ...]
     simulated: bool = False
 
+    ALSO = ("status", "exit_code", "headline")
+
     @property
     def status(self) -> str:
         """The worst of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
@@ -66,15 +61,14 @@ class DoctorReport(Shown):
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with: 1 where something failed, else 0."""
+        """What a command ends with: 1 if something failed, else 0."""
         return int(self.status == FAILED)
 
     @property
     def headline(self) -> str:
         """How many findings there are of each kind, in one sentence."""
         count = Counter(one.status for one in self.findings)
-        warnings = f"{count[WARNING]} warning{'' if count[WARNING] == 1 else 's'}"
-        return f"{count[OK]} ok, {warnings}, {count[FAILED]} failed."
+        return f"{count[OK]} ok, {counted(count[WARNING], 'warning')}, {count[FAILED]} failed."
 
     @property
     def bad(self) -> tuple[Finding, ...]:
@@ -82,72 +76,82 @@ class DoctorReport(Shown):
         wrong = (one for one in self.findings if one.status in (WARNING, FAILED))
         return tuple(sorted(wrong, key=lambda one: -SEVERITY.index(one.status)))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists and strings, ready for JSON."""
-        findings = [one.to_dict() for one in self.findings]
-        summary = {"status": self.status, "exit_code": self.exit_code, "headline": self.headline}
-        return {**summary, "simulated": self.simulated, "findings": findings}
-
     def report(self) -> Report:
         """Return what there is to show: the count, what to do, and everything that was looked at."""
-        rows = tuple((one.name, one.status, SEE_ABOVE if one in self.bad else one.evidence) for one in self.findings)
-        sentences = (self.headline, *((NOTE,) if self.simulated else ()), *map(sentence_of, self.bad))
+        bad = self.bad
+        rows = tuple((one.name, one.status, "see above" if one in bad else one.evidence) for one in self.findings)
         table = Table("Everything that was looked at", ("check", "result", "evidence"), rows)
-        return Report(f"Doctor{MARK if self.simulated else ''}", sentences, (table,))
+        return Report("Doctor", (self.headline, *map(sentence_of, bad)), (table,))
 
 
 def sentence_of(finding: Finding) -> str:
-    """Return a finding as a line that can be read alone.
-
-    Example:
-        >>> sentence_of(Finding("Python", FAILED, "it runs under Rosetta", "Install an arm64 Python."))
-        'Python, failed: it runs under Rosetta. Install an arm64 Python.'
-    """
+    """Return a finding as a line that can be read alone."""
     return f"{finding.name}, {finding.status}: {finding.evidence.rstrip('.')}. {finding.remedy}".rstrip()
 
 
-def diagnose(facts: DoctorFacts) -> DoctorReport:
-    """Return what is to be said of a computer; the same facts always give the same report.
+def doctor(model: Any = None) -> DoctorReport:
+    """Look at this computer, torch, the environment, the device in force and the models, and say what is wrong.
 
     Args:
-        facts: What ``examination.examine`` gathered.
+        model: The name of a model, which is loaded if it is not yet; a torch module; or a pipeline. ``None`` looks at the
+            models that the session has loaded.
+
+    Returns:
+        The report: one finding for each thing that was looked at, with ``status`` (``"ok"``, ``"warning"``, ``"failed"``
+        or ``"not applicable"``), the evidence and one thing to do; ``status``, the worst of them; ``exit_code``, 1 if
+        something failed. Its text is the same in every run, as long as nothing changes.
+
+    Raises:
+        ConfigurationError: For anything that is not a model.
+        UnknownModel, ModelUnreachable, ModelRefused: For a name under which no model can be had. Whatever else is wrong,
+            also a torch that does not import and a model that cannot be loaded, is a finding.
+
+    The doctor computes on the device in force, which loads torch: a product, each type of numbers, and on a GPU small
+    probes of errors that are known to give wrong numbers in silence, each compared with the CPU and run twice, with an
+    empty cache and with dirty memory (``runbook.doctor.silent_errors`` names the issues). They take some megabytes and a
+    few seconds, and random numbers go on as if they had not run. The device, the override and the models stay as they are.
+
+    Example:
+        >>> report = doctor()
+        >>> report.exit_code in (0, 1)
+        True
+        >>> [finding.name for finding in report.findings][:3]
+        ['Python', 'macOS', 'torch']
     """
-    findings = tuple(finding for section in SECTIONS for finding in section(facts))
-    return DoctorReport(findings, facts.machine.simulated)
+    return diagnose(examine(SESSION, model))
 
 
-DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
-"""The types of numbers that are tried."""
-
-READ_BY_RULES = ("CUDA_VISIBLE_DEVICES",)
-"""The only environment variables that are kept."""
-
-Choose = Callable[[], "DeviceChoice | OpenMedError"]
+def diagnose(facts: DoctorFacts) -> DoctorReport:
+    """Judge the facts of a computer; the same facts always give the same report."""
+    return DoctorReport(tuple(findings_of(facts)), facts.machine.simulated)
 
 
 def compute_on(device: str) -> Computation:
-    """Compute a little on a device, and return where torch says that the result is.
+    """Compute on a device: a product, each type of numbers, and the probes of known silent errors."""
+    from .silent_errors import run_probes
 
-    Example:
-        >>> compute_on("cpu")
-        Computation(device='cpu', place='cpu', failure='')
-    """
     failure = backend.probe(device)
     if failure:
         return Computation(device, failure=failure)
     torch = backend.import_torch()
     with backend.TENSOR_LOCK:
-        return Computation(device, str((torch.ones(2, device="cpu").to(device) * 2).device))
+        place = str((torch.ones(2, device="cpu").to(device) * 2).device)
+    dtypes = {dtype: _failure_in(device, dtype) for dtype in DTYPES}
+    return Computation(device, place, "", dtypes, run_probes(device))
 
 
-def try_dtypes(device: str) -> dict[str, str]:
-    """Compute with each type of numbers on a device; return why each failed, empty where it did not.
-
-    Example:
-        >>> try_dtypes("cpu")["float64"]
-        ''
-    """
-    return {dtype: _try(device, dtype) for dtype in DTYPES}
+def _failure_in(device: str, dtype: str) -> str:
+    """Return why a device does not compute with a type of numbers; empty if it does."""
+    torch = backend.import_torch()
+    numbers, whole = torch.arange(8, device="cpu").reshape(2, 4), dtype.startswith("int")
+    try:
+        with backend.TENSOR_LOCK:
+            moved = numbers.to(device, getattr(torch, dtype))
+            found = (moved * 2 + moved if whole else moved @ moved.T).cpu()
+    except (RuntimeError, TypeError) as error:
+        return cause(error)
+    expected = numbers * 3 if whole else numbers @ numbers.T
+    return "" if torch.equal(found.long(), expected) else "it gave other numbers than the CPU"
 
 
 def signals_of(machine: Machine, device: str) -> Signals:
@@ -155,125 +159,59 @@ def signals_of(machine: Machine, device: str) -> Signals:
     return read_signals(machine, device, uuid=backend.gpu_uuid(device))
 
 
-@dataclass(frozen=True)
-class Experiments:
-    """What is tried on this computer; a stand-in can answer for a computer that is not here.
-
-    Attributes:
-        compute: Computes a little on a device.
-        try_dtypes: Tries the types of numbers.
-        run_probes: Looks for known silent errors.
-        read_signals: Reads power and heat.
-        read_packages: Returns what is installed, what that requires, and what is loaded.
-    """
-
-    compute: Callable[[str], Computation] = compute_on
-    try_dtypes: Callable[[str], Mapping[str, str]] = try_dtypes
-    run_probes: Callable[[str], tuple[ProbeOutcome, ...]] = run_probes
-    read_signals: Callable[[Machine, str], Signals] = signals_of
-    read_packages: Callable[[], Any] = read_packages
-
-
-def examine(
-    computer: Computer,
-    choose: Choose,
-    models: Iterable[tuple[str, Any]] = (),
-    validation: Callable[[Any], Validation | None] = lambda _model: None,
-    experiments: Experiments | None = None,
-) -> DoctorFacts:
-    """Gather the facts about a computer; torch is imported, and something is computed on the device in force.
+def examine(session: Session, model: Any = None, compute: Callable[[str], Computation] = compute_on) -> DoctorFacts:
+    """Gather the facts about a session's computer.
 
     Args:
-        computer: The computer.
-        choose: Returns the device in force, or the error of the wishes; it may be asked twice.
-        models: The names and the models to look at; an error in the place of a model says why it cannot be loaded.
-        validation: Returns what is known of a model in a reduced type.
-        experiments: What is tried.
-
-    Returns:
-        The facts; what is wrong is one of them.
+        session: The session.
+        model: As for :func:`doctor`.
+        compute: Computes on a device; a stand-in answers for a device that is not here.
     """
-    tried = experiments or Experiments()
-    choice = choose()
-    torch_error = load_torch(computer)
-    if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.certain):
-        choice = choose()  # torch has spoken for itself now.
-    device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
-    done = tried.compute(device) if device else None
-    works = device if done is not None and not done.failure else None
-    return DoctorFacts(
-        python=".".join(platform.python_version_tuple()[:2]),
-        machine=computer.machine,
-        torch=computer.torch if torch_error is None else TorchFacts(None),
-        choice=choice,
-        environment=environment_of(computer, device),
-        torch_error=torch_error,
-        environ={name: value for name, value in computer.shell.items() if name in READ_BY_RULES},
-        computation=done,
-        dtypes=tried.try_dtypes(works) if works else {},
-        probes=tried.run_probes(works) if works else (),
-        packages=package_findings(*tried.read_packages()),
-        signals=tried.read_signals(computer.machine, device or "cpu"),
-        models=tuple(finding for one in models for finding in look_at(*one, device or "cpu", validation)),
-    )
+    with session.unchanged_on_error():
+        models, computer = _models(session, model), session.computer
+        choice, torch_error = session.choice_or_error(confirm=True), None
+        try:
+            computer.load_torch()
+        except TorchUnusable as error:
+            torch_error = error
+        if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.certain):
+            choice = session.choice_or_error(confirm=True)  # Now torch can answer for itself.
+        device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
+        # The MPS variables count for mps, also if they are why it is not in force.
+        refused = device not in (None, "mps") and "watermark" in (computer.torch.failure("mps") or "")
+        shell = computer.shell
+        return DoctorFacts(
+            python=".".join(platform.python_version_tuple()[:2]),
+            machine=computer.machine,
+            torch=computer.torch if torch_error is None else TorchFacts(None),
+            choice=choice,
+            environment=computer.environment("mps" if refused else device or "cpu"),
+            torch_error=torch_error,
+            environ={name: shell[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in shell},
+            computed=compute(device) if device else None,
+            packages=package_findings(*read_packages()),
+            signals=signals_of(computer.machine, device or "cpu"),
+            models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),
+        )
 
 
-def models_to_look_at(
-    model: Any, named: Callable[[str | None], tuple[LoadedModel, ...]], load: Callable[[str], LoadedModel]
-) -> tuple[tuple[str, Any], ...]:
-    """Return names and models to look at, with an error in the place of a model that cannot be loaded.
-
-    Args:
-        model: The name of a model, a torch module, a pipeline, or ``None`` for those that are loaded.
-        named: Returns the loaded models of a name, or all.
-        load: Loads a model by its name.
-
-    Raises:
-        ConfigurationError: For anything else.
-        ModelError: For a name that is none, and a model that cannot be had.
-    """
+def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
+    """Return names and models to look at, with an error in the place of a model that cannot be loaded."""
     if model is not None and not isinstance(model, (str, os.PathLike)):
         return ((type(module_in(model)).__name__, model),)
-    loaded = named(None if model is None else str(model))
+    loaded = session.models.named(None if model is None else str(model))
     if model is None or loaded:
         return tuple((one.name, one) for one in loaded)
     try:
-        return ((str(model), load(str(model))),)
+        return ((str(model), session.load_model(str(model), OpenMedConfig())),)
     except (ModelUnusable, DeviceError) as error:
         return ((str(model), error),)
 
 
-def load_torch(computer: Computer) -> TorchUnusable | None:
-    """Import torch, and return the error where it does not import."""
-    try:
-        computer.load_torch()
-    except TorchUnusable as error:
-        return error
-    return None
-
-
-def environment_of(computer: Computer, device: str | None) -> EnvPlan:
-    """Return what became of the MPS variables: for mps too where they are why it is not in force."""
-    refused = device != "mps" and device is not None and "watermark" in (computer.torch.failure("mps") or "")
-    return computer.environment("mps" if refused else device or "cpu")
-
-
-def look_at(name: str, model: Any, device: str, validation: Callable[[Any], Validation | None]) -> tuple[Finding, ...]:
-    """Return what was found about a model, or why it could not be loaded."""
+def _look_at(name: str, model: Any, device: str, session: Session) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
         return (Finding(name, FAILED, model.what, model.remedy),)
-    return model_findings(name, model, device=device, validation=validation(unwrapped(module_in(model))))
-
-
-def _try(device: str, dtype: str) -> str:
-    torch = backend.import_torch()
-    numbers = torch.arange(8, device="cpu").reshape(2, 4)
-    try:
-        with backend.TENSOR_LOCK:
-            moved = numbers.to(device, getattr(torch, dtype))
-            made = moved * 2 + moved if dtype.startswith("int") else moved @ moved.T
-            found = made.cpu()
-    except (RuntimeError, TypeError) as error:
-        return cause(error)
-    expected = numbers * 2 + numbers if dtype.startswith("int") else numbers @ numbers.T
-    return "" if torch.equal(found.long(), expected) else "it gave other numbers than the CPU"
+    inner = unwrapped(module_in(model))
+    key = session.models.key_of(inner)
+    known = None if key is None else validation_of(key, str(inner.device), session.computer, session.environ)
+    return model_findings(name, model, device=device, validation=known)

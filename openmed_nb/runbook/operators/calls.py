@@ -9,14 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .table import Refusal
+from ...display import Plain
+from .table import MpsRefusal
 
 if TYPE_CHECKING:
     import torch
 
+INFERENCE, FORWARD, BACKWARD, OPTIMIZER = "inference", "forward", "backward", "optimizer"
+
+# What a model does, in the order of the report: a pass without gradients, and the three parts of a training step.
+PHASES = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
+
 
 @dataclass(frozen=True, order=True)
-class Place:
+class ModulePlace:
     """A module of a model.
 
     Attributes:
@@ -31,7 +37,18 @@ class Place:
         return f"{self.module} ({self.kind})".strip() if self.kind else ""
 
 
-class Places:
+class AtModule(Plain):
+    """A row of a report about one module: its JSON has ``module`` and ``class`` in the place of ``place``."""
+
+    place: ModulePlace
+    HIDDEN = ("place",)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as a mapping, ready for JSON."""
+        return {**super().to_dict(), "module": self.place.module, "class": self.place.kind}
+
+
+class RunningModules:
     """Knows which module is running, in each thread."""
 
     def __init__(self) -> None:
@@ -40,17 +57,17 @@ class Places:
         self._running = threading.local()
 
     @property
-    def here(self) -> Place:
+    def here(self) -> ModulePlace:
         """The innermost module that is running in this thread."""
         stack = self._stack()
-        return Place(self._names.get(stack[-1], ""), type(stack[-1]).__name__) if stack else Place()
+        return ModulePlace(self._names.get(stack[-1], ""), type(stack[-1]).__name__) if stack else ModulePlace()
 
     @contextmanager
     def watched(self, model: torch.nn.Module | None = None) -> Iterator[None]:
         """See the modules that run, of any model, through torch's hooks for all modules.
 
         Args:
-            model: The model whose names are used; ``None`` to take the outermost module that is running for the model.
+            model: The model whose names are used; ``None`` takes the outermost module that is running for the model.
         """
         from torch.nn.modules import module
 
@@ -72,27 +89,19 @@ class Places:
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
         stack = self._stack()
-        while stack and stack.pop() is not module:  # Where a hook before ours failed, an end was not seen.
+        while stack and stack.pop() is not module:  # If a hook before ours failed, an end was not seen.
             pass
 
     def _name(self, model: torch.nn.Module) -> None:
         self._names.update({module: name for name, module in model.named_modules()})
 
     def _stack(self) -> list[torch.nn.Module]:
-        if not hasattr(self._running, "stack"):
-            self._running.stack = []
-        stack: list[torch.nn.Module] = self._running.stack
+        stack: list[torch.nn.Module] = self._running.__dict__.setdefault("stack", [])
         return stack
 
 
-INFERENCE, FORWARD, BACKWARD, OPTIMIZER = "inference", "forward", "backward", "optimizer"
-
-PHASES = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
-"""What a model does, in the order of the report: a pass without gradients, and the three parts of a training step."""
-
-
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """An operator that is called.
 
     Attributes:
@@ -103,7 +112,7 @@ class Call:
 
     operator: str
     phase: str
-    place: Place
+    place: ModulePlace
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,6 @@ class Trace:
         notes: What could not be traced, as sentences.
     """
 
-    calls: Mapping[Call, int]
-    refusals: Mapping[tuple[Refusal, Call], int]
+    calls: Mapping[OperatorCall, int]
+    refusals: Mapping[tuple[MpsRefusal, OperatorCall], int]
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A copy of a model on the CPU, with which anything may be done, and random numbers that go on as if nothing had been."""
+"""A copy of a model on the CPU, with which anything may be done, and random numbers that go on as if nothing had been drawn."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ if TYPE_CHECKING:
     import torch
 
 
-def cpu_copy(model: torch.nn.Module) -> torch.nn.Module:
+def cpu_copy(model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """Return a copy of a model on the CPU, without its gradients; the model may be on any device, and stays as it is.
 
-    Its tensors are copied one by one, so that no second copy is made on the device. Of a model that ``torch.compile``
-    made, the model inside is copied.
+    Its tensors are copied one by one, so that no second copy is made on the device. If ``torch.compile`` made the model, the
+    one inside is copied.
+
+    Args:
+        model: The model.
+        dtype: The type of its floating point numbers in the copy; ``None`` keeps theirs.
 
     Raises:
-        ConfigurationError: Where the model cannot be copied.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 2)
-        >>> copied = cpu_copy(model)
-        >>> torch.equal(copied.weight, model.weight), copied.weight is model.weight
-        (True, False)
+        ConfigurationError: If the model cannot be copied.
     """
     import torch
+
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        kind = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+        copied = tensor.detach().to("cpu", kind, copy=True)
+        return torch.nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
 
     inner = getattr(model, "_orig_mod", model)
     tensors = [*inner.parameters(), *inner.buffers()]
     check_memory(type(inner).__name__, tensors)
     try:
-        memo = {id(tensor): _on_cpu(tensor) for tensor in tensors if _is_plain(tensor)}
+        # Tensors of other classes than torch's own two know themselves how they are copied.
+        memo = {id(one): on_cpu(one) for one in tensors if type(one) in {torch.Tensor, torch.nn.Parameter}}
         with torch.no_grad():  # A model of TorchScript copies its weights with a graph otherwise.
             copied: torch.nn.Module = copy.deepcopy(inner, memo).to("cpu")
     except Exception as error:
@@ -53,47 +56,20 @@ def cpu_copy(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_memory(what: str, tensors: Iterable[torch.Tensor]) -> None:
-    """Check that tensors have numbers.
-
-    Args:
-        what: What they are the tensors of.
-        tensors: The tensors.
+    """Refuse tensors that have a shape only.
 
     Raises:
-        ConfigurationError: Where some have a shape only.
+        ConfigurationError: If there are some.
     """
     empty = sum(tensor.is_meta for tensor in tensors)
     if empty:
-        said = f"{what} has {counted(empty, 'tensor')} with a shape and no memory (device meta)."
-        raise ConfigurationError(said, "Load the weights, or make real inputs, and try again.")
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is of torch's own two classes; the others know themselves how they are copied."""
-    import torch
-
-    return type(tensor) in {torch.Tensor, torch.nn.Parameter}
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    copied = tensor.detach().to("cpu", copy=True)
-    return torch.nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
+        problem = f"{what} has {counted(empty, 'tensor')} with a shape and no memory (device meta)."
+        raise ConfigurationError(problem, "Load the weights, or make real inputs, and try again.")
 
 
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were.
-
-    Example:
-        >>> import torch
-        >>> before = torch.get_rng_state()
-        >>> with random_numbers_kept():
-        ...     numbers = torch.rand(3)
-        >>> torch.equal(torch.get_rng_state(), before)
-        True
-    """
+    """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were."""
     numpy = sys.modules.get("numpy")
     pythons, numpys = random.getstate(), numpy.random.get_state() if numpy else None
     try:

@@ -1,4 +1,4 @@
-"""The ledger of what really fell back from MPS to the CPU while a program ran."""
+"""``nb.fallbacks``: the ledger of what really fell back from MPS to the CPU while a program ran."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Any
 from ...devices.backend import import_torch
 from ...devices.moving import module_in
 from ...devices.simulated import active
-from ...display import MARK, NOTE, Report, Shown, Table
-from .calls import Place
+from ...display import Report, Shown, Table
+from .calls import AtModule, ModulePlace
 from .table import operator_table
 
 if TYPE_CHECKING:
-    from .recorders import Fall, Record
+    from .recorders import Fall, FallbackRecord
 
 FELL_BACK, REFUSED = "fell back to the CPU", "met an error"
 
-SAID_OF = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported."}
-"""What to do about each outcome."""
-
-OUTSIDE = "Only MPS has operators that fall back to the CPU, and nothing was computed on MPS here."
-NOTHING = "Nothing fell back to the CPU."
+# What to do about each outcome.
+REMEDIES = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported."}
 
 
 @dataclass(frozen=True)
-class Fallback:
+class Fallback(AtModule):
     """An operator that fell back, in one module and one phase.
 
     Attributes:
@@ -43,14 +40,9 @@ class Fallback:
     operator: str
     outcome: str
     phase: str
-    place: Place
+    place: ModulePlace
     count: int
     seconds: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry as a mapping, ready for JSON."""
-        place = {"module": self.place.module, "class": self.place.kind}
-        return {**{name: value for name, value in vars(self).items() if name != "place"}, **place}
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,16 +56,23 @@ class FallbackLedger(Shown):
 
     device_is_there: bool
     simulated: bool
-    _record: Record = field(repr=False)
+    _record: FallbackRecord = field(repr=False)
+
+    HIDDEN = ("_record",)
+    ALSO = ("verdict", "count", "operators_on_mps", "entries")
 
     @property
     def entries(self) -> tuple[Fallback, ...]:
         """The operators that fell back, the most frequent first."""
-        groups: dict[tuple[str, str, str, Place], list[Fall]] = {}
+        groups: dict[tuple[str, str, str, ModulePlace], list[Fall]] = {}
         for fall in self._record.all_falls():
             outcome = REFUSED if fall.refused else FELL_BACK
             groups.setdefault((fall.operator, outcome, fall.sighting.phase, fall.sighting.place), []).append(fall)
-        entries = [Fallback(*key, len(falls), self._seconds(falls)) for key, falls in groups.items()]
+        entries = []
+        for key, falls in groups.items():
+            sightings = {id(fall.sighting): fall.sighting for fall in falls}  # One operator may hold several falls.
+            seconds = None if self.simulated else sum(one.seconds or 0.0 for one in sightings.values())
+            entries.append(Fallback(*key, len(falls), seconds))
         return tuple(sorted(entries, key=lambda entry: (-entry.count, entry.operator, entry.phase, entry.place)))
 
     @property
@@ -87,62 +86,77 @@ class FallbackLedger(Shown):
         return tuple(sorted({entry.operator for entry in self.entries}))
 
     @property
+    def operators_on_mps(self) -> int:
+        """How many operators were called with a tensor of MPS, without those inside of others."""
+        return self._record.operators
+
+    @property
     def verdict(self) -> str:
         """What happened, in one sentence for each outcome."""
-        said = [self._said(outcome) for outcome in (FELL_BACK, REFUSED)]
-        nothing = NOTHING if self._record.operators else OUTSIDE
-        return " ".join(sentence for sentence in said if sentence) or nothing
-
-    def _said(self, outcome: str) -> str:
-        entries = [entry for entry in self.entries if entry.outcome == outcome]
-        count, names = sum(entry.count for entry in entries), sorted({entry.operator for entry in entries})
-        calls = "1 call" if count == 1 else f"{count} calls"
-        return f"{calls} {outcome}: {', '.join(names)}.{SAID_OF[outcome]}" if count else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the ledger as a mapping, ready for JSON; seconds are left out of a simulated device."""
-        return {
-            "verdict": self.verdict,
-            "device_is_there": self.device_is_there,
-            "simulated": self.simulated,
-            "count": self.count,
-            "operators_on_mps": self._record.operators,
-            "entries": [entry.to_dict() for entry in self.entries],
-        }
+        sentences = []
+        for outcome, remedy in REMEDIES.items():
+            entries = [entry for entry in self.entries if entry.outcome == outcome]
+            count, names = sum(entry.count for entry in entries), sorted({entry.operator for entry in entries})
+            calls = "1 call" if count == 1 else f"{count} calls"
+            sentences += [f"{calls} {outcome}: {', '.join(names)}.{remedy}"] if count else []
+        if sentences:
+            return " ".join(sentences)
+        if self._record.operators:
+            return "Nothing fell back to the CPU."
+        return "Only MPS has operators that fall back to the CPU, and nothing was computed on MPS here."
 
     def report(self) -> Report:
         """Return what there is to show: what fell back and where; the seconds are among the figures."""
         entries = self.entries
-        rows = tuple(
-            (entry.operator, entry.outcome, entry.phase, str(entry.place), str(entry.count)) for entry in entries
-        )
+        rows = tuple((one.operator, one.outcome, one.phase, str(one.place), str(one.count)) for one in entries)
         timed = tuple(
-            (entry.operator, entry.phase, str(entry.place), f"{entry.seconds:.4f}")
-            for entry in entries
-            if entry.seconds is not None
+            (one.operator, one.phase, str(one.place), f"{one.seconds:.4f}")
+            for one in entries
+            if one.seconds is not None
         )
         return Report(
-            f"Fallbacks of MPS{MARK if self.simulated else ''}",
-            (*((NOTE,) if self.simulated else ()), self.verdict),
+            "Fallbacks of MPS",
+            (self.verdict,),
             (Table("", ("operator", "what happened", "phase", "module", "times"), rows),),
             figures=(Table("How long it took", ("operator", "phase", "module", "seconds"), timed),),
         )
 
-    def _seconds(self, falls: list[Fall]) -> float | None:
-        if self.simulated:
-            return None
-        sightings = {id(fall.sighting): fall.sighting for fall in falls}  # One operator may hold several.
-        return sum(sighting.seconds or 0.0 for sighting in sightings.values())
-
 
 @contextmanager
 def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
-    """Write down what falls back to the CPU; see :func:`openmed_nb.fallbacks`."""
+    """Write down what really falls back from MPS to the CPU in a block: which operators, how often, where, how long.
+
+    Args:
+        model: The model whose modules are named, or a pipeline; ``None`` to name those of whatever module is called.
+
+    Returns:
+        A context manager that gives the ledger. Its ``entries`` have, for each operator, module and phase
+        (``"forward"``, ``"backward"`` or ``"elsewhere"``), ``count`` and ``seconds``; ``verdict`` is one sentence. Its text
+        has no seconds, and is the same in every run.
+
+    Raises:
+        ConfigurationError: For anything that is not a model.
+
+    torch by itself warns of the first fallback of the process only. In the block it warns of each
+    (``torch.set_warn_always``), and the ledger takes those warnings, which name the operators, also inside of others; every
+    other warning goes where it went before. A mode of torch measures the outermost operators and waits for each before and
+    after, except in a backward pass, where waiting counts too; hooks of all modules tell which one is running. Where
+    falling back is off, torch's error passes through, and the ledger keeps what it saw. Warnings, hooks and settings are
+    given back in any case. The ledger sees the thread that opens it.
+
+    Example:
+        >>> import torch
+        >>> from openmed_nb import simulated_mps
+        >>> with simulated_mps(fallback=True), fallbacks() as ledger:
+        ...     mode = torch.ones(3, device="mps").mode()
+        >>> ledger.entries[0].operator, ledger.entries[0].count
+        ('aten::mode', 1)
+    """
     module = None if model is None else module_in(model, "Pass a torch module, a pipeline, or nothing.")
     torch = import_torch()
-    from .recorders import Record, recording
+    from .recorders import FallbackRecord, recording
 
-    record = Record(operator_table())
+    record = FallbackRecord(operator_table())
     ledger = FallbackLedger(torch.backends.mps.is_available(), active(), record)
     with recording(record, module):
         yield ledger

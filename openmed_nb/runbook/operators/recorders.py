@@ -1,17 +1,14 @@
-"""The two dispatch modes that see each operator of a call.
+"""The modes of torch that see each operator: as it would be on MPS, and as it falls back from MPS.
 
-Sees every operator that is called on the CPU, and notes it as it is on MPS.
-
-This file imports torch, because a subclass needs its base; it is itself imported where a model is traced.
-
-Sees every fallback of MPS to the CPU while it is on: which operator, in which module, how long.
-
-Three things are put together, because none of them knows all:
+``watching`` notes every operator that is called on the CPU, as it is on MPS. ``recording`` notes every fallback of MPS to
+the CPU: which operator, in which module, how long. It puts three things together, because none of them knows all:
 
 - torch's warnings name every operator that falls back, also inside of another (``MPSFallback.mm``), once
   ``torch.set_warn_always`` is on; but they come late: those of a backward pass when it has ended;
 - a mode sees the outermost operators as they are called, and how long each takes;
 - hooks of all modules know which module is running.
+
+This file imports torch, because a subclass needs its base; it is itself imported where a model is traced.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from ...devices.backend import finish
 from ...devices.moving import narrower_types, operator_tensors
 from ...devices.profilers import modes_on
 from ...simulation.operators import names_above_autograd
-from .calls import BACKWARD, FORWARD, Call, Place, Places
+from .calls import BACKWARD, FORWARD, ModulePlace, OperatorCall, RunningModules
 from .table import (
     ALWAYS_ON_CPU,
     COMPOSITE,
@@ -45,67 +42,64 @@ from .table import (
     NO_PLAIN_TENSOR,
     OF_FUNCTIONS,
     OF_OPERATORS,
+    MpsRefusal,
     OperatorTable,
-    Refusal,
     composite_key,
     of_call,
     of_shapes,
 )
 
-IMPLICIT = "CompositeImplicitAutograd"
-
-WIDE = frozenset(narrower_types())
-"""The types that MPS does not have."""
+WIDE = frozenset(narrower_types())  # The types that MPS does not have.
+ELSEWHERE = "elsewhere"
 
 
 @dataclass
 class CallRecord:
-    """What was seen so far.
+    """What was called so far.
 
     Attributes:
         table: What MPS has.
         phase: What the model is doing.
-        places: Where in the model we are.
+        places: Where in the model it is.
         calls: How often each operator was called.
         refusals: How often each call was one that MPS refuses, and why.
-        names: What operators are called above autograd, where the function that runs tells.
-        wide: The tensors of types that MPS does not have, which were told of already.
+        names: What operators are called above autograd, if the function that runs says so.
+        wide: The tensors of types that MPS does not have and that were already noted.
     """
 
     table: OperatorTable
     phase: str = FORWARD
-    places: Places = field(default_factory=Places)
-    calls: Counter[Call] = field(default_factory=Counter)
-    refusals: Counter[tuple[Refusal, Call]] = field(default_factory=Counter)
+    places: RunningModules = field(default_factory=RunningModules)
+    calls: Counter[OperatorCall] = field(default_factory=Counter)
+    refusals: Counter[tuple[MpsRefusal, OperatorCall]] = field(default_factory=Counter)
     names: Mapping[str, str] = field(default_factory=dict)
     wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
-    def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[Refusal]) -> None:
+    def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[MpsRefusal]) -> None:
         """Count an operator, with what it was given and what it made."""
-        call = Call(operator, self.phase, self.places.here)
-        self.calls[call] += 1
-        self.refuse(call, [*why, *of_shapes([*given, *made])])
+        self.calls[OperatorCall(operator, self.phase, self.places.here)] += 1
+        self.refuse(operator, [*why, *of_shapes([*given, *made])])
 
-    def refuse(self, call: Call, why: Iterable[Refusal]) -> None:
+    def refuse(self, operator: str, why: Iterable[MpsRefusal], place: ModulePlace | None = None) -> None:
         """Count why MPS refuses a call."""
         for refusal in why:
-            self.refusals[refusal, call] += 1
+            self.refusals[refusal, OperatorCall(operator, self.phase, place or self.places.here)] += 1
 
     def note_types(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """Tell of a type that MPS does not have where it begins, not of all that is computed with it.
+        """Note a type that MPS does not have where it begins, and not in all that is computed with it.
 
         A number of Python comes to the operators as a float64 tensor without dimensions, and such a tensor may be on the
-        CPU beside those of MPS; torch makes some for itself.
+        CPU together with those of MPS; torch makes some for itself.
         """
         wide = [tensor for tensor in made if tensor.dtype in WIDE]
         known = any(tensor in self.wide for tensor in given)
-        numbers = not any(tensor.dim() for tensor in given) and not any(tensor.dim() for tensor in wide)
+        numbers = not any(tensor.dim() for tensor in (*given, *wide))
         self.wide.update((tensor, True) for tensor in wide)
         if wide and not known and not numbers:
-            self.refuse(Call(operator, self.phase, self.places.here), [FLOAT64])
+            self.refuse(operator, [FLOAT64])
 
 
-class Operators(TorchDispatchMode):
+class OperatorTracer(TorchDispatchMode):
     """Sees every operator, and takes apart those that are made of others on MPS, whatever they are on the CPU."""
 
     supports_higher_order_operators = True
@@ -122,15 +116,16 @@ class Operators(TorchDispatchMode):
             return self._called(operator, with_tensors_for_numbers(operator, args), kwargs or {})
 
     def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        name = self._name(operator.name())
-        given = operator_tensors([args, kwargs])
-        if not all(map(is_plain, given)):  # What MPS has, and what it is made of, is known of plain tensors only.
-            self._record.refuse(Call(name, self._record.phase, self._record.places.here), [NO_PLAIN_TENSOR])
+        name, given = self._name(operator.name()), operator_tensors([args, kwargs])
+        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
+            self._record.refuse(name, [NO_PLAIN_TENSOR])  # The table knows what MPS has for plain tensors only.
             return operator(*args, **kwargs)
         why = of_call(OF_OPERATORS, name, args, kwargs)
-        key = self._key_of_parts(name)
-        if key == IMPLICIT:
-            with self:  # It is not noted: above, autograd takes these apart, and nobody sees them.
+        # A kernel that is made of other operators may call its operator again, which is then the CPU's.
+        apart = self._verdict(name) == COMPOSITE and name not in self._inside
+        key = composite_key(name) if apart else ""
+        if key == "CompositeImplicitAutograd":
+            with self:  # Not noted: above, autograd takes these apart, and nobody sees them.
                 return kernel_of(operator, key)(*args, **kwargs)
         made = self._made_of_parts(name, kernel_of(operator, key), args, kwargs) if key else operator(*args, **kwargs)
         self._record.note(name, given, operator_tensors(made), why)
@@ -147,20 +142,13 @@ class Operators(TorchDispatchMode):
             self._inside.pop()
 
     def _name(self, operator: str) -> str:
-        """Return what an operator is on MPS, where autograd has already taken apart the one that MPS has."""
+        """Return what an operator is on MPS, if autograd has already taken apart the one that MPS has."""
         above = self._record.names.get(operator, operator)
         forced = self._verdict(above) == ALWAYS_ON_CPU
         return above if forced and not torch.is_inference_mode_enabled() else operator
 
-    def _key_of_parts(self, name: str) -> str:
-        """Return the key of the kernel that is made of other operators, where MPS takes that; empty where it has its own.
 
-        Such a kernel may call its operator again, which then is the CPU's.
-        """
-        return composite_key(name) if self._verdict(name) == COMPOSITE and name not in self._inside else ""
-
-
-class Functions(TorchFunctionMode):
+class FunctionTracer(TorchFunctionMode):
     """Sees the functions of torch that Python calls, of which some are taken apart before an operator is called."""
 
     def __init__(self, record: CallRecord) -> None:
@@ -168,11 +156,10 @@ class Functions(TorchFunctionMode):
         self._record = record
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, and tell where MPS refuses it."""
+        """Call a function, and note if MPS refuses it."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        why = of_call(OF_FUNCTIONS, name, args, kwargs)
-        self._record.refuse(Call(name, self._record.phase, self._record.places.here), why)
+        self._record.refuse(name, of_call(OF_FUNCTIONS, name, args, kwargs))
         before, self._record.names = self._record.names, names_above_autograd(name, args, kwargs)
         try:
             return function(*args, **kwargs)
@@ -182,30 +169,17 @@ class Functions(TorchFunctionMode):
 
 @contextmanager
 def watching(record: CallRecord, model: torch.nn.Module | None = None) -> Iterator[None]:
-    """Note every operator of this thread, as it is on MPS.
-
-    Args:
-        record: Where it is noted.
-        model: The model whose modules are named.
-    """
+    """Note every operator of this thread, as it is on MPS; ``model`` is the model whose modules are named."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        stack.enter_context(slow_transformer_path())
+        # torch's Transformer layers call their parts on MPS, which their fast path does not know.
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # What is compiled calls no operators.
-        stack.enter_context(torch.device("cpu"))  # What a model makes without saying where.
+        stack.enter_context(torch.device("cpu"))  # What a model makes without naming a device.
         stack.enter_context(record.places.watched(model))
-        stack.enter_context(modes_on(Operators(record), Functions(record)))
+        stack.enter_context(modes_on(OperatorTracer(record), FunctionTracer(record)))
         yield
-
-
-@contextmanager
-def slow_transformer_path() -> Iterator[None]:
-    """Let torch's Transformer layers call their parts, as they do on MPS, which their fast path does not know."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
@@ -218,7 +192,7 @@ def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
 def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return arguments with tensors in the place of numbers that an operator does not take.
 
-    torch hands a number on inside of its operators as a tensor, and shows it to us as a number again.
+    Inside of its operators, torch hands a number on as a tensor, and shows it to a mode as a number again.
     """
     schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
     name = operator.name().partition("::")[2].partition(".")[0]
@@ -232,15 +206,8 @@ def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any,
     )
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is one of numbers that follow each other in memory, neither sparse nor nested."""
-    return tensor.layout == torch.strided and not tensor.is_nested
-
-
 FALLS = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend and will fall back to run on")
 REFUSES = re.compile(r"The operator '([^']+)' is not currently implemented for the MPS device")
-
-ELSEWHERE = "elsewhere"
 
 
 @dataclass(eq=False)
@@ -248,14 +215,14 @@ class Sighting:
     """An outermost operator that was called with a tensor of MPS.
 
     Attributes:
-        name: How MPS names it where it falls back by itself; empty where it does not.
+        name: How MPS names it if it falls back by itself; else empty.
         place: The module that was running.
         phase: ``"forward"``, ``"backward"``, or ``"elsewhere"``: outside of both.
         seconds: How long it took; ``None`` while it runs.
     """
 
     name: str
-    place: Place
+    place: ModulePlace
     phase: str
     seconds: float | None = None
 
@@ -276,21 +243,21 @@ class Fall:
 
 
 @dataclass
-class Record:
-    """What was seen so far.
+class FallbackRecord:
+    """What fell back so far.
 
     Attributes:
         table: What MPS has.
-        places: Where in a model we are.
+        places: Where in a model it is.
         falls: The fallbacks, in the order in which they became known.
-        waiting: Operators that fall back by themselves, of which torch has not warned yet.
+        waiting: Operators that fall back by themselves, and of which torch has not warned yet.
         last: The outermost operator that runs, or that ran last.
         operators: How many outermost operators were called with a tensor of MPS.
         thread: The thread that is watched.
     """
 
     table: OperatorTable
-    places: Places = field(default_factory=Places)
+    places: RunningModules = field(default_factory=RunningModules)
     falls: list[Fall] = field(default_factory=list)
     waiting: list[Sighting] = field(default_factory=list)
     last: Sighting | None = None
@@ -300,10 +267,9 @@ class Record:
     def begin(self, operator: str) -> Sighting:
         """Note that an outermost operator is called."""
         falls = self.table.verdict(operator) in {FALLS_BACK, ALWAYS_ON_CPU}
-        name = self.table.named_by_mps(operator) if falls else ""
         self.operators += 1
-        self.last = Sighting(name, self.places.here, phase_of(self.places.here))
-        if name:
+        self.last = self._sighting(self.table.named_by_mps(operator) if falls else "")
+        if falls:
             self.waiting.append(self.last)
         return self.last
 
@@ -314,11 +280,10 @@ class Record:
             self.waiting.remove(waiting)
         elif self.last is not None and self.last in self.waiting:  # MPS has another name for it.
             self.waiting.remove(self.last)
-        here = self.places.here
-        self.falls.append(Fall(operator, waiting or self.last or Sighting("", here, phase_of(here))))
+        self.falls.append(Fall(operator, waiting or self.last or self._sighting("")))
 
     def refused(self, sighting: Sighting, error: NotImplementedError) -> None:
-        """Note an operator that MPS does not have, and for which falling back is off."""
+        """Note an operator that MPS does not have while falling back is off."""
         named = REFUSES.search(str(error))
         if named:
             self.waiting = [other for other in self.waiting if other is not sighting]
@@ -329,18 +294,23 @@ class Record:
         silent = [Fall(sighting.name, sighting) for sighting in self.waiting if sighting.seconds is not None]
         return [*self.falls, *silent]
 
+    def _sighting(self, name: str) -> Sighting:
+        here = self.places.here
+        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as torch.utils.module_tracker asks it
+        return Sighting(name, here, BACKWARD if backward else FORWARD if here.kind else ELSEWHERE)
 
-class Watch(TorchDispatchMode):
+
+class FallbackWatch(TorchDispatchMode):
     """Sees the outermost operators, and how long those take that have a tensor of MPS."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: FallbackRecord) -> None:
         super().__init__()
         self._record = record
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, and note it where it has a tensor of MPS."""
+        """Call an operator, and note it if it has a tensor of MPS."""
         kwargs = kwargs or {}
         if not any(tensor.is_mps and tensor.layout == torch.strided for tensor in operator_tensors([args, kwargs])):
             return operator(*args, **kwargs)
@@ -357,53 +327,32 @@ class Watch(TorchDispatchMode):
         return made
 
 
-@contextmanager
-def recording(record: Record, model: torch.nn.Module | None) -> Iterator[None]:
-    """Note every fallback of this thread, and give everything back as it was, whatever ends it."""
-    with ExitStack() as stack:
-        stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
-        stack.enter_context(_warnings_to(record))
-        torch.set_warn_always(True)
-        stack.enter_context(record.places.watched(model))
-        stack.enter_context(modes_on(Watch(record)))
-        yield
-
-
 @dataclass(frozen=True)
-class Listener:
-    """Takes the warnings of fallbacks, and hands every other on.
+class WarningTap:
+    """Takes the warnings of fallbacks, and hands every other one on to ``shown``, which showed warnings before."""
 
-    Attributes:
-        record: Where they are noted.
-        shown: What showed warnings before.
-    """
-
-    record: Record
+    record: FallbackRecord
     shown: Callable[..., None]
 
     def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        """Note a fallback, or show any other warning; a ledger outside of this one is told of both."""
-        named = FALLS.search(str(message))
-        ours = named is not None and threading.get_ident() == self.record.thread
-        if named is not None and ours:
+        """Note a fallback, or show any other warning; a ledger around this one sees both."""
+        named = FALLS.search(str(message)) if threading.get_ident() == self.record.thread else None
+        if named:
             self.record.warned(named[1])
-        if not ours or isinstance(self.shown, Listener):
+        if not named or isinstance(self.shown, WarningTap):
             self.shown(message, *args, **kwargs)
 
 
 @contextmanager
-def _warnings_to(record: Record) -> Iterator[None]:
-    """Let torch's warnings of fallbacks come here, each time; the others go where they went before."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "always", message="The operator '.*' is not currently supported on the MPS", category=UserWarning
-        )
-        warnings.showwarning = Listener(record, warnings.showwarning)
+def recording(record: FallbackRecord, model: torch.nn.Module | None) -> Iterator[None]:
+    """Note every fallback of this thread, and give everything back as it was, whatever ends it."""
+    with ExitStack() as stack:
+        stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
+        stack.enter_context(warnings.catch_warnings())
+        fallback = "The operator '.*' is not currently supported on the MPS"
+        warnings.filterwarnings("always", message=fallback, category=UserWarning)
+        warnings.showwarning = WarningTap(record, warnings.showwarning)
+        torch.set_warn_always(True)
+        stack.enter_context(record.places.watched(model))
+        stack.enter_context(modes_on(FallbackWatch(record)))
         yield
-
-
-def phase_of(place: Place) -> str:
-    """Return what is going on: a backward pass, the forward pass of a module, or neither."""
-    if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - as torch.utils.module_tracker asks it
-        return BACKWARD
-    return FORWARD if place.kind else ELSEWHERE

@@ -11,14 +11,13 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
-from openmed_nb.devices.request import decide
 from openmed_nb.display import FAILED, OK, WARNING
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, TorchUnusable, UnknownModel
-from openmed_nb.notebook import verbs
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable, TorchUnusable, UnknownModel
 from openmed_nb.runbook.doctor.checks import Computation
-from openmed_nb.runbook.doctor.report import Experiments, compute_on, diagnose, examine, try_dtypes
+from openmed_nb.runbook.doctor.packages import package_findings, read_packages
+from openmed_nb.runbook.doctor.report import compute_on, diagnose, examine
 from openmed_nb.runbook.doctor.silent_errors import BUGS
-from openmed_nb.session import SESSION, Session
+from openmed_nb.session import SESSION
 from openmed_nb.simulation.defects import KNOWN
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
@@ -31,14 +30,6 @@ DIRTY = {LONG_PRODUCT, LONG_BATCHED_PRODUCT}
 ALSO = {LONG_PRODUCT: {"pytorch#183535"}}
 """Other issues of the same error: a product is inside a gradient too."""
 
-STAND_INS = Experiments(
-    compute=lambda device: Computation(device, device),
-    try_dtypes=lambda _device: {"float32": ""},
-    run_probes=lambda _device: (),
-    read_packages=lambda: ({"torch": "2.13.0"}, {}, {}),
-)
-"""What is computed on a device that is not here."""
-
 
 @pytest.fixture
 def clean():
@@ -50,17 +41,14 @@ def clean():
     SESSION.stop()
 
 
-def examined(computer, experiments=STAND_INS):
-    """Return what the doctor finds on a computer that is not here."""
-    session = computer.session
+def stand_in(device):
+    """Return what a device that is not here would compute."""
+    return Computation(device, device, dtypes={"float32": ""})
 
-    def choose():
-        try:
-            return session.device()
-        except OpenMedError as error:
-            return error
 
-    return diagnose(examine(session.computer, choose, experiments=experiments))
+def examined(computer, compute=stand_in):
+    """Return what the doctor finds on a computer that is not here, without the packages of this one."""
+    return diagnose(replace(examine(computer.session, compute=compute), packages=()))
 
 
 def bad(report):
@@ -71,34 +59,21 @@ def bad(report):
 class TestComputersThatAreNotHere:
     """A session with its own environment and a torch that tells what a real one would."""
 
-    def test_healthy_mac(self, computers):
-        """A Mac whose extension is loaded first gives no warning."""
-        mac = computers.mac()
+    def test_healthy(self, computers):
+        """Computers on which all is well give no warning, and a GPU is confirmed by computing on it."""
+        mac, box, plain = computers.mac(), computers.box(), computers.plain()
         mac.session.start()
 
-        assert bad(examined(mac)) == {}
+        assert [bad(examined(one)) for one in (mac, box, plain)] == [{}, {}, {}]
         assert mac.torch.probed == ["mps"]
-
-    def test_healthy_box(self, computers):
-        """A computer with NVIDIA GPUs gives no warning."""
-        assert bad(examined(computers.box())) == {}
-
-    def test_healthy_computer_without_a_gpu(self, computers):
-        """A computer without a GPU gives no warning, and torch is loaded for it."""
-        plain = computers.plain()
-
-        assert bad(examined(plain)) == {}
         assert plain.torch.torch_is_loaded()
 
-    def test_rosetta(self, computers):
-        """A Python that runs under Rosetta is found."""
-        assert bad(examined(computers.rosetta())) == {"Python": FAILED}
-
-    def test_torch_without_mps(self, computers):
-        """A torch that was built without MPS is found."""
+    def test_wrong_python_or_torch(self, computers):
+        """A Python that runs under Rosetta, and a torch that was built without MPS, are found."""
         mac = computers.mac()
         mac.torch.facts = computers.TorchFacts("2.13.0", True, "", False, False, ())
 
+        assert bad(examined(computers.rosetta())) == {"Python": FAILED}
         assert bad(examined(mac)) == {"MPS in torch": FAILED}
 
     def test_available_but_unusable(self, computers):
@@ -140,6 +115,13 @@ class TestComputersThatAreNotHere:
         for wish in ("mpss", "cuda", "cuda:7"):
             assert bad(examined(computers.mac(OPENMED_DEVICE=wish))) == {"device in force": FAILED}, wish
 
+    def test_wish_for_the_cpu(self, computers):
+        """A computer that is asked for its CPU is examined on it, and MPS is not touched."""
+        mac = computers.mac(OPENMED_DEVICE="cpu")
+
+        assert bad(examined(mac)) == {}
+        assert mac.torch.probed == []
+
     def test_torch_that_does_not_import(self, computers):
         """A torch that does not import is a finding, and nothing is computed."""
 
@@ -148,16 +130,13 @@ class TestComputersThatAreNotHere:
 
         for computer in (computers.mac(), computers.plain(), computers.box()):
             computer.torch.loading = fail
-            assert bad(examined(computer, replace(STAND_INS, compute=pytest.fail))) == {"torch": FAILED}
+            assert bad(examined(computer, compute=pytest.fail)) == {"torch": FAILED}
 
-    def test_mismatched_pair(self, computers):
-        """A torch that is too old for transformers is found."""
-        needed = {"transformers": ('torch>=2.6; extra == "torch"',)}
-        installed = {"torch": "2.5.1", "transformers": "5.23.0"}
-        read = replace(STAND_INS, read_packages=lambda: (installed, needed, {}))
-        report = examined(computers.plain(), read)
+    def test_packages(self, computers):
+        """The packages are those of this Python."""
+        found = examine(computers.plain().session, compute=stand_in)
 
-        assert bad(report) == {"transformers and torch": FAILED}
+        assert found.packages == package_findings(*read_packages())
 
     def test_session_is_as_it_was(self, computers):
         """An examination leaves the environment, the override and the device as a question for the device does."""
@@ -244,38 +223,28 @@ class TestThisComputer:
         after = (SESSION.device().to_dict(), SESSION.inventory(), dict(os.environ), torch.get_rng_state().tolist())
         assert after == before
 
-    def test_bad_wish_in_the_environment(self):
-        """A wish that cannot be had is a finding of a session, and no error."""
-        session = Session(environ={"OPENMED_DEVICE": "mps"})
+    def test_bad_wish_in_the_environment(self, monkeypatch):
+        """A wish that cannot be had is a finding, and no error."""
+        monkeypatch.setenv("OPENMED_TORCH_DEVICE", "mps")
 
-        assert bad(verbs.doctor(session)) == {"device in force": FAILED}
+        assert bad(nb.doctor()) == {"device in force": FAILED}
         with pytest.raises(DeviceUnavailable):
-            session.device()
+            nb.device()
 
 
-class TestExperiments:
+class TestComputation:
     """What is computed on a device."""
 
-    def test_computation(self, second_device):
+    def test_place(self, second_device):
         """A computation tells where its result lives, or why it failed."""
-        assert compute_on("cpu") == Computation("cpu", "cpu")
+        assert (compute_on("cpu").place, compute_on("cpu").failure) == ("cpu", "")
         assert compute_on(second_device).place == second_device
         assert compute_on("xla").failure
 
     def test_types_of_numbers(self):
         """Every type computes on the CPU; the simulated MPS refuses float64 with MPS's own words."""
-        assert set(try_dtypes("cpu").values()) == {""}
+        assert set(compute_on("cpu").dtypes.values()) == {""}
         with nb.simulated_mps():
-            failures = {name: failure for name, failure in try_dtypes("mps").items() if failure}
+            failures = {name: failure for name, failure in compute_on("mps").dtypes.items() if failure}
         assert list(failures) == ["float64"]
         assert "doesn't support float64" in failures["float64"]
-
-
-def test_wish_counts_before_the_facts(computers):
-    """A computer that is asked for its CPU is examined on it, and MPS is not touched."""
-    mac = computers.mac(OPENMED_DEVICE="cpu")
-    report = examined(mac)
-
-    assert decide(mac.session.wishes()).value == "cpu"
-    assert bad(report) == {}
-    assert mac.torch.probed == []

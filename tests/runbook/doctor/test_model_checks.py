@@ -6,13 +6,10 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.notebook import verbs
-from openmed_nb.runbook.doctor.checks import CHECKS, model_findings
-from openmed_nb.session import SESSION, Session
+from openmed_nb.runbook.doctor.checks import MODEL_CHECKS, model_findings
+from openmed_nb.session import SESSION
 
 
 @pytest.fixture
@@ -128,7 +125,7 @@ def test_healthy_model(tagger, tiny):
 
     assert [one.status for one in findings] == [OK]
     assert findings[0].evidence.startswith("float32 on ")
-    assert f"{len(CHECKS)} checks" in findings[0].evidence
+    assert f"{len(MODEL_CHECKS)} checks" in findings[0].evidence
 
 
 def test_plain_module():
@@ -182,48 +179,50 @@ def test_pipeline_and_loaded_model(keyword_model):
 class TestPrecision:
     """What is said of a model in a reduced type."""
 
-    @pytest.fixture
-    def session(self, tmp_path):
-        """A session on the CPU that keeps certificates in a folder of its own."""
-        return Session({"OPENMED_NB_DATA": str(tmp_path), "OPENMED_DEVICE": "cpu"})
+    @pytest.fixture(autouse=True)
+    def _own_folder(self, monkeypatch, tmp_path):
+        """Keep certificates in a folder of the test."""
+        monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
+        yield
+        SESSION.unload()
 
     @staticmethod
-    def said(session, model=None):
-        """Return what the doctor finds about models, without their names."""
-        return [one for one in verbs.doctor(session, model).findings if "keyword" in one.name or "Bert" in one.name]
+    def said(model=None):
+        """Return what the doctor finds about models."""
+        return [one for one in nb.doctor(model).findings if "keyword" in one.name or "Bert" in one.name]
 
-    def test_unvalidated(self, session, keyword_model):
+    def test_unvalidated(self, keyword_model):
         """A loaded model without a certificate gives a warning with the reason and the command that validates it."""
         expected = []
         for dtype, stays in (("bfloat16", ""), ("float16", ""), ("int8", ", device='cpu'")):
             with pytest.warns(OpenMedWarning):
-                pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
+                pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
             evidence = f"weights are {dtype}, with which entities can move or be lost; there is no certificate"
             command = f"nb.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"Validate it: {command}."))
-            (finding,) = self.said(session, pipe)
+            (finding,) = self.said(pipe)
             assert (finding.status, finding.evidence, finding.remedy) == expected[-1]
 
         for model in (None, str(keyword_model)):
-            assert [(one.status, one.evidence, one.remedy) for one in self.said(session, model)] == expected, model
+            assert [(one.status, one.evidence, one.remedy) for one in self.said(model)] == expected, model
 
-    def test_validated(self, session, keyword_model):
+    def test_validated(self, keyword_model):
         """A loaded model with a certificate is in order, and its type is named."""
         diseases = [first + " mellitus" * ends for first in ("asthma", "diabetes") for ends in range(6)]
         before = ("no", "has", "history of", "the patient has", "a patient was seen")
         texts = [f"{words} {disease} ." for words in before for disease in diseases]
         for dtype in ("bfloat16", "int8"):
-            assert verbs.validate_precision(session, str(keyword_model), texts, dtype, {}).accepted
-            create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
-        findings = self.said(session)
+            assert nb.validate_precision(str(keyword_model), texts, dtype).accepted
+            nb.load_pipeline(str(keyword_model), dtype=dtype)
+        findings = self.said()
 
         assert [one.status for one in findings] == [OK, OK]
         assert [one.evidence.partition(" on ")[0] for one in findings] == ["bfloat16", "int8"]
 
-    def test_type_that_was_changed_in_memory(self, session, keyword_model):
+    def test_type_that_was_changed_in_memory(self, keyword_model):
         """What is known of the files does not count for a model that was rounded after it was loaded."""
-        create_pipeline(session, str(keyword_model), OpenMedConfig()).model.half()
-        (finding,) = self.said(session)
+        nb.load_pipeline(str(keyword_model)).model.half()
+        (finding,) = self.said()
 
         assert finding.status == WARNING
         assert finding.remedy == "Load it by its name, then nb.validate_precision('name', texts, dtype='float16')."

@@ -14,9 +14,9 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.calls import Place
+from openmed_nb.runbook.operators.calls import ModulePlace
 from openmed_nb.runbook.operators.fallbacks import FallbackLedger
-from openmed_nb.runbook.operators.recorders import Record, Watch
+from openmed_nb.runbook.operators.recorders import FallbackRecord, FallbackWatch
 from openmed_nb.runbook.operators.table import operator_table
 from openmed_nb.simulation.device import SimulatedMps
 
@@ -315,9 +315,9 @@ def test_hostile_names_are_escaped():
     assert "&lt;script&gt;" in ledger._repr_html_()
 
 
-def late_warnings() -> Record:
+def late_warnings() -> FallbackRecord:
     """Return the record of a backward pass in which two operators fell back, of which torch has not warned yet."""
-    record = Record(operator_table())
+    record = FallbackRecord(operator_table())
     for operator in ("aten::mode", "aten::t", "aten::mode"):
         record.begin(operator).seconds = 1.0
     return record
@@ -336,7 +336,7 @@ def test_warnings_that_come_late():
 
 def test_warning_of_a_part():
     """A warning of what no outermost operator is belongs to the last one, and its time counts once."""
-    record = Record(operator_table())
+    record = FallbackRecord(operator_table())
     record.begin("aten::t").seconds = 2.0
     record.warned("aten::take")
     record.warned("aten::take")
@@ -354,14 +354,14 @@ def test_seconds_are_in_the_html_only():
     assert "2.0000" in ledger._repr_html_()
     assert "2.0000" not in str(ledger)
     assert ledger.to_dict()["entries"][0]["seconds"] == 2.0
-    assert ledger.entries[0].place == Place()
+    assert ledger.entries[0].place == ModulePlace()
 
 
 @pytest.mark.usefixtures("device")
 def test_time_of_the_outermost_operator_is_taken():
     """The mode takes the time of each outermost operator with a tensor of MPS, and counts them."""
-    record = Record(operator_table())
-    with Watch(record):
+    record = FallbackRecord(operator_table())
+    with FallbackWatch(record):
         torch.ones(3, device="mps").exp()
         torch.ones(3).exp()
 

@@ -10,7 +10,7 @@ import pytest
 
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.measure.workloads import Split
-from openmed_nb.runbook.operators.calls import Place
+from openmed_nb.runbook.operators.calls import ModulePlace
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.profile import OperatorTime, Profile
 from openmed_nb.runbook.profile_watch import CodePlace, Synchronisation
@@ -33,7 +33,7 @@ HEALTHY = Profile(
 )
 OWN = CodePlace("train.py", 12, "step")
 INSIDE = CodePlace("train.py", 9, "step", "transformers.masking_utils", in_model=True)
-FELL = Fallback("aten::mode", FELL_BACK, "forward", Place("", "M"), 3, None)
+FELL = Fallback("aten::mode", FELL_BACK, "forward", ModulePlace("", "M"), 3, None)
 
 
 def item(place: CodePlace, call: str = ".item()") -> Synchronisation:

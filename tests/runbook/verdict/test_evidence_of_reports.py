@@ -19,7 +19,7 @@ from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Utilisation
 from openmed_nb.runbook.doctor.report import DoctorReport
 from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
-from openmed_nb.runbook.operators.calls import Place
+from openmed_nb.runbook.operators.calls import ModulePlace
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
@@ -70,7 +70,7 @@ REFUSED = PrecisionVerdict(
     replace(HALF, spans=Spans(exact=80, missing=20)), Gate(), (GateRefusal("Only 80.", "Stay."),)
 )
 FORECAST = Forecast(
-    "Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "inference", Place(), 1),)
+    "Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "inference", ModulePlace(), 1),)
 )
 SIGNALS = Signals(power_source="battery", power_mode="automatic", heat="nominal")
 DOCTOR = DoctorReport(
@@ -93,7 +93,7 @@ WATCHED = {
 }
 OWN_LINE = Synchronisation(".item()", CodePlace("train.py", 41, "step"), 1.0)
 IN_LIBRARY = Synchronisation(".cpu()", CodePlace(library="transformers.pipelines"), 1.0)
-FELL = Fallback("aten::mode", FELL_BACK, "forward", Place(), 4, 0.004)
+FELL = Fallback("aten::mode", FELL_BACK, "forward", ModulePlace(), 4, 0.004)
 PROFILE = Profile(
     "bundled",
     "annotation",
