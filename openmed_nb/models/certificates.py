@@ -393,11 +393,7 @@ def of_same_model(one: Identity, other: Identity) -> bool:
 
 
 def certificate_store(environ: Mapping[str, str]) -> CertificateStore:
-    """Return the store of the person with this environment.
-
-    Raises:
-        ConfigurationError: Where the variable names the home of an unknown user.
-    """
+    """Return the store of the person with this environment."""
     import platformdirs
 
     named = environ.get(DATA_VARIABLE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
@@ -13,13 +12,14 @@ from ..errors import ConfigurationError
 
 BACKEND = "hf"
 
+# Backends of the openmed package that are not part of this one, and how to get them.
 BACKENDS_ELSEWHERE = {
     "mlx": "python -m pip install 'openmed[mlx]'",
     "onnx": "python -m pip install 'openmed[onnx]'",
     "remote": "python -m pip install openmed",
 }
-"""Backends of the openmed package that are not part of this one, and how to get them."""
 
+# What the settings may be; a text where a flag is meant, such as "no", would count as yes.
 TYPES: dict[str, tuple[type, ...]] = {
     "revision": (str, NoneType),
     "cache_dir": (str, os.PathLike, NoneType),
@@ -29,18 +29,18 @@ TYPES: dict[str, tuple[type, ...]] = {
     "remote_code_allowed": (str, tuple, list),
     "allow_pickle": (bool,),
 }
-"""What the settings may be; a text where a flag is meant, such as "no", would count as yes."""
 
+# "auto" is a reduced type that was validated for the model on the device and is faster, or else float32.
 DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
-"""``auto`` is a reduced type that was validated for the model on the device and is faster, or else float32."""
-
 SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
-"""What Accelerate, the Trainer and torch call some of them, and how they are called here."""
+
+# Settings that the arguments of a load replace.
+REPLACEABLE = ("dtype", "revision", "cache_dir", "hf_token", "local_only", "remote_code_allowed", "allow_pickle")
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
+# "first" labels a word by its first sub-token; "simple" lets a prediction inside a word break it.
 DEFAULT_STRATEGY = "first"
-"""``first`` labels a word by its first sub-token; ``simple`` lets a prediction inside a word break it."""
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,32 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
 
     def __post_init__(self) -> None:
         if self.backend not in (BACKEND, None):
-            raise _unknown_backend(str(self.backend))
+            backend = str(self.backend)
+            if elsewhere := BACKENDS_ELSEWHERE.get(backend):
+                what = f"The backend {backend!r} is not part of openmed_nb, which runs PyTorch models."
+                raise ConfigurationError(what, f"Use it through the openmed package: {elsewhere}.")
+            raise ConfigurationError(f"There is no backend {backend!r}.", f"Use {BACKEND!r}.")
         if self.device is not None:
             DeviceRequest.parse(self.device, "OpenMedConfig")
         for name, types in TYPES.items():
             _check_type(name, getattr(self, name), types)
-        object.__setattr__(self, "dtype", check_dtype(self.dtype))
-        object.__setattr__(self, "remote_code_allowed", _names(self.remote_code_allowed))
-        for one in self.remote_code_allowed:
+        allowed: Any = self.remote_code_allowed
+        allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+        for one in allowed:
             _check_type("remote_code_allowed", one, (str,))
+        object.__setattr__(self, "remote_code_allowed", allowed)
+        object.__setattr__(self, "dtype", check_dtype(self.dtype))
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
+    """Check a setting; the error does not show its value, which could be a token."""
+    if not isinstance(value, types):
+        accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
+        raise ConfigurationError(f"{name!r} cannot be {type(value).__name__}.", f"Use {accepted}.")
 
 
 def check_dtype(dtype: object) -> str:
-    """Return a type that models can be loaded in, or ``"auto"``.
-
-    Raises:
-        ConfigurationError: For any other; float64 does not exist on MPS.
-
-    Example:
-        >>> check_dtype("bfloat16"), check_dtype("fp16")
-        ('bfloat16', 'float16')
-    """
+    """Return the name of a type that models can be loaded in, or ``"auto"``; float64 does not exist on MPS."""
     name = dtype_name(dtype)
     if name not in DTYPES:
         raise ConfigurationError(f"Models cannot be loaded as {name!r}.", f"Use one of {', '.join(DTYPES)}.")
@@ -115,41 +120,20 @@ def check_dtype(dtype: object) -> str:
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the name of a type as torch has it, whether or not a model can be loaded so.
-
-    Example:
-        >>> dtype_name("torch.float64"), dtype_name("bf16")
-        ('float64', 'bfloat16')
-    """
+    """Return the name of a type as torch has it; Accelerate, the Trainer and torch have shorter ones for some."""
     name = str(dtype).removeprefix("torch.")
     return SHORT_DTYPES.get(name, name)
 
 
 def check_task(task: str) -> str:
-    """Return the task under its full name.
-
-    Raises:
-        ConfigurationError: For any other than token classification.
-
-    Example:
-        >>> check_task("ner")
-        'token-classification'
-    """
+    """Return the task under its full name."""
     if task not in TASKS:
         raise ConfigurationError(f"The task {task!r} is not supported.", f"Use {TASKS[0]!r}.")
     return TASKS[0]
 
 
 def check_strategy(strategy: str | None) -> str:
-    """Return how tokens become entities; ``None`` is the default.
-
-    Raises:
-        ConfigurationError: For a strategy that transformers does not have.
-
-    Example:
-        >>> check_strategy(None), check_strategy("simple")
-        ('first', 'simple')
-    """
+    """Return how tokens become entities, in the spelling of transformers; ``None`` is the default."""
     if strategy is None:
         return DEFAULT_STRATEGY
     name = str(getattr(strategy, "value", strategy)).lower()
@@ -161,35 +145,7 @@ def check_strategy(strategy: str | None) -> str:
 
 
 def with_arguments(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[OpenMedConfig, dict[str, Any]]:
-    """Split the arguments of a load: those that settings have a name for change the settings, the others remain.
-
-    Example:
-        >>> config, rest = with_arguments(OpenMedConfig(), {"dtype": "bfloat16", "stride": 32})
-        >>> config.dtype, rest
-        ('bfloat16', {'stride': 32})
-    """
-    arguments = {("dtype" if name == "torch_dtype" else name): value for name, value in arguments.items()}
-    names = ("dtype", "revision", "cache_dir", "hf_token", "local_only", "remote_code_allowed", "allow_pickle")
-    settings = {name: arguments[name] for name in names if name in arguments}
-    return replace(config, **settings), {name: value for name, value in arguments.items() if name not in names}
-
-
-def _names(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Return one name, or several, as a tuple; a bare name is taken for the tuple it was meant to be."""
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
-    """Check a setting; its value is not shown, because it could be a token."""
-    if not isinstance(value, types):
-        accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
-        raise ConfigurationError(f"{name!r} cannot be {type(value).__name__}.", f"Use {accepted}.")
-
-
-def _unknown_backend(backend: str) -> ConfigurationError:
-    if backend in BACKENDS_ELSEWHERE:
-        return ConfigurationError(
-            f"The backend {backend!r} is not part of openmed_nb, which runs PyTorch models.",
-            f"Use it through the openmed package: {BACKENDS_ELSEWHERE[backend]}.",
-        )
-    return ConfigurationError(f"There is no backend {backend!r}.", f"Use {BACKEND!r}.")
+    """Split the arguments of a load: those that settings have a name for change the settings, the others remain."""
+    named = {("dtype" if name == "torch_dtype" else name): value for name, value in arguments.items()}
+    settings = {name: named.pop(name) for name in REPLACEABLE if name in named}
+    return replace(config, **settings), named

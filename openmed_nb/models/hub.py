@@ -6,6 +6,7 @@ files in a folder, loading needs no network at all.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -24,30 +25,24 @@ PICKLE_FILES = ("pytorch_model*.bin",)
 CODE_FILES = ("*.py",)
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-
-OFFLINE_REMEDY = "Connect and try again, or use 'bundled', which works offline."
 DISK_REMEDY = "Make room in the cache of huggingface_hub, or name another folder with cache_dir."
+OFFLINE_REMEDY = "Connect and try again, or use 'bundled', which works offline."
 
 
 def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path:
-    """Return the folder with the files of a hub model, downloaded or from the cache.
+    """Return the folder of a model in the cache of huggingface_hub, downloaded with or without its Python files.
 
-    Args:
-        repo_id: The id on the hub, ``org/name``.
-        config: Revision, cache, token, and whether the network may be used.
-        code: Whether the model's Python files are wanted as well.
-
-    Returns:
-        A folder in huggingface_hub's cache.
-
-    Raises:
-        UnknownModel: Where the hub has no such model or revision.
-        ModelUnreachable: Where the hub does not answer or refuses access, and the cache does not have the model; it
-            takes three seconds at most where there is no network.
+    Where the hub has no such model that is an UnknownModel, where it cannot be asked a ModelUnreachable, after three
+    seconds at most without a network.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
-    offline = why_offline(config)
+    if config.local_only:
+        offline = "local_only=True switches the network off"
+    elif constants.is_offline_mode():
+        offline = "HF_HUB_OFFLINE switches the network off"
+    else:
+        offline = "" if answers(constants.ENDPOINT) else "the model hub cannot be reached"
     patterns = MODEL_FILES + (PICKLE_FILES if config.allow_pickle else ()) + (CODE_FILES if code else ())
     try:
         folder = snapshot_download(
@@ -61,30 +56,12 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
         )
     except Exception as error:
         # A broken connection is an error of the HTTP library below, which differs between releases of huggingface_hub.
-        raise explain(error, repo_id, config.revision, offline) from error
+        raise explained(error, repo_id, config.revision, offline) from error
     return Path(folder)
 
 
-def why_offline(config: OpenMedConfig) -> str:
-    """Return why the network is left alone, empty where the hub can be asked."""
-    from huggingface_hub import constants
-
-    if config.local_only:
-        return "local_only=True switches the network off"
-    if constants.is_offline_mode():
-        return "HF_HUB_OFFLINE switches the network off"
-    return "" if answers(constants.ENDPOINT) else "the model hub cannot be reached"
-
-
-def explain(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
-    """Return the error of ours for what huggingface_hub raised.
-
-    Args:
-        error: What was raised.
-        repo_id: The id on the hub.
-        revision: The revision that was asked for.
-        offline: Why the network was left alone, empty where it was used.
-    """
+def explained(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
+    """Return the error to raise for one of huggingface_hub; ``offline`` tells why the network was left alone."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -95,57 +72,34 @@ def explain(error: Exception, repo_id: str, revision: str | None, offline: str) 
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         return unknown_model(repo_id, "If it is private, run: hf auth login.")
     if offline:
-        return ModelUnreachable(
-            f"The model {repo_id!r} is not on this computer, neither as a folder nor downloaded, and {offline}.",
-            OFFLINE_REMEDY,
-        )
+        what = f"The model {repo_id!r} is not on this computer, neither as a folder nor downloaded, and {offline}."
+        return ModelUnreachable(what, OFFLINE_REMEDY)
     full = isinstance(error, OSError) and error.errno in DISK_ERRORS
-    what = f"The model {repo_id!r} could not be downloaded: {masked('', cause(first_cause(error)))}."
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    what = f"The model {repo_id!r} could not be downloaded: {masked('', cause(first))}."
     return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)
 
 
 def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
-    """Tell whether a server, or the proxy in front of it, accepts a connection.
+    """Tell whether a server, or the proxy in front of it, accepts a connection within some seconds."""
+    from urllib.request import getproxies, proxy_bypass
 
-    Args:
-        endpoint: The address, such as ``"https://huggingface.co"``.
-        seconds: How long to wait, in seconds; looking the name up counts.
-
-    Example:
-        >>> answers("http://127.0.0.1:1", seconds=0.5)
-        False
-    """
     connected = threading.Event()
-    try:
-        address = _address(endpoint)
-    except ValueError:
-        return False  # a port that is no number, say, in a proxy variable
-    thread = threading.Thread(target=_connect, args=(address, seconds, connected), daemon=True)
+
+    def connect() -> None:
+        with contextlib.suppress(OSError, ValueError):  # A ValueError: a proxy's port that is not a number, say.
+            url = urlsplit(endpoint)
+            proxies = {} if proxy_bypass(url.netloc) else getproxies()
+            if proxy := proxies.get(url.scheme) or proxies.get("all"):
+                url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            address = url.hostname or "localhost", url.port or (443 if url.scheme == "https" else 80)
+            socket.create_connection(address, timeout=seconds).close()
+            connected.set()
+
+    # In a thread, because the timeout of a socket does not cover looking the name up.
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)
     return connected.is_set()
-
-
-def _connect(address: tuple[str, int], seconds: float, connected: threading.Event) -> None:
-    try:
-        socket.create_connection(address, timeout=seconds).close()
-    except (OSError, UnicodeError):
-        return
-    connected.set()
-
-
-def _address(endpoint: str) -> tuple[str, int]:
-    from urllib.request import getproxies, proxy_bypass
-
-    url = urlsplit(endpoint)
-    proxies = {} if proxy_bypass(url.netloc) else getproxies()
-    if proxy := proxies.get(url.scheme) or proxies.get("all"):
-        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return url.hostname or "localhost", url.port or (443 if url.scheme == "https" else 80)
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """Return the error at the start of a chain of causes."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error

@@ -1,6 +1,4 @@
-"""The models that are loaded, and what they occupy.
-
-The models that are loaded: one copy of the weights for each device asked for.
+"""The loaded models: one copy of the weights for each device asked for, and what they occupy.
 
 A model that was loaded without naming a device follows the session: it moves when the session's device changes. A
 model that was loaded for a named device stays there.
@@ -42,6 +40,13 @@ class ModelInMemory:
     size: int
     follows: bool
 
+    @property
+    def moves_along(self) -> str:
+        """Whether it moves along, or why not, in a few words."""
+        if self.follows:
+            return "yes"
+        return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: asked for there"
+
 
 @dataclass(frozen=True, repr=False)
 class Inventory(Shown, Sequence[ModelInMemory]):
@@ -70,34 +75,23 @@ class Inventory(Shown, Sequence[ModelInMemory]):
         """The names, each once."""
         return tuple(dict.fromkeys(one.name for one in self.models))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the models as plain mappings, ready for JSON."""
-        return {"models": [dict(vars(one)) for one in self.models]}
-
     def table(self) -> Table:
         """Return a row for each model."""
-        rows = tuple((one.name, one.device, one.dtype, in_bytes(one.size), moves_along(one)) for one in self.models)
+        rows = tuple((one.name, one.device, one.dtype, in_bytes(one.size), one.moves_along) for one in self.models)
         return Table("", ("model", "device", "type", "size", "moves along"), rows)
 
     def report(self) -> Report:
-        """Return what there is to show: a table."""
+        """Return the table under the number of models."""
         count = len(self.models)
         return Report(f"{count or 'No'} {'model' if count == 1 else 'models'} in memory", tables=(self.table(),))
 
 
 def model_in_memory(loaded: LoadedModel, follows: bool) -> ModelInMemory:
-    """Return what there is to say of a loaded model; its tensors are asked for their sizes, and nothing is computed."""
+    """Return what an inventory says of a model; its tensors are asked for their sizes, and nothing is computed."""
     model = loaded.model
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     size = sum(one.numel() * one.element_size() for one in tensors) + packed_bytes(model)
     return ModelInMemory(loaded.name, shown_device(canonical(str(model.device))), dtype_of(model), size, follows)
-
-
-def moves_along(one: ModelInMemory) -> str:
-    """Return whether a model moves when the session's device changes, in a few words."""
-    if one.follows:
-        return "yes"
-    return "no: int8 stays on the CPU" if one.dtype == INT8 else "no: asked for there"
 
 
 @dataclass(frozen=True)
@@ -108,42 +102,25 @@ class ModelKey:
     device: str | None
 
 
-Arriving = Callable[[ModelKey, str], None]
-
-
-def nobody(*_news: object) -> None:
-    """Tell nobody."""
+def ignore(*_news: object) -> None:
+    """Do nothing about what happens to models."""
 
 
 class ModelStore:
     """The loaded models of a session.
 
-    Args:
-        tell: Is told of each model that is being loaded or moved.
-        arriving: Is told of each model that comes to a device, before it is loaded or when it was moved there; where it
-            raises, the model does not come.
+    ``tell`` is called before each model is loaded or moved, and ``arriving`` for each model that comes to a device, before
+    it is loaded or after it was moved there; where ``arriving`` raises, the model does not come.
     """
 
     def __init__(
-        self,
-        tell: Callable[[Activity], None] = nobody,
-        arriving: Arriving = nobody,
+        self, tell: Callable[[Activity], None] = ignore, arriving: Callable[[ModelKey, str], None] = ignore
     ) -> None:
         self._tell, self._arriving = tell, arriving
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def model(self, spec: LoadSpec, device: str, follows: bool) -> LoadedModel:
-        """Return a model on a device, loading it the first time.
-
-        Args:
-            spec: Which model, and how it is loaded.
-            device: The device, already confirmed.
-            follows: Whether the model follows the session's device from now on.
-
-        Raises:
-            ModelError: Where it cannot be found or loaded.
-            DeviceUnavailable: Where it does not fit on the device.
-        """
+        """Return a model on a confirmed device, loaded the first time; one that follows brings all others that do."""
         key = ModelKey(spec, None if follows else canonical(device))
         if follows:
             self.follow(device)
@@ -151,6 +128,7 @@ class ModelStore:
             self._tell(Activity("Loading", spec.reference.name))
             self._arriving(key, device)
             loaded = load(spec, device)
+            # The copies of a folder whose files were others.
             self._forget(
                 old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec
             )
@@ -160,38 +138,31 @@ class ModelStore:
     def follow(self, device: str, quietly: bool = False) -> tuple[str, ...]:
         """Move every model that follows the session to a device; return the names of those that moved.
 
-        Args:
-            device: The device, already confirmed.
-            quietly: Whether nobody is told that they arrive, who could object.
-
-        Raises:
-            DeviceUnavailable: Where one does not fit; all are then where they were before.
+        Where one does not fit, all are where they were before. ``quietly`` leaves out ``arriving``, which may object.
         """
         with TENSOR_LOCK:
-            return self._follow(device, nobody if quietly else self._arriving)
-
-    def _follow(self, device: str, arriving: Arriving) -> tuple[str, ...]:
-        moving = {key: one for key, one in self._followers() if not same_device(str(one.model.device), device)}
-        movers = list(moving.values())
-        done: list[tuple[LoadedModel, str]] = []
-        try:
-            for number, loaded in enumerate(movers):
-                former = str(loaded.model.device)
-                self._tell(Activity(f"Moving to {device}", loaded.name, number, len(movers)))
-                move(loaded.model, device, loaded.name)
-                done.append((loaded, former))
-            for key in moving:
-                arriving(key, device)
-        except BaseException:  # An interrupted move too.
-            for loaded, former in done:
-                move(loaded.model, former, loaded.name)
-            raise
-        return tuple(dict.fromkeys(loaded.name for loaded in movers))
+            moving = {
+                key: one for key, one in self._followers() if canonical(str(one.model.device)) != canonical(device)
+            }
+            done: list[tuple[LoadedModel, str]] = []
+            try:
+                for number, loaded in enumerate(moving.values()):
+                    former = str(loaded.model.device)
+                    self._tell(Activity(f"Moving to {device}", loaded.name, number, len(moving)))
+                    move(loaded.model, device, loaded.name)
+                    done.append((loaded, former))
+                for key in () if quietly else moving:
+                    self._arriving(key, device)
+            except BaseException:  # An interrupted move too.
+                for loaded, former in done:
+                    move(loaded.model, former, loaded.name)
+                raise
+        return tuple(dict.fromkeys(loaded.name for loaded in moving.values()))
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names.
 
-        A model that a variable of yours still holds stays in memory until that variable is gone.
+        A model that a variable of the person still holds stays in memory until that variable is gone.
         """
         gone = [key for key in self._models if name is None or name in key.spec.reference.names]
         devices = {str(self._models[key].model.device) for key in gone}
@@ -215,15 +186,12 @@ class ModelStore:
         return next((key for key, one in self._models.items() if one.model is model), None)
 
     def announce(self) -> None:
-        """Tell of each model that follows the session where it is, as if it had just arrived."""
+        """Call ``arriving`` for each model that follows the session, as if it had just come where it is."""
         for key, loaded in self._followers():
             self._arriving(key, str(loaded.model.device))
 
-    def _followers(self) -> list[tuple[ModelKey, LoadedModel]]:
-        return [(key, loaded) for key, loaded in self._models.items() if key.device is None]
-
     def folder(self, spec: LoadSpec) -> Path | None:
-        """Return where the files of a model are that is loaded already, in whatever type; ``None`` where none is."""
+        """Return where the files of a model are that is loaded already, in whatever type."""
         same = (one for key, one in self._models.items() if key.spec.in_dtype(spec.dtype) == spec)
         return next((one.folder for one in same), None)
 
@@ -231,16 +199,9 @@ class ModelStore:
         """Forget the models that were loaded for a device by name; variables that hold them keep them."""
         self._forget([key for key in self._models if key.device == canonical(device)])
 
+    def _followers(self) -> list[tuple[ModelKey, LoadedModel]]:
+        return [(key, loaded) for key, loaded in self._models.items() if key.device is None]
+
     def _forget(self, keys: Iterable[ModelKey]) -> None:
         gone = set(keys)
         self._models = {key: loaded for key, loaded in self._models.items() if key not in gone}
-
-
-def same_device(one: str, other: str) -> bool:
-    """Tell whether two spellings mean the same device; torch says ``mps`` and ``mps:0`` differ.
-
-    Example:
-        >>> same_device("mps:0", "mps"), same_device("cuda", "cuda:1")
-        (True, False)
-    """
-    return canonical(one) == canonical(other)

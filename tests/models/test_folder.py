@@ -247,28 +247,6 @@ class OwnForTokenClassification(BertForTokenClassification):
         assert not marker.exists()
 
 
-def test_weights_that_the_settings_name_are_refused(folder, load_folder):
-    """Settings that send transformers to another file of weights are refused, because it could be a pickle."""
-    config(transformers_weights="other.safetensors.index.json")(folder)
-    with pytest.raises(ModelRefused, match="transformers_weights"):
-        load_folder(folder)
-
-
-def test_other_settings_that_the_settings_name_are_refused(folder, load_folder):
-    """Settings that send transformers to another file of settings are refused, because nobody has looked at that one."""
-    (folder / "config.4.0.0.json").write_bytes((folder / "config.json").read_bytes())
-    config(configuration_files=["config.4.0.0.json"])(folder)
-    with pytest.raises(ModelRefused, match="configuration_files"):
-        load_folder(folder)
-
-
-def test_kernels_from_the_hub_are_refused(folder, load_folder):
-    """Settings that ask for an attention kernel of the hub are refused, because it is code."""
-    config(attn_implementation="someone/kernel")(folder)
-    with pytest.raises(ModelRefused, match="attn_implementation"):
-        load_folder(folder)
-
-
 @pytest.mark.parametrize(
     "labels",
     [

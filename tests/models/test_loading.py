@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
+import openmed_nb as nb
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import ModelUnusable
 from openmed_nb.models.files import usable_length
-from openmed_nb.models.loading import _without_float64
+from openmed_nb.models.loading import move
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
@@ -33,45 +35,32 @@ def test_model_is_in_evaluation_mode_on_its_device(keyword_model, load_folder, h
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_are_float32_unless_asked_otherwise(folder, stored, load_folder, find):
+def test_weights_are_float32_unless_asked_otherwise(folder, tiny, stored, load_folder, find):
     """Weights that are stored in any other type, and a config.json that says so, are loaded in float32."""
     weights = load_file(folder / "model.safetensors")
     save_file({key: value.to(stored) for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "dtype": str(stored).removeprefix("torch.")}))
+    tiny.change_json(folder / "config.json", dtype=str(stored).removeprefix("torch."))
     assert {tensor.dtype for tensor in load_folder(folder).model.parameters()} == {torch.float32}
     assert find(folder) == WORDS
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_reduced_precision_is_used_where_it_is_asked_for(keyword_model, dtype, load_folder):
-    """Naming a type loads the weights in it."""
-    assert {str(one.dtype) for one in load_folder(keyword_model, dtype=dtype).model.parameters()} == {f"torch.{dtype}"}
-
-
-def test_load_says_nothing_and_leaves_transformers_settings(keyword_model, capfd, load_folder):
-    """A load prints nothing, and transformers' progress bars and verbosity are as before, whatever they were."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_load_says_nothing_and_leaves_transformers_settings(folder, tiny, capfd, load_folder, fails):
+    """A load, and one that fails, prints nothing, and transformers' progress bars and verbosity are as before."""
+    if fails:
+        tiny.change_json(folder / "config.json", num_hidden_layers=2)
     before = logging.is_progress_bar_enabled(), logging.get_verbosity()
     try:
         for bar, verbosity in ((True, logging.INFO), (False, logging.ERROR)):
             (logging.enable_progress_bar if bar else logging.disable_progress_bar)()
             logging.set_verbosity(verbosity)
-            load_folder(keyword_model)
+            with pytest.raises(ModelUnusable, match="lack 16 tensors") if fails else contextlib.nullcontext():
+                load_folder(folder)
             assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (bar, verbosity)
         assert capfd.readouterr() == ("", "")
     finally:
         (logging.enable_progress_bar if before[0] else logging.disable_progress_bar)()
         logging.set_verbosity(before[1])
-
-
-def test_failed_load_says_nothing_and_leaves_transformers_settings(folder, capfd, load_folder):
-    """A load that fails prints no report of its own beside the error."""
-    (folder / "config.json").write_text(
-        (folder / "config.json").read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2')
-    )
-    with pytest.raises(ModelUnusable, match="lack 16 tensors"):
-        load_folder(folder)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.real_computer  # A simulated device belongs to one thread.
@@ -88,15 +77,17 @@ def test_loads_in_several_threads_keep_their_types(keyword_model, load_folder):
     assert (torch.get_default_dtype(), logging.is_progress_bar_enabled()) == (torch.float32, False)
 
 
+@pytest.mark.real_computer  # It begins its own simulation.
 def test_float64_becomes_float32_for_mps(keyword_model, load_folder):
-    """Before a move to mps, tensors in float64, which mps does not have, become float32; others stay as they are."""
-    model = load_folder(keyword_model, dtype="bfloat16").model.cpu()
+    """On the way to mps, tensors in float64, which mps does not have, become float32; others stay as they are."""
+    model = load_folder(keyword_model, dtype="bfloat16").model
     model.classifier.double()
     model.register_buffer("angles", torch.zeros(2, dtype=torch.complex128))
-    _without_float64(model)
-    assert {model.classifier.weight.dtype, model.classifier.bias.dtype} == {torch.float32}
-    assert model.angles.dtype == torch.complex64
-    assert model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
+    with nb.simulated_mps():
+        move(model, "mps", "mine")
+        assert {model.classifier.weight.dtype, model.classifier.bias.dtype} == {torch.float32}
+        assert (model.angles.dtype, model.angles.device.type) == (torch.complex64, "mps")
+        assert model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
 
 
 class TestLongTexts:
@@ -104,14 +95,14 @@ class TestLongTexts:
 
     TEXT = "the patient was seen . " * 600 + "history of diabetes mellitus and asthma ."
 
-    @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+    @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max", "none"])
     def test_entities_at_the_end_are_found(self, keyword_model, strategy, find):
-        """Entities at the end of 3,000 words are found by a model that reads 64 tokens at a time."""
-        assert find(keyword_model, self.TEXT, strategy) == ["diabetes mellitus", "asthma"]
+        """Entities at the end of 3,000 words are found by a model that reads 64 tokens at a time.
 
-    def test_tokens_at_the_end_are_found_without_joining_them(self, keyword_model, find):
-        """The strategy "none", for which transformers itself would cut the text off, reads all of it as well."""
-        assert find(keyword_model, self.TEXT, "none") == ["diabetes", "mellitus", "asthma"]
+        With "none", which joins no tokens, transformers itself would cut the text off.
+        """
+        joined = [*(["diabetes", "mellitus"] if strategy == "none" else ["diabetes mellitus"]), "asthma"]
+        assert find(keyword_model, self.TEXT, strategy) == joined
 
     def test_stride_none_cuts_nothing(self, keyword_model, load_folder, words_of):
         """Asking for no stride, with which transformers cuts the text off, takes the default one."""

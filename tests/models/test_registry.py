@@ -26,34 +26,23 @@ def test_own_table_says_what_openmed_says():
         assert find_model(alias) == ModelReference(alias, ALIASES[alias], on_hub=True), alias
 
 
-def test_privacy_filter_has_an_alias_of_ours():
-    """The privacy filter, which openmed knows by its hub id alone, has an alias that openmed uses for nothing else."""
+def test_own_names_are_nothing_else_in_openmed():
+    """The bundled models, and the privacy filter, which openmed knows by its hub id alone, have names of their own."""
     assert find_model("privacy_filter").location == PRIVACY_FILTER_TORCH_FALLBACK
-    assert "privacy_filter" not in OPENMED_MODELS
+    assert not {"privacy_filter", *BUNDLED} & {*OPENMED_MODELS}
 
 
 def test_aliases_of_openmed_are_plain_pytorch_token_classifiers():
-    """Of openmed's aliases only those remain whose model this package can run."""
-    aliases = openmed_aliases()
-    assert len(aliases) > 1000
-    for alias, location in aliases.items():
-        info = OPENMED_MODELS[alias]
-        assert location == info.model_id
-        assert info.task == "token-classification"
-        assert "pytorch" in info.formats
-        assert not any(mark in location.lower() for mark in ("mlx", "onnx"))
-
-
-def test_no_plain_pytorch_token_classifier_of_openmed_is_left_out():
-    """Every model of openmed in PyTorch for token classification has at least one alias here."""
+    """All of openmed's aliases whose model this package can run remain, and no others."""
     plain = {
-        info.model_id
-        for info in OPENMED_MODELS.values()
+        alias: info.model_id
+        for alias, info in OPENMED_MODELS.items()
         if info.task == "token-classification"
         and "pytorch" in (info.formats or [])
         and not any(mark in info.model_id.lower() for mark in ("mlx", "onnx"))
     }
-    assert plain == set(openmed_aliases().values())
+    assert openmed_aliases() == plain
+    assert len(plain) > 1000
 
 
 @pytest.mark.parametrize(
@@ -78,14 +67,12 @@ def test_bare_name_belongs_to_the_default_organisation():
     assert find_model("disease_detection_tiny", "acme").location == TINY
 
 
-@pytest.mark.parametrize(
-    ("name", "folder"), [(None, "disease"), ("bundled", "disease"), ("bundled_small", "disease_small")]
-)
-def test_bundled_models(name, folder):
+def test_bundled_models():
     """No name and the names of the bundled models stand for folders inside the package."""
-    found = find_model(name)
-    assert (found.on_hub, Path(found.location).name) == (False, folder)
-    assert Path(found.location).is_dir()
+    for name, folder in ((None, "disease"), ("bundled", "disease"), ("bundled_small", "disease_small")):
+        found = find_model(name)
+        assert (found.on_hub, Path(found.location).name) == (False, folder)
+        assert Path(found.location).is_dir()
 
 
 def test_folder(tmp_path, monkeypatch):
@@ -133,11 +120,6 @@ def test_nothing_is_offered_twice():
     """The bundled model is offered once, and nothing where no name is near."""
     assert unknown_model("bundled ").remedy == "Use 'bundled', which works offline."
     assert unknown_model("xyz").remedy == "Use 'bundled', which works offline."
-
-
-def test_every_bundled_name_is_no_alias():
-    """The bundled models have names of their own, which no alias of openmed has."""
-    assert not set(BUNDLED) & set(OPENMED_MODELS)
 
 
 NASTY = (

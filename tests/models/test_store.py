@@ -46,19 +46,14 @@ class TestCache:
     """What is the same copy of a model, and what is another."""
 
     def test_asked_again_gives_the_same_objects(self, store, spec):
-        """The same model and the same pipeline come back when they are asked for again."""
-        assert store.model(spec, "cpu", True) is store.model(spec, "cpu", True)
-        first = pipeline_over(store.model(spec, "cpu", True), "first", {"stride": 8, "ignore_labels": ["O"]})
-        assert pipeline_over(store.model(spec, "cpu", True), "first", {"ignore_labels": ["O"], "stride": 8}) is first
-
-    def test_pipelines_share_the_weights(self, store, spec):
-        """Pipelines that differ in strategy or options are different, over one copy of the weights."""
-        pipes = [
-            pipeline_over(store.model(spec, "cpu", True), strategy, options)
-            for strategy, options in (("first", {}), ("simple", {}), ("first", {"stride": 8}))
-        ]
-        assert len({id(pipe) for pipe in pipes}) == 3
-        assert len({id(pipe.model) for pipe in pipes}) == 1
+        """The same model and pipeline come back when asked for again; other options make another one over one model."""
+        loaded = store.model(spec, "cpu", True)
+        assert store.model(spec, "cpu", True) is loaded
+        first = pipeline_over(loaded, "first", {"stride": 8, "ignore_labels": ["O"]})
+        assert pipeline_over(loaded, "first", {"ignore_labels": ["O"], "stride": 8}) is first
+        others = [pipeline_over(loaded, "first", {}), pipeline_over(loaded, "simple", {"stride": 8})]
+        assert len({id(pipe) for pipe in (first, *others)}) == 3
+        assert {id(pipe.model) for pipe in (first, *others)} == {id(loaded.model)}
 
     @pytest.mark.parametrize(
         "settings", [{"dtype": "bfloat16"}, {"revision": "v2"}, {"allow_pickle": True}, {"cache_dir": "elsewhere"}]
@@ -70,9 +65,11 @@ class TestCache:
         assert other.model is not former.model
         assert former.model.dtype == torch.float32
 
-    @pytest.mark.parametrize("settings", [{"hf_token": "hf_x"}, {"local_only": True}, {"backend": None}])
+    @pytest.mark.parametrize(
+        "settings", [{"hf_token": "hf_x"}, {"local_only": True}, {"backend": None}, {"device": "cpu"}]
+    )
     def test_way_of_fetching_is_no_other_copy(self, store, spec, keyword_model, settings):
-        """How the files are fetched makes no other model of them."""
+        """How the files are fetched makes no other model of them, nor does the device that the settings wish for."""
         other = LoadSpec.of(str(keyword_model), OpenMedConfig(**settings))
         assert store.model(other, "cpu", True) is store.model(spec, "cpu", True)
 
@@ -81,11 +78,6 @@ class TestCache:
         monkeypatch.chdir(keyword_model.parent)
         relative = LoadSpec.of(f"./{keyword_model.name}", OpenMedConfig())
         assert store.model(relative, "cpu", True) is store.model(spec, "cpu", True)
-
-    def test_device_of_the_settings_is_no_other_copy(self, store, spec, keyword_model):
-        """The device in the settings does not count; the one that it was resolved to does."""
-        named = LoadSpec.of(str(keyword_model), OpenMedConfig(device="cpu"))
-        assert store.model(named, "cpu", False) is store.model(spec, "cpu", False)
 
     def test_another_device_is_another_copy_there(self, store, spec, words_of, second_device):
         """Asking for another device gives a model there, and the first stays where it is."""
