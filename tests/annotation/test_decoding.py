@@ -5,8 +5,50 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, word_starts
+from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions
 from openmed_nb.annotation.tokens import tokenise
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "begins"),
+    [
+        (["O", "B-DRUG", "I-DRUG"], ["O", "DRUG", "DRUG"], [False, True, False]),
+        (["DRUG", "DISEASE"], ["DRUG", "DISEASE"], [False, False]),
+        (["B-CELL-LINE", "I-CELL-LINE"], ["CELL-LINE", "CELL-LINE"], [True, False]),
+        (["E-DRUG", "S-DRUG"], ["DRUG", "DRUG"], [False, False]),
+        (["b-drug", "B-"], ["drug", ""], [False, True]),
+        (["LABEL_0", "-"], ["LABEL_0", ""], [False, False]),
+    ],
+)
+def test_names_of_entities(labels, groups, begins):
+    """The name of an entity is what follows the first hyphen; only ``B-`` begins one after one of its own kind."""
+    tables = LabelTables.of(dict(enumerate(labels)), ["O"])
+    assert tables.names == tuple(labels)
+    assert tables.groups == tuple(groups)
+    assert tables.begins.tolist() == begins
+
+
+@pytest.mark.parametrize(
+    ("labels", "equal"),
+    [
+        (["B-DRUG", "I-DRUG"], True),
+        (["DRUG", "I-DRUG"], True),
+        (["B-DRUG", "I-DISEASE"], False),
+        (["E-DRUG", "I-DRUG"], False),
+        (["O", "B-O"], True),
+        (["drug", "DRUG"], False),
+    ],
+)
+def test_kinds(labels, equal):
+    """Labels that differ in no more than ``B-`` and ``I-`` can be in one entity."""
+    first, second = LabelTables.of(dict(enumerate(labels)), []).kinds
+    assert bool(first == second) is equal
+
+
+def test_order_of_numbers():
+    """Labels go by their numbers, in whatever order the configuration has them."""
+    assert LabelTables.of({1: "B-DRUG", 0: "O"}, []).names == ("O", "B-DRUG")
+
 
 LABELS = {0: "O", 1: "B-DRUG", 2: "I-DRUG", 3: "B-AGE", 4: "I-AGE"}
 SPELLINGS = {"O": 0, "B": 1, "I": 2, "BA": 3, "IA": 4}
@@ -129,9 +171,3 @@ def test_nothing(tokenizer):
     decoder = Decoder(tokenizer, LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
     assert decoder.entities([], tokenise(tokenizer, []), nothing) == []
     assert decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing) == [[], []]
-
-
-def test_word_starts(tokenizer):
-    """A word begins at a token that is no inner piece, and at the first token of every text."""
-    tokens = tokenise(tokenizer, ["has hypertension", "", "mellitus"])
-    assert word_starts(tokens).tolist() == [0, 1, 3]

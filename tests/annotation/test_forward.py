@@ -1,159 +1,285 @@
-"""Rows of tokens as a model takes them, and what it says of each token."""
+"""Windows become batches, batches rows of tokens; what a model computes comes back in the order of the tokens, whatever fills a row up."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from openmed_nb.annotation.forward import Batch, ForwardRun, Network, collect, fill, input_names, start
-from openmed_nb.annotation.tokens import Frame, Windows, plan_windows, tokenise
+from openmed_nb.annotation.forward import (
+    Batch,
+    Budget,
+    allowed_lengths,
+    input_names,
+    plan_batches,
+)
 from openmed_nb.errors import ModelUnusable
 
-ALL = frozenset({"input_ids", "token_type_ids", "attention_mask"})
-FRAME = Frame((7, 8), (9,), (0, 1), (2,), token_type=3, padding=5, padding_type=4)
-BARE = Frame((), (), (), (), token_type=0, padding=5, padding_type=0)
+LONGEST = (128, 512, 8192)
+"""How many tokens the models of the field take."""
+
+MOST_SHAPES = 16
+
+budgets = st.builds(
+    Budget,
+    tokens=st.integers(1, 40_000),
+    waste=st.integers(0, 2_000),
+    rows=st.none() | st.integers(1, 64),
+    few_shapes=st.booleans(),
+    padding=st.booleans(),
+)
 
 
-@pytest.fixture
-def network(tiny):
-    """A random model, what its tokenizer puts around a text, and the names of its inputs."""
-    return Network(tiny.random_bert(), Frame.of(tiny.tokenizer()), ALL)
+@st.composite
+def corpora(draw):
+    """Return the most tokens that a model takes, and the lengths of some windows."""
+    longest = draw(st.sampled_from(LONGEST))
+    around = st.integers(3, longest) | st.integers(3, min(40, longest)) | st.just(longest)
+    return longest, np.array(draw(st.lists(around, max_size=200)), np.int64)
 
 
-@pytest.fixture
-def run(tiny):
-    """A run over two texts of three tokens and one, in a window each."""
-    tokens = tokenise(tiny.tokenizer(), ["asthma has type", "asthma"])
-    return ForwardRun(tokens, plan_windows(tokens.bounds, np.arange(4), limit=10))
+def shapes(batches):
+    """Return the distinct shapes of batches."""
+    return {(batch.height, batch.length) for batch in batches}
 
 
-class TestRows:
-    """Tokens become rectangles of numbers."""
+class TestEveryBatch:
+    """What holds for any corpus, any model and any budget."""
+
+    @given(corpora(), budgets)
+    def test_every_window_is_in_one_batch(self, corpus, budget):
+        """Every window is in exactly one batch, which is long enough for it and has a row for each of its windows."""
+        longest, lengths = corpus
+        batches = plan_batches(lengths, budget, longest)
+        rows = [row for batch in batches for row in batch.rows.tolist()]
+        assert sorted(rows) == list(range(len(lengths)))
+        assert all((lengths[batch.rows] <= batch.length).all() for batch in batches)
+        assert all(1 <= len(batch.rows) <= batch.height for batch in batches)
+        assert all(batch.length <= longest for batch in batches)
+
+    @given(corpora(), budgets)
+    def test_budget_holds(self, corpus, budget):
+        """A batch has at most the tokens and the rows of the budget, filling included, unless it is one row."""
+        longest, lengths = corpus
+        for batch in plan_batches(lengths, budget, longest):
+            assert batch.height == 1 or batch.height * batch.length <= budget.tokens
+            assert batch.height <= (budget.rows or batch.height)
+
+    @given(corpora(), budgets)
+    def test_filling(self, corpus, budget):
+        """Where every shape is welcome, a batch has no more filling than the budget has for it."""
+        longest, lengths = corpus
+        for batch in plan_batches(lengths, replace(budget, few_shapes=False), longest):
+            assert (batch.length - lengths[batch.rows]).sum() <= budget.waste
+
+    @given(corpora(), budgets)
+    def test_without_padding_lengths_never_mix(self, corpus, budget):
+        """Where rows may not be filled up, a batch has windows of its own length only, and no row without a window."""
+        longest, lengths = corpus
+        for batch in plan_batches(lengths, replace(budget, padding=False), longest):
+            assert (lengths[batch.rows] == batch.length).all()
+            assert batch.height == len(batch.rows)
+
+
+class TestFewShapes:
+    """A device that compiles for every shape meets few of them."""
+
+    @given(st.sampled_from(LONGEST), st.sampled_from([64, 1024, 8192, 32768]), st.data())
+    def test_all_corpora_share_sixteen_shapes(self, longest, tokens, data):
+        """However many corpora a model reads, it meets at most sixteen shapes in all."""
+        met = set()
+        for _ in range(5):
+            lengths = data.draw(st.lists(st.integers(3, longest), max_size=300))
+            met |= shapes(plan_batches(np.array(lengths, np.int64), Budget(tokens, few_shapes=True), longest))
+        assert len(met) <= MOST_SHAPES
+
+    @pytest.mark.parametrize("longest", LONGEST)
+    def test_a_large_corpus_of_all_lengths(self, longest):
+        """A corpus with many windows of every length, and every smaller part of it, has at most sixteen shapes."""
+        lengths = np.random.default_rng(0).integers(3, longest + 1, 5000)
+        budget = Budget(8192, few_shapes=True)
+        met = [shapes(plan_batches(lengths[:count], budget, longest)) for count in (1, 7, 50, 333, 5000)]
+        assert len(set().union(*met)) <= MOST_SHAPES
 
     @pytest.mark.parametrize(
-        ("frame", "expected"),
+        ("longest", "expected"),
         [
-            (FRAME, ([7, 8, 16, 7, 17, 9], [0, 1, 3, 3, 3, 2], [1, 1, 1, 1, 1, 1])),
-            (FRAME, ([7, 8, 16, 7, 17, 9, 5, 5], [0, 1, 3, 3, 3, 2, 4, 4], [1, 1, 1, 1, 1, 1, 0, 0])),
-            (BARE, ([16, 7, 17, 5], [0, 0, 0, 0], [1, 1, 1, 0])),
+            (8, [8]),
+            (32, [32]),
+            (33, [32, 33]),
+            (64, [32, 40, 48, 56, 64]),
+            (128, [32, 40, 48, 64, 72, 88, 112, 128]),
+            (512, [32, 48, 72, 112, 160, 232, 352, 512]),
+            (514, [32, 48, 72, 112, 160, 240, 352, 514]),
+            (8192, [32, 72, 160, 352, 768, 1688, 3712, 8192]),
         ],
-        ids=["full", "filled up", "bare"],
     )
-    def test_one_row(self, run, tiny, frame, expected):
-        """Special tokens stand around a text's own, and filling after them, not seen by the model."""
-        run.tokens.ids[:3] = [16, 7, 17]
-        network = Network(tiny.random_bert(), frame, ALL)
-        arrays = fill(run.tokens, run.windows, Batch(np.array([0]), len(expected[0]), 1), network)
-        names = "input_ids", "token_type_ids", "attention_mask"
-        assert [arrays[name].tolist() for name in names] == [[row] for row in expected]
-        assert {array.dtype for array in arrays.values()} == {np.dtype(np.int64)}
+    def test_lengths(self, longest, expected):
+        """Lengths grow by one factor up to what the model takes, and are multiples of eight but for the last."""
+        assert allowed_lengths(longest) == expected
 
-    def test_several_rows_and_an_empty_one(self, run, tiny):
-        """Rows come in the order of the batch; a row without a window has the special tokens alone."""
-        network = Network(tiny.random_bert(), FRAME, ALL)
-        run.tokens.ids[:] = [16, 7, 17, 16]
-        arrays = fill(run.tokens, run.windows, Batch(np.array([1, 0]), 6, 3), network)
-        assert arrays["input_ids"].tolist() == [[7, 8, 16, 9, 5, 5], [7, 8, 16, 7, 17, 9], [7, 8, 9, 5, 5, 5]]
-        assert arrays["attention_mask"].sum(1).tolist() == [4, 6, 3]
+    @pytest.mark.parametrize(
+        ("lengths", "expected"),
+        [
+            ([10], [([0], 32, 4)]),
+            ([10] * 4, [([3, 2, 1, 0], 32, 4)]),
+            ([10] * 3, [([2, 1, 0], 32, 4)]),
+            ([10] * 5, [([4, 3, 2, 1], 32, 4), ([0], 32, 4)]),
+            ([10, 60], [([0, 1], 64, 2)]),
+            ([10, 10, 60, 60], [([1, 0], 64, 2), ([3, 2], 64, 2)]),
+        ],
+    )
+    def test_left_overs(self, lengths, expected):
+        """Windows that do not fill a batch of their length go with longer ones."""
+        batches = plan_batches(np.array(lengths), Budget(128, few_shapes=True), 64)
+        assert [(batch.rows.tolist(), batch.length, batch.height) for batch in batches] == expected
 
-    @pytest.mark.parametrize("names", [{"input_ids"}, {"input_ids", "attention_mask"}])
-    def test_only_what_the_model_takes(self, run, tiny, names):
-        """A model gets no array that it has no name for."""
-        network = Network(tiny.random_bert(), FRAME, frozenset(names))
-        assert fill(run.tokens, run.windows, Batch(np.array([0]), 6, 1), network).keys() == names
-
-    def test_names(self, tiny):
-        """A model takes what its tokenizer names if it can, and a mask wherever it can read one."""
-        bert = tiny.random_bert()
-        assert input_names(bert, ["input_ids"]) == {"input_ids", "attention_mask"}
-        assert input_names(bert, ["input_ids", "token_type_ids", "bbox"]) == ALL
-
-        class Unmasked(torch.nn.Module):
-            def forward(self, input_ids):
-                return input_ids
-
-        assert input_names(Unmasked(), ["input_ids", "attention_mask"]) == {"input_ids"}
+    def test_a_few_left_overs_run_one_by_one(self):
+        """One window is not filled up to a batch of hundreds of rows."""
+        batches = plan_batches(np.array([10] * 257 + [20]), Budget(8192, few_shapes=True), 512)
+        assert [(len(batch.rows), batch.length, batch.height) for batch in batches] == [
+            (256, 32, 256),
+            (1, 32, 1),
+            (1, 32, 1),
+        ]
 
 
-class TestPredictions:
-    """What comes back is in the order of the tokens."""
+class TestOrder:
+    """Where every shape is welcome, rows are no longer than they must be."""
 
-    @pytest.mark.parametrize("whole", [False, True])
-    def test_equal_to_the_model(self, network, run, whole):
-        """Labels and scores are the model's for each text alone, whatever stood beside it in a batch."""
-        network = Network(network.model, network.frame, network.inputs, whole)
-        start(network, run, [Batch(np.array([1, 0]), 12, 4)])
-        predictions, failures = collect(run, network)
-        alone = []
-        for first, last in ((0, 3), (3, 4)):
-            ids = torch.tensor([[*network.frame.before, *run.tokens.ids[first:last].tolist(), *network.frame.after]])
-            with torch.no_grad():
-                alone.append(network.model(ids).logits.softmax(-1)[0, 1:-1])
-        expected = torch.cat(alone)
-        np.testing.assert_allclose(predictions.scores, expected.max(-1).values, atol=1e-5)
-        assert predictions.labels.tolist() == expected.argmax(-1).tolist()
-        assert (predictions.probabilities is not None) is whole
-        assert failures == {}
-
-    def test_each_token_from_the_window_that_owns_it(self, network, run):
-        """Of overlapping windows only the one that owns a token has a say about it."""
-        bounds = np.array([[0, 3, 0, 2], [1, 3, 2, 3]])
-        overlapping = ForwardRun(run.tokens, Windows(*bounds.T))
-        start(network, overlapping, [Batch(np.array([0, 1]), 5, 2)])
-        predictions, _failures = collect(overlapping, network)
-        for window, owned in (([0, 3, 0, 3], slice(0, 2)), ([1, 3, 1, 3], slice(2, 3))):
-            single = ForwardRun(run.tokens, Windows(*np.array([window]).T))
-            start(network, single, [Batch(np.array([0]), window[1] - window[0] + 2, 1)])
-            np.testing.assert_allclose(predictions.scores[owned], collect(single, network)[0].scores[owned], atol=1e-5)
-
-    def test_batches_in_several_starts(self, network, run):
-        """A run that is started in two parts has the answers of both."""
-        start(network, run, [Batch(np.array([1]), 3, 1)])
-        start(network, run, [Batch(np.array([0]), 5, 1)])
-        predictions, _failures = collect(run, network)
-        assert (predictions.scores > 0).all()
-
-    def test_nothing(self, network, run):
-        """A run without a batch has a score of zero for every token, and no failure."""
-        predictions, failures = collect(run, network)
-        assert predictions.scores.tolist() == [0, 0, 0, 0]
-        assert failures == {}
-
-    def test_tuple_of_outputs(self, network, run):
-        """A model that returns a tuple is read as one that returns names."""
-        start(network, run, [Batch(np.array([0, 1]), 5, 2)])
-        expected, _failures = collect(run, network)
-        network.model.config.return_dict = False
-        again = ForwardRun(run.tokens, run.windows)
-        start(network, again, [Batch(np.array([0, 1]), 5, 2)])
-        np.testing.assert_array_equal(collect(again, network)[0].scores, expected.scores)
+    @pytest.mark.parametrize(
+        ("lengths", "budget", "expected"),
+        [
+            ([], Budget(10), []),
+            ([3, 9, 4], Budget(10), [([1], 9), ([2, 0], 4)]),
+            ([3, 3, 3], Budget(100), [([0, 1, 2], 3)]),
+            ([3, 3, 3], Budget(100, rows=2), [([0, 1], 3), ([2], 3)]),
+            ([3, 3, 3], Budget(1), [([0], 3), ([1], 3), ([2], 3)]),
+            ([5, 4, 5], Budget(100, padding=False), [([0, 2], 5), ([1], 4)]),
+            ([5, 4, 5], Budget(5, padding=False), [([0], 5), ([2], 5), ([1], 4)]),
+        ],
+    )
+    def test_batches(self, lengths, budget, expected):
+        """Batches go from the longest window to the shortest, equal ones in their order."""
+        batches = plan_batches(np.array(lengths, np.int64), budget, 64)
+        assert [(batch.rows.tolist(), batch.length) for batch in batches] == expected
 
 
-class TestNoNumbers:
-    """A model that computes NaN is reported, not believed."""
+class TestHalves:
+    """A batch that does not fit in memory is run in two."""
 
-    @pytest.mark.parametrize("whole", [False, True])
-    def test_only_texts_with_it(self, network, run, tiny, whole):
-        """A text whose token has NaN is a failure that names device and type; the others are not."""
-        network = Network(network.model, network.frame, network.inputs, whole)
-        with torch.no_grad():
-            network.model.bert.embeddings.word_embeddings.weight[tiny.VOCABULARY["has"]] = torch.nan
-        start(network, run, [Batch(np.array([0, 1]), 5, 2)])
-        predictions, failures = collect(run, network)
-        assert list(failures) == [0]
-        assert isinstance(failures[0], ModelUnusable)
-        assert str(failures[0]).startswith("The model computes no numbers (NaN) on cpu in torch.float32.")
-        assert predictions.scores[3] > 0
+    @pytest.mark.parametrize(
+        ("rows", "height", "expected"),
+        [
+            (4, 4, [([0, 1], 30, 2), ([2, 3], 28, 2)]),
+            (5, 5, [([0, 1, 2], 30, 3), ([3, 4], 27, 3)]),
+            (2, 2, [([0], 30, 1), ([1], 29, 1)]),
+            (3, 8, [([0, 1], 30, 4), ([2], 28, 4)]),
+            (1, 7, [([0], 30, 4)]),
+            (1, 1, [([0], 30, 1)]),
+        ],
+    )
+    def test_halves(self, rows, height, expected):
+        """Each half has about half of the windows and of the height, at least one window, and the length of its longest."""
+        halves = Batch(np.arange(rows), 32, height).halves(30 - np.arange(rows))
+        assert [(half.rows.tolist(), half.length, half.height) for half in halves] == expected
 
-    @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-    def test_pipeline(self, new_pipe, tiny, rounded, strategy):
-        """A pipeline raises for such a text, whatever the strategy, and answers the one before it."""
-        expected = new_pipe(strategy)(["asthma"])
-        pipe = new_pipe(strategy)
-        with torch.no_grad():
-            pipe.model.bert.embeddings.word_embeddings.weight[tiny.VOCABULARY["has"]] = torch.nan
-        answers = pipe(text for text in ["asthma", "asthma has type"])
-        assert [next(answers)] == rounded(expected)
-        with pytest.raises(ModelUnusable, match="NaN"):
-            next(answers)
+    def test_one_window_has_no_halves(self):
+        """A window that is alone and not filled up cannot be made smaller."""
+        assert Batch(np.array([1]), 7, 1).halves(np.array([9, 7])) == []
+
+    @given(st.integers(1, 50), st.integers(0, 50))
+    def test_halving_ends_with_single_rows(self, rows, more):
+        """Halving again and again ends with each window alone, in one row of its own length, and loses none."""
+        batches, ended, lengths = [Batch(np.arange(rows), 64, rows + more)], [], np.arange(rows) + 3
+        while batches:
+            batch = batches.pop()
+            halves = batch.halves(lengths)
+            batches += halves
+            if not halves:
+                ended.append((*batch.rows.tolist(), batch.length, batch.height))
+        assert sorted(ended) == [(row, row + 3, 1) for row in range(rows)]
+
+    @pytest.mark.parametrize(("tokens", "expected"), [(2048, 1024), (1024, 1024), (512, 512), (0, 1)])
+    def test_smaller_budget(self, tokens, expected):
+        """A budget never grows, is at least one token, and keeps everything else."""
+        whole = Budget(1024, rows=3, few_shapes=True, padding=False)
+        assert whole.within(tokens) == Budget(expected, rows=3, few_shapes=True, padding=False)
+
+
+def test_names_of_arrays(tiny):
+    """A model takes what its tokenizer names if it can, and a mask wherever it can read one."""
+    bert, arrays = tiny.random_bert(), {"input_ids", "token_type_ids", "attention_mask"}
+    assert input_names(bert, ["input_ids"]) == {"input_ids", "attention_mask"}
+    assert input_names(bert, ["input_ids", "token_type_ids", "bbox"]) == arrays
+
+    class Unmasked(torch.nn.Module):
+        def forward(self, input_ids):
+            return input_ids
+
+    assert input_names(Unmasked(), ["input_ids", "attention_mask"]) == {"input_ids"}
+
+
+def test_tuple_of_outputs(new_pipe, rounded):
+    """A model that returns a tuple is read as one that returns names."""
+    pipe = new_pipe()
+    expected = pipe(["asthma has type", "asthma"])
+    pipe.model.config.return_dict = False
+    assert pipe(["asthma has type", "asthma"]) == rounded(expected)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+def test_model_that_computes_no_numbers(new_pipe, tiny, annotated, rounded, strategy):
+    """A text with NaN is an error that names device and type, whatever the strategy; the others are answered."""
+    expected = new_pipe(strategy)(["asthma"])
+    pipe = new_pipe(strategy)
+    with torch.no_grad():
+        pipe.model.bert.embeddings.word_embeddings.weight[tiny.VOCABULARY["has"]] = torch.nan
+    answers = pipe(text for text in ["asthma", "asthma has type"])
+    assert [next(answers)] == rounded(expected)
+    with pytest.raises(ModelUnusable, match="NaN"):
+        next(answers)
+
+    found = annotated(pipe, ["asthma has type", "asthma"], on_error="record")
+    what = f"Text 0: The model computes no numbers (NaN) on {pipe.device} in torch.float32."
+    assert [why[: len(what)] for why in found.errors.values()] == [what]
+    assert [found[1]] == rounded(expected)
+
+
+NOTES = ["She has asthma; no history of type 2 diabetes mellitus, hypertension.", "fever", "a b c d e f"]
+LONG_NOTE = "no asthma , hypertension , " * 12
+
+slow = pytest.mark.slow
+READERS = [
+    "bert",
+    "convbert",
+    *(pytest.param(name, marks=slow) for name in ("funnel", "nystromformer", "yoso", "fnet")),
+]
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("options", [{}, {"stride": 8}], ids=["windows", "stride"])
+def test_answers_do_not_depend_on_neighbours(architectures, name, options):
+    """A text has the same answer alone, among others, and in transformers' own pipeline, which reads one at a time."""
+    theirs, ours = architectures.both(name)
+    texts = [*NOTES, LONG_NOTE] if options else NOTES
+    expected = [theirs(text, **options) for text in texts]
+
+    architectures.assert_same([ours(text, **options) for text in texts], expected)
+    architectures.assert_same(ours(texts, **options), expected)
+
+
+def test_only_models_that_read_the_filling_get_none(architectures, on_forward):
+    """BERT runs texts of different lengths together, ConvBERT does not; hooks see the rows of the texts alone."""
+    rows = {}
+    for name in ("bert", "convbert"):
+        shapes = rows[name] = []
+        _theirs, ours = architectures.both(name, "first")
+        on_forward(ours.model, lambda ids, shapes=shapes: shapes.append(len(ids)))
+        ours(["a b c d e f", "a b c d e", "a b c d"])
+
+    assert rows == {"bert": [3], "convbert": [1, 1, 1]}

@@ -1,11 +1,17 @@
-"""The pipeline stands where transformers' own did."""
+"""The pipeline stands where transformers' own did, also when it is built by name, changed, forked, asked twice, or overridden."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
+import signal
+import threading
+import types
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,23 +19,12 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from openmed_nb.annotation.pipeline import AnnotationPipeline
+from openmed_nb.annotation.pipeline import BUDGETS, HOOKS, AnnotationPipeline
+from openmed_nb.annotation.tuning import Compilation
+from openmed_nb.devices.backend import TENSOR_LOCK
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, UnreadableText
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
-
-
-class Texts(Dataset):
-    """A data set of torch with some texts."""
-
-    def __init__(self, texts):
-        self.texts = texts
-
-    def __len__(self):
-        return len(self.texts)
-
-    def __getitem__(self, number):
-        return self.texts[number]
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +41,6 @@ def pipe(new_pipe):
 
 class TestInputs:
     """Whatever kind of input transformers takes."""
-
-    @pytest.mark.parametrize("text", [TEXT, "asthma", "", " "])
-    def test_one_text(self, pipe, theirs, rounded, text):
-        """One string returns what it returned, and not a list of it."""
-        assert [pipe(text)] == rounded([theirs()(text)])
-
-    @pytest.mark.parametrize("texts", [[TEXT], [TEXT, "asthma", "", TEXT], [""]])
-    def test_list(self, pipe, theirs, rounded, texts):
-        """A list returns a list with an answer for each text."""
-        assert pipe(texts) == rounded(theirs()(texts))
-
-    def test_generator(self, pipe, theirs, rounded, sentences):
-        """A generator returns an iterator over the answers, in order."""
-        answers = pipe(text for text in sentences(30))
-        assert not isinstance(answers, list)
-        assert list(answers) == rounded(theirs()(sentences(30)))
 
     def test_endless_generator(self, pipe, rounded):
         """A generator without an end is read as far as answers are asked for, and some texts more."""
@@ -83,23 +62,10 @@ class TestInputs:
         with pytest.raises(OSError, match="the disk is gone"):
             next(answers)
 
-    def test_dataset(self, pipe, theirs, rounded, sentences):
-        """A data set of torch returns as many answers as it has texts, and says how many beforehand."""
-        answers = pipe(Texts(sentences(20)))
-        assert len(answers) == 20
-        assert list(answers) == rounded(theirs()(sentences(20)))
-
     def test_generator_has_no_length(self, pipe):
         """The answers to a generator have no length."""
         with pytest.raises(TypeError, match="no length"):
             len(pipe(text for text in [TEXT]))
-
-    def test_split_into_words(self, pipe, theirs, rounded):
-        """One list of words, and a list of such lists, return what they returned."""
-        words = [TEXT.split(), ["asthma"]]
-        options = {"is_split_into_words": True, "delimiter": "  "}
-        assert pipe(words, **options) == rounded(theirs()(words, **options))
-        assert pipe(words[0], is_split_into_words=True) == rounded(theirs()(words[0], is_split_into_words=True))
 
     @pytest.mark.parametrize("texts", [[], (), None, 5, {"text": TEXT}, (TEXT, TEXT)], ids=str)
     def test_no_text(self, pipe, theirs, texts):
@@ -146,12 +112,6 @@ class TestArguments:
         before = pipe(texts)
         assert pipe(texts, **options) == rounded(theirs()(texts, **options))
         assert pipe(texts) == before
-
-    @pytest.mark.parametrize("options", [{"stride": 8}, {"ignore_labels": []}, {"batch_size": 4}], ids=str)
-    def test_of_the_pipeline(self, new_pipe, theirs, rounded, sentences, options):
-        """An argument of the pipeline counts for every call."""
-        texts = sentences(12, longest=40)
-        assert new_pipe("first", **options)(texts) == rounded(theirs("first", **options)(texts))
 
     @pytest.mark.parametrize(
         ("options", "most"), [({"batch_tokens": 100}, 100), ({"batch_size": 2}, 128), ({"batch_size": 3}, 192)]
@@ -201,13 +161,6 @@ class TestArguments:
                 **{"strategy": "simple", **{key.removeprefix("aggregation_"): value for key, value in options.items()}}
             )(TEXT)
         assert len(pipe(TEXT)) > 0
-
-    def test_offsets_of_the_caller(self, pipe, theirs, rounded):
-        """Offsets that the caller brings along are read by transformers' own code."""
-        offsets = [(0, 0), (10, 16), (16, 17), (0, 0)]
-        options = {"offset_mapping": offsets}
-        assert [pipe("asthma .", **options)] == rounded([theirs()("asthma .", **options)])
-        assert {entity["start"] for entity in pipe("asthma .", **options)} <= {10, 16}
 
 
 class TestObject:
@@ -281,3 +234,218 @@ class TestDevice:
         with pytest.raises((ValueError, RuntimeError, TypeError)):
             pipe.device = device
         assert pipe.device.type == home
+
+
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
+
+
+class TestBuilding:
+    """The remaining arguments go to transformers' pipeline."""
+
+    def test_option_is_used(self, pipe_of, keyword_model, words_of):
+        """An option that the pipeline has takes effect."""
+        pipe = pipe_of(keyword_model, "none", ignore_labels=["O", "I-DISEASE"])
+        assert words_of(pipe) == ["diabetes", "hyper", "asthma"]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"grouped_entities": True},
+            {"stride": 1.5},
+            {"batch_size": "x"},
+            {"tokenizer": None},
+            {"model_kwargs": {}},
+        ],
+        ids=str,
+    )
+    def test_option_that_does_not_work(self, pipe_of, keyword_model, options, words_of):
+        """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
+        with pytest.raises(ConfigurationError, match=r"options|stride|batch_size"):
+            pipe_of(keyword_model, **options)
+        assert words_of(pipe_of(keyword_model)) == WORDS
+
+
+def test_same_when_asked_again(pipe_of, keyword_model):
+    """A pipeline that is asked for again is the same one; other options give another one over the same model."""
+    pipe, other = pipe_of(keyword_model), pipe_of(keyword_model, "none")
+    assert pipe_of(keyword_model) is pipe
+    assert other is not pipe
+    assert other.model is pipe.model
+
+
+def test_device_that_fails_while_it_computes(own_pipe_of, keyword_model):
+    """A device that fails in the middle of a text gives one error of ours, without the text."""
+    pipe = own_pipe_of(keyword_model)
+    pipe.model.to("meta")
+
+    with pytest.raises(DeviceUnavailable, match="could not run on") as caught:
+        pipe("the patient has hypertension")
+    assert "hypertension" not in str(caught.value)
+
+
+TWO = ["the patient has diabetes mellitus", "no asthma ."]
+
+
+class TwoTexts(Dataset):
+    """TwoTexts as a data set of torch."""
+
+    def __len__(self):
+        return len(TWO)
+
+    def __getitem__(self, number):
+        return TWO[number]
+
+
+def test_data_set_can_be_read_twice(new_pipe):
+    """The answers to a data set can be gone through again, and those to a generator go on where they were."""
+    pipe = new_pipe()
+    answers, stream = pipe(TwoTexts()), pipe(text for text in TWO)
+
+    assert len(answers) == len(TWO)
+    assert list(answers) == list(answers) == pipe(TWO)
+    assert [next(stream), *stream] == pipe(TWO)
+
+
+def test_generator_of_lists_of_words(new_pipe):
+    """TwoTexts that are split into words and come from a generator are all answered."""
+    pipe = new_pipe()
+
+    found = list(pipe((text.split() for text in TWO), is_split_into_words=True))
+
+    assert found == pipe([text.split() for text in TWO], is_split_into_words=True)
+    assert all(found)
+
+
+def test_another_model_is_not_the_compiled_one(new_pipe):
+    """A pipeline that was compiled and then given another model runs that one."""
+    pipe, other = new_pipe(), new_pipe()
+    pipe._compiled = torch.compile(other.model, backend="eager")
+    pipe.compilation = Compilation(True, 2.0, "", "cpu")
+
+    assert not pipe.own_annotator().network.compiled
+    pipe.model = other.model
+    assert pipe.own_annotator().network.compiled
+
+
+def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
+    """A tokenizer that is put in the place of another is asked anew what it puts around a text."""
+    pipe = new_pipe()
+    assert len(pipe.frame.after) == 1
+    pipe.tokenizer = tiny.tokenizer(model_max_length=64)
+    pipe.tokenizer.backend_tokenizer.post_processor = None
+
+    assert len(pipe.frame.after) == 0
+
+
+def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
+    """What was measured on one kind of device is not used on another."""
+    pipe = new_pipe()
+    pipe._measured = {"cuda": 4096}
+
+    assert pipe.batch_tokens == BUDGETS[home].tokens
+    pipe._measured = {home: 4096}
+    assert pipe.batch_tokens == 4096
+
+
+def test_model_that_passes_all_arguments_on(new_pipe):
+    """A model whose forward names no argument gets all arrays of its tokenizer."""
+    pipe = new_pipe()
+    expected = pipe(TWO)
+
+    class Wrapped(type(pipe.model)):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    pipe.model.__class__ = Wrapped
+    assert pipe(TWO) == expected
+
+
+def test_many_labels(new_pipe):
+    """The number of a label may be larger than sixteen bits hold."""
+    pipe = new_pipe()
+    weight = pipe.model.classifier.weight
+    count = 40_000
+    with torch.no_grad():
+        pipe.model.classifier = torch.nn.Linear(weight.shape[1], count, device=pipe.device)
+        pipe.model.classifier.weight.zero_()
+        pipe.model.classifier.bias.copy_(torch.arange(count) == count - 1)
+    pipe.model.config.id2label = {number: f"L{number}" for number in range(count)}
+
+    assert pipe("asthma", aggregation_strategy="simple")[0]["entity_group"] == f"L{count - 1}"
+
+
+def test_order_of_ignored_labels_is_no_setting(new_pipe):
+    """Labels that are ignored in another order, or twice, are the same settings."""
+    one, other = new_pipe(ignore_labels=["O", "A"]), new_pipe(ignore_labels=["A", "O", "A"])
+
+    assert one.own_annotator().settings == other.own_annotator().settings
+    assert one.own_annotator().settings != replace(one.own_annotator().settings, ignore_labels=("O",))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_does_not_wait_for_a_lost_thread():
+    """A child that was forked while another thread held the lock can take it."""
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold():
+        with TENSOR_LOCK:
+            held.set()
+            let_go.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        os._exit(0 if TENSOR_LOCK.acquire(timeout=5) else 1)
+    let_go.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_table_without_entities(new_pipe):
+    """A table without rows has columns of text where rows would have text."""
+    import openmed_nb as nb
+
+    for strategy, key in (("simple", "entity_group"), ("none", "entity")):
+        frame = nb.annotate(["no"], new_pipe(strategy), progress=False).to_frame()
+        assert list(frame)[1] == key
+        assert frame["word"].dtype == np.dtype(object) or str(frame["word"].dtype).startswith("str")
+
+
+THREE = ["the patient has asthma .", "no history", "type 2 diabetes mellitus and hypertension"]
+
+
+def overriding(base: type, name: str) -> type:
+    """Return a subclass whose step notes that it runs."""
+
+    def step(self, *args, **kwargs):
+        self.ran = name
+        return HOOKS[name](self, *args, **kwargs)
+
+    return type("Overriding", (base,), {name: step, "ran": None})
+
+
+@pytest.mark.parametrize("name", [name for name in HOOKS if name != "aggregate_word"])
+def test_overridden_step_runs(new_pipe, rounded, name):
+    """A step that a subclass overrides runs, and the answers are those of transformers' class with the same step."""
+    ours = new_pipe("first", overriding(AnnotationPipeline, name))
+    theirs = new_pipe("first", overriding(TokenClassificationPipeline, name))
+
+    assert ours(THREE) == rounded(theirs(THREE))
+    assert ours.ran == theirs.ran
+
+
+def test_step_of_one_pipeline(new_pipe):
+    """A step that is replaced in one pipeline alone runs too."""
+    pipe = new_pipe("first")
+    pipe.postprocess = types.MethodType(lambda _self, *_outputs, **_options: ["mine"], pipe)
+
+    assert pipe(THREE) == [["mine"]] * 3
+
+
+def test_annotate_refuses_what_would_not_run(new_pipe, annotated):
+    """Annotating many texts has its own way to answers, and says which overridden step would not run."""
+    with pytest.raises(ConfigurationError, match="Overriding overrides postprocess, which would not run here"):
+        annotated(new_pipe("first", overriding(AnnotationPipeline, "postprocess")), THREE)

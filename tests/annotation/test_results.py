@@ -1,0 +1,638 @@
+"""What was found, in one text and in many: as a sequence, as a table, as JSON, as text, as HTML and as counts."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from openmed_nb.annotation.fingerprints import fingerprint_of
+from openmed_nb.annotation.results import (
+    SHOWN_CHARACTERS,
+    SHOWN_ROWS,
+    SHOWN_TEXTS,
+    AnnotatedText,
+    Annotations,
+    Answers,
+    Summary,
+)
+
+TEXT = "He has asthma and type 2 diabetes."
+
+
+def placed(start, end, name="DISEASE", score=0.9, key="entity_group"):
+    """Return an entity as transformers gives it."""
+    return {key: name, "score": np.float32(score), "word": TEXT[start:end], "start": start, "end": end}
+
+
+def one_text(*entities, text=TEXT, show_text=True):
+    """Return what a model found in a text."""
+    return AnnotatedText(text, entities, "bundled", "cpu", show_text)
+
+
+class Marks(HTMLParser):
+    """Reads the text of a page without the labels in it, and the marks of entities."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.text, self.marks, self.tags = "", [], []
+        self.feed(re.sub(r" <small>.*?</small>", "", page.partition("</style>")[2], flags=re.DOTALL))
+
+    def handle_starttag(self, tag, attributes):
+        """Note the tag, and the attributes of a mark in the text; those of the legend have no title."""
+        self.tags.append(tag)
+        if tag == "mark" and "title" in dict(attributes):
+            self.marks.append(dict(attributes))
+
+    def handle_data(self, data):
+        """Collect the text."""
+        self.text += data
+
+
+ASTHMA, DIABETES = placed(7, 13), placed(18, 33, score=0.5)
+
+
+class TestOneText:
+    """It is the sequence of entities that the pipeline gave."""
+
+    def test_length_items_and_iteration(self):
+        """It counts, indexes, slices and iterates like the list of entities."""
+        found = one_text(ASTHMA, DIABETES)
+        assert len(found) == 2
+        assert found[0] is ASTHMA
+        assert found[-1:] == (DIABETES,)
+        assert list(found) == [ASTHMA, DIABETES]
+        assert DIABETES in found
+
+    def test_nothing_found(self):
+        """Where nothing was found it is empty, and says so, with the text."""
+        found = one_text()
+        assert not found
+        assert str(found) == f"0 entities found by bundled on cpu\n{TEXT}"
+        assert TEXT in found._repr_html_()
+
+    def test_labels(self):
+        """The labels are sorted, each once, with and without joined tokens."""
+        found = one_text(placed(0, 2, "B"), placed(3, 6, "A"), placed(7, 13, "B"), placed(18, 22, "I-A", key="entity"))
+        assert {piece.label for piece in found.report().pieces if piece.label} == {"A", "B", "I-A"}
+
+    @pytest.mark.parametrize("name", ["", " "])
+    def test_label_without_a_name(self, name):
+        """An entity whose label has no name, as that of ``B-``, is marked too."""
+        found = one_text(placed(7, 13, name))
+        assert "He has [asthma](no label) and" in str(found)
+        assert "Labels: no label 1" in str(found)
+        assert [mark["title"] for mark in Marks(found._repr_html_()).marks] == ["no label 0.900, characters 7 to 13"]
+
+
+class TestPlainValuesOfOneText:
+    """Values for JSON."""
+
+    def test_survives_json(self):
+        """The mapping has only plain values, whatever transformers gave, and keeps all of it."""
+        value = json.loads(json.dumps(one_text(ASTHMA).to_dict()))
+        expected = {"entity_group": "DISEASE", "score": pytest.approx(0.9), "word": "asthma", "start": 7, "end": 13}
+        assert value == {"text": TEXT, "entities": [expected], "model": "bundled", "device": "cpu"}
+
+    def test_does_not_change_the_entities(self):
+        """Asking for plain values leaves the entities as they were."""
+        found = one_text(ASTHMA)
+        found.to_dict()
+        assert isinstance(found[0]["score"], np.float32)
+
+
+class TestTextOfOneText:
+    """The plain text form."""
+
+    def test_marks_entities_in_the_text(self):
+        """Entities stand in brackets with their label, and in a table with score and place."""
+        assert str(one_text(ASTHMA, DIABETES)) == (
+            "2 entities found by bundled on cpu\n"
+            "He has [asthma](DISEASE) and [type 2 diabetes](DISEASE).\n"
+            "Labels: DISEASE 2\n"
+            "Entities\n"
+            "  label    score  characters  text\n"
+            "  DISEASE  0.90   7-13        asthma\n"
+            "  DISEASE  0.50   18-33       type 2 diabetes"
+        )
+
+    def test_line_ends_stay_in_the_text_and_not_in_the_table(self):
+        """The text keeps its lines; an entity over two lines is one row of the table."""
+        found = one_text(placed(4, 21), text="A\n\n\ttype 2\n  diabetes\n")
+        assert "[type 2\n  diabetes](DISEASE)" in str(found)
+        assert str(found).splitlines()[-1].endswith("  type 2 diabetes")
+
+
+class TestHtmlOfOneText:
+    """The HTML form."""
+
+    def test_marks_entities_in_the_text(self):
+        """Every entity is marked, with label, score and place on hover, and the text is whole."""
+        page = Marks(one_text(ASTHMA, DIABETES)._repr_html_())
+        assert TEXT in page.text
+        assert [mark["title"] for mark in page.marks] == [
+            "DISEASE 0.900, characters 7 to 13",
+            "DISEASE 0.500, characters 18 to 33",
+        ]
+
+    def test_labels_have_colours_of_their_own(self):
+        """Two labels have two colours, and a label has one."""
+        found = one_text(placed(0, 2, "A"), placed(3, 6, "B"), placed(7, 13, "A"))
+        first, second, third = (mark["class"] for mark in Marks(found._repr_html_()).marks)
+        assert first == third != second
+
+    def test_more_labels_than_colours(self):
+        """Where there are more labels than colours, all are still marked."""
+        found = one_text(*(placed(place, place + 1, f"L{place:02}") for place in range(20)))
+        assert len(Marks(found._repr_html_()).marks) == 20
+
+    def test_mathjax_leaves_the_text_alone(self):
+        """Dollar signs of a text are no formulas: the element says so to MathJax."""
+        page = one_text(text="costs $5 and $6")._repr_html_()
+        assert 'class="openmed-nb tex2jax_ignore"' in page
+        assert "costs $5 and $6" in page
+
+    def test_line_ends_are_kept(self):
+        """White space of the text is shown as it is."""
+        page = one_text(text="one\n\n  two\tthree")._repr_html_()
+        assert "white-space: pre-wrap" in page
+        assert "one\n\n  two\tthree" in page
+
+    @pytest.mark.parametrize(
+        "payload", ['<script>alert("x")</script>', '"><img src=x onerror=alert(1)>', "&lt;b&gt;", "'"]
+    )
+    def test_everything_is_escaped(self, payload):
+        """A payload in the text, a label, the model or the device is shown as text."""
+        found = AnnotatedText(payload, (placed(0, len(payload), payload),), payload, payload)
+        page = Marks(found._repr_html_())
+        assert not {"script", "img", "b"} & set(page.tags)
+        assert page.text.count(payload) == 6
+        assert page.marks[0]["title"].startswith(payload)
+
+
+class TestOverlaps:
+    """Entities that overlap, touch, are empty, or come in any order."""
+
+    def test_later_one_is_in_the_table_only(self):
+        """Of two that overlap, the first is marked; both are in the table."""
+        found = one_text(placed(18, 33), placed(25, 33, "DIABETES"))
+        assert "[type 2 diabetes](DISEASE)." in str(found)
+        assert "(DIABETES)" not in str(found)
+        assert str(found).splitlines()[-1] == "  DIABETES  0.90   25-33       diabetes"
+
+    def test_neighbours_are_both_marked(self):
+        """Two entities without a character between them are two marks."""
+        assert "[asthma](DISEASE)[ and](OTHER)" in str(one_text(placed(13, 17, "OTHER"), ASTHMA))
+
+    @given(some.text(), some.lists(some.tuples(some.integers(0, 30), some.integers(0, 30)), max_size=6))
+    def test_text_is_shown_whole_whatever_is_marked(self, text, places):
+        """Whatever entities there are, the marked text is the text."""
+        entities = (placed(min(pair), min(max(pair), len(text)), "D") for pair in places if min(pair) < len(text))
+        pieces = one_text(*entities, text=text).report().pieces
+        assert "".join(piece.text for piece in pieces) == text
+
+
+class TestOneHiddenText:
+    """A result that may not show the text."""
+
+    def test_shows_neither_text_nor_words(self):
+        """Labels, scores and places are shown, and no word of the text, in no form."""
+        found = one_text(ASTHMA, DIABETES, show_text=False)
+        for shown in (str(found), repr(found), found._repr_html_()):
+            assert "DISEASE" in shown
+            assert not any(word in shown for word in ("asthma", "diabetes", "He has"))
+        assert "7-13" in str(found)
+        assert "(the text is hidden)" in str(found)
+
+    def test_still_holds_them_for_code(self):
+        """The values are there for code that asks."""
+        assert one_text(ASTHMA, show_text=False).to_dict()["entities"][0]["word"] == "asthma"
+
+
+TEXTS = ("He has asthma.", "No complaints.", "", "Type 2 diabetes and asthma.")
+FAILURE = "Text 2 must be a string, not NoneType. Pass a string."
+
+
+def entity(text, word, name="DISEASE", score=0.875):
+    """Return the entity of a word in a text."""
+    start = text.index(word)
+    return {"entity_group": name, "score": score, "word": word.lower(), "start": start, "end": start + len(word)}
+
+
+def annotations(answers, texts, show_text=True, model="bundled"):
+    """Return answers as annotations."""
+    columns = Answers()
+    for number, answer in enumerate(answers):
+        columns.add(number, answer)
+    return Annotations(columns, tuple(texts)[:SHOWN_TEXTS], model, "cpu", show_text)
+
+
+ANSWERS = (
+    [entity(TEXTS[0], "asthma")],
+    [],
+    FAILURE,
+    [entity(TEXTS[3], "Type 2 diabetes", score=0.5), entity(TEXTS[3], "asthma")],
+)
+TOKENS = [
+    {"entity": "B-D", "score": 0.5, "index": 3, "word": "as", "start": 7, "end": 9},
+    {"entity": "I-D", "score": 0.5, "index": 4, "word": "##thma", "start": 9, "end": 13},
+]
+
+
+def found(show_text=True):
+    """Return annotations of the four texts, the third without an answer."""
+    return annotations(ANSWERS, TEXTS, show_text)
+
+
+class TestManyTexts:
+    """It is a sequence with a list for each text."""
+
+    def test_items_are_lists_of_entities(self):
+        """It counts, indexes from both ends, slices and iterates like the list of lists that a pipeline returns."""
+        expected = [[] if isinstance(answer, str) else answer for answer in ANSWERS]
+        assert len(found()) == 4
+        assert list(found()) == found()[:] == expected
+        assert found()[-1] == expected[3]
+        assert found()[1:3] == [[], []]
+        assert found().index(expected[3]) == 3
+        assert not annotations((), ())
+
+    def test_text_without_an_answer(self):
+        """A text without an answer has an empty list, and its reason in the errors under its number."""
+        assert found()[2] == []
+        assert found().errors == {2: FAILURE}
+
+
+class TestTable:
+    """The table with a row for each entity."""
+
+    def test_columns_and_types(self):
+        """There is a row for each entity, with numbers as numbers."""
+        frame = found().to_frame()
+        assert list(frame.columns) == ["text", "entity_group", "score", "word", "start", "end"]
+        assert frame["text"].tolist() == [0, 3, 3]
+        assert frame["word"].tolist() == ["asthma", "type 2 diabetes", "asthma"]
+        assert frame["score"].mean() == pytest.approx(0.75)
+        kinds = {name: frame[name].dtype.kind for name in ("text", "score", "start", "end")}
+        assert kinds == {"text": "i", "score": "f", "start": "i", "end": "i"}
+
+    @pytest.mark.parametrize("answers", [(), ([], []), ("an error",)], ids=["no text", "no entity", "error"])
+    def test_nothing_found(self, answers):
+        """Where nothing was found, the table has the same columns, of the same types, and no row."""
+        frame = annotations(answers, ("",) * len(answers)).to_frame()
+        assert len(frame) == 0
+        assert list(frame.columns) == list(found().to_frame().columns)
+        numeric = ["text", "score", "start", "end"]
+        assert frame[numeric].dtypes.tolist() == found().to_frame()[numeric].dtypes.tolist()
+
+    def test_joins_with_the_notes(self):
+        """The number of a text is its row in the table that the texts came from."""
+        notes = pd.DataFrame({"patient": ["a", "b", "c", "d"], "note": TEXTS})
+        joined = found().to_frame().join(notes, on="text")
+        assert joined["patient"].tolist() == ["a", "d", "d"]
+
+
+class TestPlainValuesOfManyTexts:
+    """Values for JSON."""
+
+    def test_survives_json(self):
+        """JSON has model and device, and for each text in order its entities or its error."""
+        value = json.loads(found().to_json())
+        texts = [{"error": one} if isinstance(one, str) else {"entities": one} for one in ANSWERS]
+        assert value == found().to_dict() == {"model": "bundled", "device": "cpu", "texts": texts}
+
+    def test_letters_stay_readable(self):
+        """Letters beyond ASCII stand in the JSON as they are."""
+        text = "Ménière"
+        assert "ménière" in annotations([[entity(text, text)]], [text]).to_json()
+
+
+class TestManyTextsShown:
+    """The text and HTML forms."""
+
+    def test_text_form(self):
+        """Counts come first, then the first texts with their entities marked, then what failed."""
+        assert repr(found()) == str(found())
+        assert str(found()) == (
+            "3 entities found in 4 texts by bundled on cpu\n"
+            "  By label: DISEASE 3.\n"
+            "  Texts without any: 1.\n"
+            "  Texts that could not be read or run: 1.\n"
+            "0: He has [asthma](DISEASE).\n"
+            "1: No complaints.\n"
+            "2: (no answer)\n"
+            "3: [Type 2 diabetes](DISEASE) and [asthma](DISEASE).\n"
+            "Labels: DISEASE 3\n"
+            "Texts without an answer\n"
+            "  text  why\n"
+            f"  2     {FAILURE}"
+        )
+
+    def test_nothing_at_all(self):
+        """No text is a value too, and says so in one line."""
+        assert str(annotations((), ())) == "0 entities found in 0 texts by bundled on cpu"
+        assert "0 texts" in annotations((), ())._repr_html_()
+
+    def test_only_the_first_texts_are_shown(self):
+        """Of many texts only the first are shown, and it says so."""
+        texts = [f"note {number} asthma" for number in range(20)]
+        many = annotations([[entity(text, "asthma")] for text in texts], texts)
+        for shown in (str(many), many._repr_html_()):
+            assert f"Shown: the first {SHOWN_TEXTS} texts." in shown
+            assert f"note {SHOWN_TEXTS - 1} " in shown
+            assert f"note {SHOWN_TEXTS} " not in shown
+
+    def test_ten_thousand_texts_are_shown_in_a_few_lines(self):
+        """What is shown of 10,000 texts, a thousand of which failed, is some lines, not thousands."""
+        answers = ["an error" if number % 10 == 9 else [entity("asthma", "asthma")] for number in range(10_000)]
+        many = annotations(answers, ["asthma"] * SHOWN_TEXTS)
+        assert str(many).startswith("9,000 entities found in 10,000 texts")
+        assert len(str(many)) < 1500
+        assert len(many._repr_html_()) < 6000
+
+    def test_long_text_is_shortened(self):
+        """Of a very long text the beginning is shown, with the entities in it, and a mark that it goes on."""
+        text = "He has asthma. " + "word " * SHOWN_CHARACTERS + "And pain."
+        long = annotations([[entity(text, "asthma"), entity(text, "pain")]], [text])
+        for shown in (str(long), long._repr_html_()):
+            assert "asthma" in shown
+            assert "…" in shown
+            assert "And pain" not in shown
+        assert len(str(long)) < SHOWN_CHARACTERS + 300
+        assert "[asthma](DISEASE)" in str(long)
+
+    @given(some.integers(0, 30), some.integers(1, 40))
+    def test_entity_at_the_edge_of_what_is_shown(self, before, length):
+        """An entity is marked where all of it is shown, and shortening never fails."""
+        start = SHOWN_CHARACTERS - before
+        text = "x" * (start + length + 1)
+        one = {"entity_group": "D", "score": 0.5, "word": "x", "start": start, "end": start + length}
+        assert ("](D)" in str(annotations([[one]], [text]))) == (length <= before)
+
+    def test_control_characters_cannot_steer_a_terminal(self):
+        """A control character of a text is shown as a picture."""
+        assert "\x1b" not in str(annotations([[]], ["\x1b[2Jnote"]))
+
+    def test_same_value_same_form(self):
+        """Two equal runs have the same text and HTML, to the letter."""
+        assert (str(found()), found()._repr_html_()) == (str(found()), found()._repr_html_())
+
+
+class TestManyHiddenTexts:
+    """Annotations that may not show the texts."""
+
+    def test_neither_texts_nor_words_are_shown(self):
+        """Counts and labels are shown, and no word of a text, in no form and not in the summary."""
+        hidden = found(show_text=False)
+        summary = hidden.summary()
+        forms = [str(hidden), repr(hidden), hidden._repr_html_(), str(summary), summary._repr_html_()]
+        for shown in [*forms, json.dumps(summary.to_dict())]:
+            assert "DISEASE" in shown
+            assert not any(word in shown for word in ("asthma", "diabetes", "He has", "complaints"))
+        assert "(the text is hidden)" in str(hidden)
+        assert FAILURE in str(hidden)
+
+    def test_still_holds_them_for_code(self):
+        """The values are there for code that asks."""
+        assert found(show_text=False)[0][0]["word"] == "asthma"
+        assert found(show_text=False).to_frame()["word"][0] == "asthma"
+
+
+def test_a_hundred_thousand_entities_are_held_small():
+    """An entity takes at most 50 bytes, beside words that are held once."""
+    columns, one = Answers(), entity(TEXTS[0], "asthma")
+    for number in range(50_000):
+        columns.add(number, [one, one])
+    parts = (columns._scores, columns._starts, columns._ends, columns._labels, columns._words, columns._bounds)
+
+    assert sum(map(sys.getsizeof, (*parts, columns.fingerprints))) < 50 * 100_000
+
+
+NUMBERS = some.integers(0, 2**40)
+JOINED = some.fixed_dictionaries(
+    {"entity_group": some.text(max_size=4), "score": some.floats(0, 1), "word": some.text(max_size=6)}
+    | {"start": NUMBERS, "end": NUMBERS}
+)
+SINGLE = some.fixed_dictionaries(
+    {"entity": some.text(max_size=4), "score": some.floats(0, 1), "index": NUMBERS, "word": some.text(max_size=6)}
+    | {"start": NUMBERS, "end": NUMBERS}
+)
+ANY_ANSWERS = some.one_of(
+    some.lists(some.one_of(some.text(max_size=8), some.lists(kind, max_size=4)), max_size=8)
+    for kind in (JOINED, SINGLE)
+)
+KEYS = {
+    ("entity_group", "score", "word", "start", "end"),
+    ("entity", "score", "index", "word", "start", "end"),
+}
+FOUND_ASTHMA = {"entity_group": "DISEASE", "score": 0.5, "word": "asthma", "start": 7, "end": 13}
+
+
+def held(answers):
+    """Return answers as columns; the fingerprint of each is its number."""
+    columns = Answers()
+    for number, answer in enumerate(answers):
+        columns.add(number, answer)
+    return columns
+
+
+@given(ANY_ANSWERS)
+def test_what_goes_in_comes_out(answers):
+    """Every entity comes back with the same values and its keys in transformers' order, and every error with its number."""
+    columns = held(answers)
+
+    assert list(columns.items()) == list(enumerate(answers))
+    assert {tuple(entity) for entities in columns for entity in entities} <= KEYS
+    assert columns.errors == {number: answer for number, answer in enumerate(answers) if isinstance(answer, str)}
+
+
+@given(ANY_ANSWERS, some.slices(8))
+def test_it_is_a_sequence_like_the_list_of_its_items(answers, part):
+    """Length, indices from both ends, slices, iteration and membership are those of a list of lists."""
+    columns, plain = held(answers), [[] if isinstance(answer, str) else answer for answer in answers]
+
+    assert len(columns) == len(plain)
+    assert columns[part] == plain[part]
+    assert [columns[number] for number in range(-len(plain), len(plain))] == plain + plain
+    assert list(reversed(columns)) == plain[::-1]
+    assert all(answer in columns for answer in plain)
+
+
+@pytest.mark.parametrize("number", [1, -2, 100])
+def test_number_beyond_the_last_is_an_index_error(number):
+    """A number that no text has is an IndexError, as for a list."""
+    with pytest.raises(IndexError):
+        held([[FOUND_ASTHMA]])[number]
+
+
+@given(ANY_ANSWERS)
+def test_table_has_a_row_for_each_entity(answers):
+    """The columns have every entity once, in order, beside the number of its text."""
+    columns = held(answers)
+    table = {name: list(column) for name, column in columns.columns().items()}
+    rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+    assert rows == [{"text": number, **entity} for number, entities in enumerate(columns) for entity in entities]
+
+
+def test_answer_that_was_only_begun_does_not_count():
+    """Where adding an answer is broken off after some of its entities, all views still show the answers before it."""
+    columns = held([[FOUND_ASTHMA], "an error"])
+    with pytest.raises(KeyError):
+        columns.add(2, [FOUND_ASTHMA, {"entity_group": "DISEASE", "word": "pain"}])
+
+    assert len(columns) == 2
+    assert list(columns.items()) == [(0, [FOUND_ASTHMA]), (1, "an error")]
+    assert (list(columns.labels), list(columns.words), list(columns.counts())) == (["DISEASE"], ["asthma"], [1, 0])
+    assert {len(column) for column in columns.columns().values()} == {1}
+
+
+def test_equal_words_are_held_once():
+    """A word that is found again and again takes memory once."""
+    first, second = (FOUND_ASTHMA["word"].upper().lower() for _ in range(2))
+    columns = held([[{**FOUND_ASTHMA, "word": word}] for word in (first, second)])
+
+    assert first is not second
+    assert columns[0][0]["word"] is columns[1][0]["word"]
+
+
+def test_answer_is_a_list_of_its_own():
+    """A list that was handed out can be changed without changing the answers."""
+    columns = held([[FOUND_ASTHMA]])
+    columns[0][0]["word"] = "changed"
+    columns[0].clear()
+
+    assert columns[0] == [FOUND_ASTHMA]
+
+
+SAME = [
+    ("asthma", "asthma"),
+    ("asthma", np.str_("asthma")),
+    (None, None),
+    (float("nan"), 1.5),
+    (["a", "b"], ["a", "b"]),
+]
+OTHER = [
+    ("asthma", "asthma "),
+    ("", None),
+    (None, 1),
+    ("NoneType", None),
+    ("ab", ["ab"]),
+    (["a", "b"], ["ab"]),
+    (["a"], ["a", ""]),
+    ([], None),
+    ("\ud800", "\udfff"),
+    ("é", "e\u0301"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME, ids=repr)
+def test_same_text_has_the_same_fingerprint(one, other):
+    """Equal texts, equal lists of words, and things of one kind that are no text, have one fingerprint."""
+    assert fingerprint_of(one) == fingerprint_of(other)
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER, ids=ascii)
+def test_other_text_has_another_fingerprint(one, other):
+    """Texts that differ in a character, in how they are split, or in their kind, have two fingerprints."""
+    assert fingerprint_of(one) != fingerprint_of(other)
+
+
+FOUND = some.lists(some.tuples(some.sampled_from("AB"), some.sampled_from(["Asthma", "asthma", "pain"])), max_size=4)
+
+
+def summary_of(answers, show_text=True):
+    """Return the summary of answers, each an error or pairs of label and word."""
+    columns = Answers()
+    for number, answer in enumerate(answers):
+        entities = answer if isinstance(answer, str) else [found_word(*pair) for pair in answer]
+        columns.add(number, entities)
+    return Annotations(columns, (), "m", "cpu", show_text).summary()
+
+
+def found_word(label, word):
+    """Return an entity."""
+    return {"entity_group": label, "score": 1.0, "word": word, "start": 0, "end": 1}
+
+
+@given(some.lists(some.one_of(some.just("an error"), FOUND), max_size=8), some.booleans())
+def test_counts(answers, show_text):
+    """Texts, texts without any entity, errors, labels and words are counted; words only where texts may be shown."""
+    summary = summary_of(answers, show_text)
+    pairs = [pair for answer in answers if not isinstance(answer, str) for pair in answer]
+
+    assert (summary.texts, summary.empty) == (len(answers), answers.count([]))
+    assert [number for number, _why in summary.errors] == [n for n, one in enumerate(answers) if one == "an error"]
+    assert dict(summary.labels) == Counter(label for label, _word in pairs)
+    assert dict(summary.words) == (Counter(word.lower() for _label, word in pairs) if show_text else {})
+
+
+def test_text_form_of_a_summary():
+    """It says how many of what were found, and lists failures and the most frequent words."""
+    summary = summary_of([[("A", "Asthma"), ("B", "pain")], [], "why it failed", [("A", "asthma")]])
+
+    assert str(summary) == (
+        "3 entities found in 4 texts by m on cpu\n"
+        "  By label: A 2, B 1.\n"
+        "  Texts without any: 1.\n"
+        "  Texts that could not be read or run: 1.\n"
+        "Texts without an answer\n"
+        "  text  why\n"
+        "  2     why it failed\n"
+        "Found most often\n"
+        "  words   times\n"
+        "  asthma  2\n"
+        "  pain    1"
+    )
+
+
+def test_one_is_singular():
+    """One entity in one text is said in the singular, and nothing is said of what there is none of."""
+    assert str(summary_of([[("A", "asthma")]])).splitlines()[:2] == [
+        "1 entity found in 1 text by m on cpu",
+        "  By label: A 1.",
+    ]
+    assert str(summary_of([])) == "0 entities found in 0 texts by m on cpu"
+
+
+def test_words_come_in_a_fixed_order():
+    """The most frequent word comes first, and words that are as frequent come in alphabetical order."""
+    words = ["b", "a", "c", "c"]
+    assert [word for word, _count in summary_of([[("A", word) for word in words]]).words] == ["c", "a", "b"]
+
+
+def test_shows_the_first_rows_and_holds_them_all():
+    """Tables show the first rows; the value has them all."""
+    summary = summary_of(["failed"] * 50 + [[("A", f"word {number:02}") for number in range(50)]])
+
+    assert (len(summary.words), len(summary.errors)) == (50, 50)
+    assert str(summary).count("\n  word ") == SHOWN_ROWS
+    assert str(summary).count("failed") == SHOWN_ROWS
+
+
+def test_plain_values_of_a_summary_survive_json():
+    """The mapping has counts as numbers and pairs as mappings."""
+    summary = summary_of([[("A", "asthma")], "why"])
+    plain = json.loads(json.dumps(summary.to_dict()))
+
+    assert plain["labels"] == {"A": 1}
+    assert plain["words"] == {"asthma": 1}
+    assert plain["errors"] == {"1": "why"}
+    assert (plain["texts"], plain["empty"]) == (2, 0)
+
+
+def test_html_has_the_counts():
+    """The HTML form has the same counts, as tables."""
+    page = Summary("m", "cpu", 2, 0, ((1, "why"),), (("A", 2),), (("asthma", 2),))._repr_html_()
+
+    assert "2 entities found in 2 texts by m on cpu" in page
+    assert "<td>2</td>" in page
+    assert page.count("<table>") == 2
