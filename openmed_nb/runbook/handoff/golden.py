@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...annotation.results import span_of
 from ...annotation.stream import entities_of
 from ...devices.memory import empty_cache
 from ...devices.simulated import active, shows_simulated
@@ -170,12 +171,7 @@ def entities_found(bench: Bench, texts: list[Any]) -> tuple[tuple[Found, ...], .
     """
     stream = bench.stream(len(texts))
     answers = stream.run(next(stream.batches()))
-    return tuple(tuple(map(_found, entities_of(answer))) for answer in answers)
-
-
-def _found(entity: Any) -> Found:
-    label = entity.get("entity_group") or entity["entity"]
-    return Found(int(entity["start"]), int(entity["end"]), str(label))
+    return tuple(tuple(Found(*span_of(entity)) for entity in entities_of(answer)) for answer in answers)
 
 
 ROUNDS = GATE_EPOCHS

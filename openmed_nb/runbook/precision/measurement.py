@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ...annotation.corpus import stream_of
 from ...annotation.fingerprints import fingerprint_of
 from ...annotation.pipeline import build_pipeline
+from ...annotation.results import span_of
 from ...annotation.stream import chunk_characters, in_chunks
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
 from ...devices.memory import empty_cache, is_out_of_memory
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from ...annotation.forward import Batch, Inputs, Network
     from ...annotation.pipeline import AnnotationPipeline
-    from ...annotation.results import Entity
     from ...annotation.stream import Annotator, Answer, Prepared
 
 
@@ -82,14 +82,14 @@ def spans_of(entities: Any, number: int) -> tuple[Span, ...]:
     """Return the gold entities of one text."""
     if not is_list(entities):
         raise ConfigurationError(f"The gold of text {number} cannot be {type(entities).__name__}.", GOLD_REMEDY)
-    spans = [span_of(entity) for entity in entities]
+    spans = [gold_span(entity) for entity in entities]
     if None in spans:
         what = f"The gold of text {number} has no entity at its place {spans.index(None)}."
         raise ConfigurationError(what, GOLD_REMEDY)
     return tuple(span for span in spans if span)
 
 
-def span_of(entity: Any) -> Span | None:
+def gold_span(entity: Any) -> Span | None:
     """Return an entity as a span, ``None`` where it is none."""
     if isinstance(entity, Mapping):
         label = next((entity[key] for key in ("entity_group", "label", "entity") if key in entity), None)
@@ -702,13 +702,7 @@ def outcome(network: Network, inputs: Inputs) -> Outcome:
 
 def spans_of_answer(answer: Answer) -> list[Span]:
     """Return the places and labels of entities; none where a text has no answer."""
-    return [] if isinstance(answer, OpenMedError) else [span_of_entity(entity) for entity in answer]
-
-
-def span_of_entity(entity: Entity) -> Span:
-    """Return the place and the label of an entity."""
-    label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
-    return int(entity["start"]), int(entity["end"]), str(label)
+    return [] if isinstance(answer, OpenMedError) else [span_of(entity) for entity in answer]
 
 
 def quantiles(differences: Sequence[np.ndarray]) -> Differences:
