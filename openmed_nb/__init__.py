@@ -38,29 +38,21 @@ if TYPE_CHECKING:
     from .notebook.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
     from .notebook.evidence import handoff, logbook
     from .notebook.panel.opening import panel
-    from .notebook.preparation import check_loader, loader_settings, precision, to_device
     from .notebook.runbook import parity, signals, validate_precision
-    from .notebook.training import (
-        EpochHooks,
-        accelerator_arguments,
-        epochs,
-        lightning_callback,
-        limit_memory,
-        memory_curve,
-        release,
-        trainer_arguments,
-        trainer_callback,
-    )
     from .notebook.worth import compare, gates, profile, sweep, verdict
     from .runbook.doctor.report import doctor
     from .runbook.logbook.logbook import Logbook
     from .runbook.operators.fallbacks import fallbacks
     from .runbook.operators.forecast import forecast
     from .training.activations import checkpoint_activations
+    from .training.callbacks import accelerator_arguments, lightning_callback, trainer_arguments, trainer_callback
     from .training.curve import MemoryCurve, MemorySample
+    from .training.epochs import EpochHooks, epochs, memory_curve
     from .training.guards import Guards
     from .training.holders import who_holds
-    from .training.loader_checks import worker_ladder
+    from .training.loaders import check_loader, loader_settings, to_device, worker_ladder
+    from .training.precision import precision
+    from .training.release import limit_memory, release
     from .training.steps import GradientAccumulation, adamw, explain_fused
 
 __version__ = "0.1.0"
@@ -68,7 +60,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DeviceChoice": "devices.choice",
     "EnvPlan": "devices.environment",
-    "EpochHooks": "notebook.training",
+    "EpochHooks": "training.epochs",
     "GradientAccumulation": "training.steps",
     "Guards": "training.guards",
     "Logbook": "runbook.logbook.logbook",
@@ -78,47 +70,47 @@ _HOMES = {
     "OpenMedConfig": "models.config",
     "OpenMedError": "errors",
     "OpenMedWarning": "errors",
-    "accelerator_arguments": "notebook.training",
+    "accelerator_arguments": "training.callbacks",
     "adamw": "training.steps",
     "annotate": "annotation.corpus",
     "apply_mps_tuning": "notebook.devices",
-    "check_loader": "notebook.preparation",
+    "check_loader": "training.loaders",
     "checkpoint_activations": "training.activations",
     "cluster": "notebook.cluster",
     "compare": "notebook.worth",
     "device": "notebook.devices",
     "doctor": "runbook.doctor.report",
-    "epochs": "notebook.training",
+    "epochs": "training.epochs",
     "explain_fused": "training.steps",
     "fallbacks": "runbook.operators.fallbacks",
     "forecast": "runbook.operators.forecast",
     "gates": "notebook.worth",
     "handoff": "notebook.evidence",
-    "lightning_callback": "notebook.training",
-    "limit_memory": "notebook.training",
+    "lightning_callback": "training.callbacks",
+    "limit_memory": "training.release",
     "load_model": "annotation.loading",
     "load_pipeline": "annotation.loading",
-    "loader_settings": "notebook.preparation",
+    "loader_settings": "training.loaders",
     "logbook": "notebook.evidence",
-    "memory_curve": "notebook.training",
+    "memory_curve": "training.epochs",
     "panel": "notebook.panel.opening",
     "parity": "notebook.runbook",
-    "precision": "notebook.preparation",
+    "precision": "training.precision",
     "profile": "notebook.worth",
-    "release": "notebook.training",
+    "release": "training.release",
     "reset": "notebook.devices",
     "resolve_torch_device": "notebook.devices",
     "signals": "notebook.runbook",
     "simulated_mps": "notebook.devices",
     "sweep": "notebook.worth",
-    "to_device": "notebook.preparation",
-    "trainer_arguments": "notebook.training",
-    "trainer_callback": "notebook.training",
+    "to_device": "training.loaders",
+    "trainer_arguments": "training.callbacks",
+    "trainer_callback": "training.callbacks",
     "use": "notebook.devices",
     "validate_precision": "notebook.runbook",
     "verdict": "notebook.worth",
     "who_holds": "training.holders",
-    "worker_ladder": "training.loader_checks",
+    "worker_ladder": "training.loaders",
 }
 
 __all__ = [

@@ -369,3 +369,27 @@ def findings_table(caption: str, findings: Iterable[Finding]) -> Table:
     """
     rows = tuple((one.name, one.status, one.evidence, one.remedy) for one in findings)
     return Table(caption, ("check", "result", "evidence", "what to do"), rows)
+
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class StaticForm:
+    """Gives a widget an HTML and a text form beside the live one; they are what a saved notebook keeps.
+
+    Its text is its ``repr``, which does not change between runs; its HTML is the report of the moment in which it is shown.
+    """
+
+    comm: Any
+    model_id: str
+
+    _ipython_display_ = None  # ipywidgets 7 shows itself with it, in text only; IPython passes over None.
+
+    def report(self) -> Report:
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        static = {"text/html": to_html(self.report()), "text/plain": repr(self)}
+        if self.comm is None:  # It is closed.
+            return static
+        return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **static}

@@ -19,7 +19,7 @@ from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import Machine, read_machine
-from .devices.request import DeviceRequest, Wish, decide, precedence, shown_variables
+from .devices.request import DeviceRequest, Wish, decide, device_of, precedence, shown_variables
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
 
@@ -98,6 +98,15 @@ class Session:
             if not wishes[0].asks:
                 self._enter(choice)
             return choice
+
+    def device_name(self, thing: Any = None) -> str:
+        """Return the name of the device of a thing: a name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's.
+
+        Raises:
+            DeviceError: Where it cannot be used.
+            ConfigurationError: For a value that has no device.
+        """
+        return self.device(None if thing is None else device_of(thing)).device
 
     def use(self, device: str, source: str = "use()") -> DeviceChoice:
         """Override the device for the session, and move the models that follow it.

@@ -115,8 +115,8 @@ ALLOWED = {
     "runbook.profile_recorder": {"torch"},
     "runbook.sweep_plot": {"matplotlib"},
     "simulation.modes": {"torch"},
+    "training.live": {"ipywidgets"},
     "training.plot": {"matplotlib"},
-    "training.trainer": {"transformers"},
 }
 """What may be imported by files that are themselves imported only in functions: arrays, and a subclass's base class."""
 

@@ -198,7 +198,7 @@ class OpenMedMagics(Magics):
         """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
         if (arguments := asked(self.openmed_release, line)) is None:
             return None
-        from .training import release
+        from ..training.release import release
 
         return release(
             *arguments.names,

@@ -12,8 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..display import NOTE, UNITS, counted
 from ..errors import shorten
-from ..training.curve import svg_of
-from ..training.plot import LARGEST_IN_MEBIBYTES, CurveFigure
+from ..training.plot import LARGEST_IN_MEBIBYTES, CurveFigure, svg_of
 from .sweep_search import fitting
 
 if TYPE_CHECKING:

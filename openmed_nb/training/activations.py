@@ -12,7 +12,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import random_numbers_from, random_states
@@ -22,14 +21,13 @@ from ..errors import ConfigurationError, shorten
 if TYPE_CHECKING:
     import torch
 
+# What is set on a module while its activations are not kept: here, and by transformers.
 SWITCHES = (
     *("forward", "gradient_checkpointing", "_gradient_checkpointing_func"),
     *("_require_grads_hook", "_require_grads_hooks"),
 )
-"""What is set on a module while its activations are not kept: by us, and by transformers."""
-
+# Under this name a module that is on holds what it had of these: plain values, so that it can be copied and saved.
 FORMER = "_before_checkpointing"
-"""Under this name a module that is on holds what it had of these: plain values, so that it can be copied and saved."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +43,8 @@ class ActivationCheckpointing(Shown):
     modules: tuple[str, ...]
     _changed: tuple[torch.nn.Module, ...]
 
+    HIDDEN = ("_changed",)
+
     def off(self) -> None:
         """Keep activations again; a second call changes nothing."""
         switch_off(self._changed)
@@ -52,14 +52,8 @@ class ActivationCheckpointing(Shown):
     def __enter__(self) -> ActivationCheckpointing:  # noqa: PYI034 - Python 3.10 has no Self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.off()
-
-    def to_dict(self) -> dict[str, list[str]]:
-        """Return the names of the modules."""
-        return {"modules": list(self.modules)}
 
     def report(self) -> Report:
         """Return which modules compute their activations again."""
@@ -84,9 +78,9 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
         The switch, for a ``with`` block or for its ``off()``.
 
     Raises:
-        ConfigurationError: For what is no module, for a name that the model does not have, for a plain module without names, for a module
-            inside of one that is on or named, for a model of transformers that cannot do it, and for modules with batch
-            normalisation, whose running mean would be updated twice.
+        ConfigurationError: For a value that is not a module, for a name that the model does not have, for a plain module
+            without names, for a module inside of one that is on or named, for a model of transformers that cannot do it,
+            and for modules with batch normalisation, whose running mean would be updated twice.
 
     Example:
         >>> import torch
@@ -104,9 +98,8 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
         return _transformers(model)
     chosen = _chosen(model, names)
     changed = tuple(chosen.values())
-    switch_off(changed)
+    _remember(changed)
     for module in changed:
-        _remember(module)
         module.forward = functools.partial(_in_training, module, module.forward)
     return ActivationCheckpointing(tuple(chosen), changed)
 
@@ -118,9 +111,7 @@ def _transformers(model: Any) -> ActivationCheckpointing:
             f"{type(model).__name__} has no activation checkpointing of its own.", "Name modules of it instead."
         )
     changed = tuple(model.modules())
-    switch_off(changed)
-    for module in changed:
-        _remember(module)
+    _remember(changed)
     # The new name came within 5, where the old one then warns.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
@@ -131,55 +122,48 @@ def _transformers(model: Any) -> ActivationCheckpointing:
 
 
 def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
-    """Return the modules of these names, those of lists one by one."""
+    """Return the modules of these names, those of lists one by one.
+
+    Raises:
+        ConfigurationError: For a module that would be computed wrongly or a third time.
+    """
     import torch
+    from torch.nn.modules.batchnorm import _NormBase
 
     known = dict(model.named_modules())
+    some = ", ".join(repr(name) for name in known if name)[:120] or "those of another model"
     chosen: dict[str, torch.nn.Module] = {}
     for name in names:
         if not isinstance(name, str) or name not in known or not name:
-            raise ConfigurationError(
-                f"The model has no module {shorten(repr(name))}.", f"Use some of {_candidates(known)}."
-            )
+            raise ConfigurationError(f"The model has no module {shorten(repr(name))}.", f"Use some of {some}.")
         listed = isinstance(known[name], (torch.nn.ModuleList, torch.nn.ModuleDict))
         chosen |= {f"{name}.{key}": one for key, one in known[name].named_children()} if listed else {name: known[name]}
     if not chosen:
-        raise ConfigurationError("No module was named.", f"Name some, such as {_candidates(known)}.")
+        raise ConfigurationError("No module was named.", f"Name some, such as {some}.")
     for name, module in chosen.items():
-        _check_recomputable(name, module)
-    _check_apart({*chosen, *(name for name, module in known.items() if _is_on(module))})
-    return chosen
-
-
-def _candidates(known: dict[str, torch.nn.Module]) -> str:
-    return ", ".join(repr(name) for name in known if name)[:120] or "those of another model"
-
-
-def _check_recomputable(name: str, module: torch.nn.Module) -> None:
-    """Refuse a module that counts how often it is called."""
-    from torch.nn.modules.batchnorm import _NormBase
-
-    if any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
-        what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
-        raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
-
-
-def _check_apart(names: Iterable[str]) -> None:
-    """Refuse a module inside of another: it would be computed a third time."""
-    for inner, outer in itertools.permutations(sorted(names), 2):
+        if any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
+            what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
+            raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
+    on = {name for name, module in known.items() if _is_on(module)}
+    for inner, outer in itertools.permutations(sorted({*chosen, *on}), 2):
         if inner.startswith(f"{outer}."):
             what = f"Module {inner!r} is a part of {outer!r}, and would be computed a third time."
             raise ConfigurationError(what, "Name one of them, and switch the other off where it is on.")
+    return chosen
 
 
 def _is_on(module: torch.nn.Module) -> bool:
-    """Tell whether a module computes its activations again because of a switch of ours."""
+    """Tell whether a module computes its activations again because of a switch made here."""
     again = "forward" in vars(module) or getattr(module, "gradient_checkpointing", False)
     return FORMER in vars(module) and bool(again)
 
 
-def _remember(module: torch.nn.Module) -> None:
-    vars(module)[FORMER] = {name: vars(module)[name] for name in SWITCHES if name in vars(module)}
+def _remember(modules: Iterable[Any]) -> None:
+    """Let modules hold what they had of their own before the first switch."""
+    modules = tuple(modules)
+    switch_off(modules)
+    for module in modules:
+        vars(module)[FORMER] = {name: vars(module)[name] for name in SWITCHES if name in vars(module)}
 
 
 def switch_off(modules: Iterable[Any]) -> None:
@@ -204,7 +188,10 @@ def recomputed(model: torch.nn.Module, function: Callable[..., Any], *args: Any,
     from torch.utils.checkpoint import checkpoint
 
     again = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
-    return again(context_fn=_mps_contexts) if is_on_mps(model, *args, *kwargs.values()) else again()
+    # A module without weights, such as dropout, computes where its inputs are.
+    some = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
+    on_mps = any(getattr(getattr(one, "device", None), "type", None) == "mps" for one in some)
+    return again(context_fn=_mps_contexts) if on_mps else again()
 
 
 def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -214,12 +201,6 @@ def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: An
     if module.training and torch.is_grad_enabled():
         return recomputed(module, forward, *args, **kwargs)
     return forward(*args, **kwargs)
-
-
-def is_on_mps(model: torch.nn.Module, *inputs: Any) -> bool:
-    """Tell whether a model computes on MPS; one without weights, such as dropout, computes where its inputs are."""
-    some = (*itertools.islice(model.parameters(), 1), *inputs)
-    return any(getattr(getattr(one, "device", None), "type", None) == "mps" for one in some)
 
 
 def _mps_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:

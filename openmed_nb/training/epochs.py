@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from ..devices.memory import allocator
-from ..errors import ConfigurationError, OpenMedWarning, number, shorten, whole_number, whole_or_none
-from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, check_processes, take_sample, this_process
+from ..devices.request import kind_of
+from ..errors import ConfigurationError, DeviceUnavailable, OpenMedWarning, number, shorten, whole_number, whole_or_none
+from ..session import SESSION
+from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, take_sample
+from .guards import Guards, all_or
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
 
+# What runs at a boundary: it gets the curve so far.
 Hook = Callable[[MemoryCurve], Any]
-"""What runs at a boundary: it gets the curve so far."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -35,38 +40,64 @@ class HookFailure:
         return f"The hook {self.hook} raised {self.error} after epoch {self.epoch}."
 
 
-class EpochBoundary:
-    """What happens between two epochs, in this order: forget, collect, empty the device's cache, look, judge.
+class EpochHooks:
+    """What happens between two epochs, so that memory stays flat: forget, collect, empty the device's cache, look, judge.
 
     Args:
-        device: Where the training runs.
-        every: Also hand memory back and look at it every so many steps; ``None`` only at the ends of epochs.
-        before: Hooks that run at the end of an epoch, before memory is handed back.
-        after: Hooks that run at the end of an epoch, with the new sample in the curve.
-        forget: What lets go of what the toolkit itself holds, such as the last batch that a guard keeps.
+        device: Where the training runs: a name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's device, in
+            one of several processes the GPU of that process.
+        every: Also hand memory back and take a sample every so many steps, counted by ``step()``. Each time all of Python's
+            objects are looked through, the device is waited for, and its blocks have to be asked for again: two to
+            six tenths of a second where transformers is loaded (``benchmarks/training.py`` prints it).
+        before: Functions that run at the end of an epoch, before memory is handed back; each gets the
+            :class:`MemoryCurve` so far.
+        after: Functions that run at the end of an epoch, with the new sample in the curve.
+        guards: :class:`Guards` of the same training; the batch that they keep is dropped at each boundary.
+        live: Whether to show the curve in the notebook while it grows; of several processes, the first shows its own.
         gate: The growth over ten epochs that is suspect, as a share.
-        limit: The share of the device's memory at which torch refuses more, where there is one.
 
     Attributes:
         curve: The samples so far, and the verdict.
         failures: Hooks that raised; the epoch, its sample and the hooks after it went on.
+
+    Raises:
+        DeviceError: Where the device cannot be used, and for one of several processes on MPS.
+        ConfigurationError: For an argument that cannot be used.
+
+    Example:
+        >>> with EpochHooks("cpu") as hooks:
+        ...     for epoch in range(2):
+        ...         sample = hooks.boundary()
+        >>> sample.epoch, hooks.verdict
+        (2, 'too short to tell')
     """
 
-    def __init__(  # noqa: PLR0913 - each is one thing that a person may want to say
+    def __init__(  # noqa: PLR0913 - each is one thing that a person may want to set
         self,
-        device: str,
+        device: Any = None,
         *,
         every: int | None = None,
         before: Iterable[Hook] = (),
         after: Iterable[Hook] = (),
-        forget: Iterable[Callable[[], None]] = (),
+        guards: Guards | None = None,
+        live: bool = False,
         gate: float = GROWTH_GATE,
-        limit: float | None = None,
     ) -> None:
+        self.guards, process = None if guards is None else all_or(guards), this_process()
+        name = own_device(SESSION.device_name(), process) if device is None else SESSION.device_name(device)
         self.every = whole_or_none("every", every)
-        self.before, self.after, self.forget = check_hooks(before), check_hooks(after), list(forget)
-        self.gate, self.limit = number("gate", gate, such_as="0.26, which is 26 %"), limit
-        self.begin(device)
+        self.before, self.after = _checked_hooks(before), _checked_hooks(after)
+        self.gate = number("gate", gate, such_as="0.26, which is 26 %")
+        self.limit = SESSION.computer.limit(name)
+        self.begin(name)
+        if live and process.leads:
+            from IPython.display import display
+
+            from .live import LiveCurve
+
+            curve = LiveCurve()
+            display(curve)
+            self.after.append(curve)
 
     def begin(self, device: str, epoch: int = 0, step: int = 0) -> None:
         """Begin a new training, and a new curve with it.
@@ -80,7 +111,9 @@ class EpochBoundary:
             DeviceUnavailable: For one of several processes on MPS.
         """
         process = this_process()
-        check_processes(device, process)
+        if kind_of(device) == "mps" and process.count > 1:
+            what = f"MPS cannot train in {process.count} processes: gloo and nccl, over which they would talk, do not work with it"
+            raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
         self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process)
         self.failures: tuple[HookFailure, ...] = ()
         self._start = time.perf_counter()
@@ -99,7 +132,7 @@ class EpochBoundary:
         return self.curve.verdict
 
     def step(self) -> None:
-        """Count a step; every so many steps, where that was asked for, memory is handed back too."""
+        """Count a step; every so many steps, where ``every`` says so, memory is handed back too."""
         self._steps += 1
         if self.every and self._steps % self.every == 0:
             self._look(boundary=False)
@@ -107,13 +140,17 @@ class EpochBoundary:
     def boundary(self) -> MemorySample:
         """End an epoch: hand memory back and return the new sample."""
         self._epochs += 1
-        known, before = len(self.failures), self.curve
+        known, grew = len(self.failures), self.verdict == GROWING
         self._run(self.before)
         sample = self._look(boundary=True)
         self._compare_holders()
-        self._run(self.after)
-        failures = [f"{failure} The training went on; correct the hook." for failure in self.failures[known:]]
-        for message in (*failures, *unseen_growth(before, self.curve)):  # Last: a filter may turn one into an error.
+        self._run((*self.after, SESSION.keep_curve))
+        messages = [f"{failure} The training went on; correct the hook." for failure in self.failures[known:]]
+        process = self.curve.process
+        if not process.leads and self.verdict == GROWING and not grew:  # No curve of this process is shown.
+            who = f"Process {process.rank} of {process.count} on {self.device}"
+            messages.append(f"{who}: {self.curve.reason} {self.curve.advice}")
+        for message in messages:  # Last: a filter may turn one into an error.
             warnings.warn(message, OpenMedWarning, stacklevel=2)
         return sample
 
@@ -121,9 +158,14 @@ class EpochBoundary:
         """Return a loop over epochs, numbered from 0, that ends each with a boundary.
 
         Raises:
-            ConfigurationError: For what is neither a number of epochs nor an iterable.
+            ConfigurationError: For a value that is neither a number of epochs nor an iterable.
         """
-        return Epochs(self, check_epochs(epochs))
+        count = whole_number(epochs)
+        if count is not None and count >= 0:
+            return Epochs(self, range(count))
+        if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
+            return Epochs(self, epochs)
+        raise ConfigurationError(f"epochs cannot be {shorten(repr(epochs))}.", "Pass a whole number from 0.")
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Return a function that trains an epoch, with the boundary after it; one that raises has not ended an epoch.
@@ -133,8 +175,7 @@ class EpochBoundary:
         """
         if inspect.iscoroutinefunction(train_epoch) or inspect.isgeneratorfunction(train_epoch):
             raise ConfigurationError(
-                f"{named(train_epoch)} returns before it has trained.",
-                "Call boundary() where an epoch ends.",
+                f"{named(train_epoch)} returns before it has trained.", "Call boundary() where an epoch ends."
             )
 
         @functools.wraps(train_epoch)
@@ -145,7 +186,7 @@ class EpochBoundary:
 
         return trained
 
-    def __enter__(self) -> EpochBoundary:  # noqa: PYI034 - Self came with Python 3.11
+    def __enter__(self) -> EpochHooks:  # noqa: PYI034 - Self came with Python 3.11
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -161,8 +202,8 @@ class EpochBoundary:
 
     def _hand_back(self) -> None:
         """Collect cycles before the cache is emptied, so that what they held can leave it."""
-        for let_go in self.forget:
-            let_go()
+        if self.guards is not None:
+            self.guards.forget()
         gc.collect()
         allocator(self.device).empty_cache()
 
@@ -197,7 +238,7 @@ class Epochs:
         hooks: The boundary, with the curve.
     """
 
-    hooks: EpochBoundary
+    hooks: EpochHooks
     _epochs: Iterable[Any]
 
     @property
@@ -220,60 +261,54 @@ class Epochs:
                 self.hooks.boundary()
 
 
-def unseen_growth(before: MemoryCurve, after: MemoryCurve) -> list[str]:
-    """Return what a process says that shows no curve, at the boundary at which its memory began to grow.
+def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> Epochs:
+    """Loop over epochs, and hand memory back, look at it and judge it after each.
+
+    Args:
+        epochs: How many, or an iterable.
+        device: As for :class:`EpochHooks`.
+        options: Those of :class:`EpochHooks`.
+
+    Returns:
+        A loop over 0, 1, 2 ..., or over the iterable, with ``curve`` and ``hooks``.
 
     Example:
-        >>> unseen_growth(MemoryCurve("cpu"), MemoryCurve("cpu"))
-        []
+        >>> loop = epochs(2, "cpu")
+        >>> [epoch for epoch in loop], len(loop.curve.boundaries)
+        ([0, 1], 2)
     """
-    process = after.process
-    if process.leads or after.verdict != GROWING or before.verdict == GROWING:
-        return []
-    return [f"Process {process.rank} of {process.count} on {after.device}: {after.reason} {after.advice}"]
+    return EpochHooks(device, **options).epochs(epochs)
 
 
-def check_hooks(hooks: Any) -> list[Hook]:
-    """Return hooks as a list.
-
-    Raises:
-        ConfigurationError: For anything but functions in an iterable.
-
-    Example:
-        >>> check_hooks([print]) == [print]
-        True
-    """
-    found = list(hooks) if isinstance(hooks, Iterable) else None
-    if found is None or not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in found):
-        raise ConfigurationError(
-            f"{shorten(repr(hooks))} is no list of hooks.", "Pass functions that take the curve, in a list."
-        )
-    return found
+def memory_curve() -> MemoryCurve | None:
+    """Return the curve to which the last sample went, ``None`` before the first."""
+    curve: MemoryCurve | None = SESSION.curve
+    return curve
 
 
-def check_epochs(epochs: Any) -> Iterable[Any]:
-    """Return what there is to loop over: the numbers below a whole number, or an iterable as it is.
+def this_process() -> TrainingProcess:
+    """Return which process of a training this is, from torch where it knows, else from what the launcher has set."""
+    given = [os.environ.get(name) or "" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    rank, count, local_rank = (int(value) if value.isdecimal() else None for value in given)
+    distributed = sys.modules.get("torch.distributed")  # torch is not loaded for that.
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, count = distributed.get_rank(), distributed.get_world_size()
+    return TrainingProcess(rank or 0, count or 1, local_rank or 0)
 
-    Raises:
-        ConfigurationError: For anything else.
 
-    Example:
-        >>> list(check_epochs(2)), check_epochs(["first", "second"])
-        ([0, 1], ['first', 'second'])
-    """
-    count = whole_number(epochs)
-    if count is not None and count >= 0:
-        return range(count)
-    if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
-        return epochs
-    raise ConfigurationError(f"{shorten(repr(epochs))} is no number of epochs.", "Pass a whole number from 0.")
+def own_device(device: str, process: TrainingProcess) -> str:
+    """Return the device of a process where none is named: each has a GPU of CUDA of its own."""
+    return f"cuda:{process.local_rank}" if device == "cuda" and process.count > 1 else device
 
 
 def named(function: Callable[..., Any]) -> str:
-    """Return the name of a function, without the function that it was defined in.
-
-    Example:
-        >>> named(print), named(dict.fromkeys)
-        ('print', 'dict.fromkeys')
-    """
+    """Return the name of a function, without the function that it was defined in."""
     return shorten(str(getattr(function, "__qualname__", type(function).__qualname__)).rpartition("<locals>.")[2])
+
+
+def _checked_hooks(hooks: Any) -> list[Hook]:
+    found = list(hooks) if isinstance(hooks, Iterable) else None
+    if found is None or not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in found):
+        what = f"Hooks must be functions in a list, got {shorten(repr(hooks))}."
+        raise ConfigurationError(what, "Pass functions that take the curve, in a list.")
+    return found

@@ -30,59 +30,17 @@ from .nonfinite import PassRecorder, gradients_of, is_finite, keep_batch, looks_
 if TYPE_CHECKING:
     import torch
 
-
+# The first release of torch in which MPS computes the gradients of an LSTM with dropout rightly (pytorch#190056).
 LSTM_REPAIRED = (2, 14)
-"""The first release of torch in which MPS computes the gradients of an LSTM with dropout rightly (pytorch#190056)."""
-
 LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
-
+# The names that configurations of transformers have for dropout in attention.
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-"""The names that configurations of transformers have for dropout in attention."""
-
-
-def active_dropout(model: torch.nn.Module) -> bool:
-    """Tell whether a pass would leave numbers out at random: some layer is in train mode and has dropout.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Dropout(0.1)
-        >>> active_dropout(layer), active_dropout(layer.eval())
-        (True, False)
-    """
-    from torch.nn.modules.dropout import _DropoutNd
-
-    layers = (layer for layer in model.modules() if isinstance(layer, _DropoutNd) and layer.training)
-    return any(layer.p > 0 for layer in layers) or (model.training and attention_dropout(model) > 0)
-
-
-def attention_dropout(model: Any) -> float:
-    """Return how much a model of transformers leaves out in attention."""
-    config = getattr(unwrapped(model), "config", None)
-    return max((float(getattr(config, name, None) or 0) for name in ATTENTION_DROPOUT), default=0.0)
-
-
-def without_gradients(device: str, attention: str | None, attention_dropout: float) -> str:
-    """Return what to know of a pass in train mode without gradients: what happens, and what to do.
-
-    Example:
-        >>> without_gradients("cpu", "sdpa", 0.1).partition(":")[0]
-        'A forward pass ran in train mode with dropout and without gradients'
-    """
-    what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
-    if kind_of(device) == "mps" and attention == "sdpa" and attention_dropout > 0:
-        what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
-        return f"{what} Call model.eval() first; where it is meant, load the model with attn_implementation='eager'."
-    meant = "Guards(off=('dropout_without_gradients',))"
-    return f"{what} Call model.eval() first; where it is meant, use {meant}."
 
 
 class DropoutWatch:
     """Warns once of a pass in train mode with dropout and without gradients; a forward pre-hook.
 
-    It goes along where a model is copied or saved, and is then one that never warns.
-
-    Args:
-        device: The device that the model computes on; ``None`` never to warn.
+    It goes along where a model is copied or saved, and is then one that never warns: its device is ``None``.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -94,42 +52,28 @@ class DropoutWatch:
     def __call__(self, module: torch.nn.Module, _args: Any) -> None:
         """Look at a pass that begins."""
         import torch
+        from torch.nn.modules.dropout import _DropoutNd
 
-        if self.device is None or not module.training or torch.is_grad_enabled() or not active_dropout(module):
+        if self.device is None or not module.training or torch.is_grad_enabled():
             return
-        attention = getattr(getattr(unwrapped(module), "config", None), "_attn_implementation", None)
-        advice = without_gradients(self.device, attention, attention_dropout(module))
+        config = getattr(unwrapped(module), "config", None)
+        in_attention = max((float(getattr(config, name, None) or 0) for name in ATTENTION_DROPOUT), default=0.0)
+        layers = (one for one in module.modules() if isinstance(one, _DropoutNd) and one.training)
+        if not in_attention and not any(layer.p > 0 for layer in layers):
+            return
+        what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
+        meant = "use Guards(off=('dropout_without_gradients',))"
+        sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
+        if kind_of(self.device) == "mps" and sdpa and in_attention:
+            what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
+            meant = "load the model with attn_implementation='eager'"
         self.device = None
+        advice = f"{what} Call model.eval() first; where it is meant, {meant}."
         warnings.warn(advice, OpenMedWarning, stacklevel=2)
 
 
-def watch_dropout(model: torch.nn.Module, device: str, *inner: str) -> Callable[[], None]:
-    """Warn once of a pass in train mode with dropout and without gradients; return what ends the watch.
-
-    Args:
-        model: The model.
-        device: The device that it computes on.
-        inner: The names of modules in it that may be called by themselves.
-    """
-    watch = DropoutWatch(device)
-    hooks = [model.get_submodule(name).register_forward_pre_hook(watch) for name in ("", *inner)]
-
-    def end() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return end
-
-
 def wrong_lstm(model: torch.nn.Module, device: str, torch_release: tuple[int, ...]) -> str | None:
-    """Return the name of the first LSTM whose gradients MPS computes wrongly; ``None`` where there is none.
-
-    Example:
-        >>> import torch
-        >>> tagger = torch.nn.Sequential(torch.nn.LSTM(4, 4, num_layers=2, dropout=0.1))
-        >>> wrong_lstm(tagger, "mps", (2, 13)), wrong_lstm(tagger, "mps", (2, 14)), wrong_lstm(tagger, "cpu", (2, 13))
-        ('0', None, None)
-    """
+    """Return the name of the first LSTM whose gradients MPS computes wrongly; ``None`` where there is none."""
     import torch
 
     if kind_of(device) != "mps" or tuple(torch_release[:2]) >= LSTM_REPAIRED:
@@ -138,18 +82,8 @@ def wrong_lstm(model: torch.nn.Module, device: str, torch_release: tuple[int, ..
     return next((name or "the model" for name, layer in layers if layer.num_layers > 1 and layer.dropout > 0), None)
 
 
-def lstm_advice(name: str) -> str:
-    """Return what to know of that LSTM: what happens, and what to do.
-
-    Example:
-        >>> lstm_advice("encoder").partition(":")[0]
-        'The gradients of an LSTM with dropout (encoder) will be wrong'
-    """
-    what = f"The gradients of an LSTM with dropout ({name}) will be wrong: MPS forgets it on the way back (pytorch#190056)."
-    return f"{what} {LSTM_REMEDY}"
-
-
-SAID = {
+# What each guard does in a few words, and where that is from; the docstring of Guards says more.
+ABOUT = {
     "labels": ("stops at labels that the model does not have", "keras#23664, pytorch#187559"),
     "token_ids": ("stops at tokens, types, positions and rows without an embedding", "pytorch#154235, #123119"),
     "large_batch_gradients": ("stops at 32,767 tokens a step on an M1 or M2", "pytorch#177116, #193487"),
@@ -157,23 +91,16 @@ SAID = {
     "dropout_without_gradients": ("warns of a pass in train mode without gradients", "pytorch#184126"),
     "lstm_dropout": ("warns of an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
 }
-"""What each guard does in a few words, and where that is from."""
+NAMES = tuple(ABOUT)
 
-NAMES = tuple(SAID)
-"""Every guard; the docstring of :class:`Guards` says what each does."""
-
+# Where batches that made NaN or infinity are kept, in the current directory.
 FOLDER = "openmed_nonfinite"
-"""Where batches that made NaN or infinity are kept, in the current directory."""
-
+# So many steps in a row a scaler may skip for gradients that are not finite: halved 16 times, 65,536 is 1.
 SKIPPED = 20
-"""So many steps in a row a scaler may skip for gradients that are not finite: halved 16 times, 65,536 is 1."""
 
-
+# Who watches a model; guards hold it weakly, or it would never be let go. A training that failed leaves its guards
+# there, and the next one lets them go.
 WATCHED: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
-"""Who watches a model; guards hold it weakly, or it would never be let go.
-
-A training that failed leaves its guards there, and the next one lets them go.
-"""
 
 
 class Guards(Shown):
@@ -218,10 +145,14 @@ Give the model as many labels as the data has (num_labels), or number the labels
     """
 
     def __init__(self, off: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
-        self.on = switched_on(off)
+        names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
+        for name in names:
+            if name not in NAMES:
+                raise ConfigurationError(f"There is no guard {shorten(str(name))!r}.", offered(str(name), NAMES))
+        self.on = tuple(name for name in NAMES if name not in names)
         self.folder = given_path(folder, "folder")
-        self._told = checked_limits(limits)
-        self._checks = self._batch_checks(ModelLimits(**self._told))
+        self._given = checked_limits(limits)
+        self._checks = self._batch_checks(ModelLimits(**self._given))
         self._recorder: PassRecorder | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
@@ -230,7 +161,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
 
     def report(self) -> Report:
         """Return the names of the guards that are on, each with what it does and where that is from."""
-        rows = tuple((name, *SAID[name]) for name in self.on)
+        rows = tuple((name, *ABOUT[name]) for name in self.on)
         off = tuple(name for name in NAMES if name not in self.on)
         sentences = (f"Off: {', '.join(off)}.",) if off else ()
         return Report(f"Guards: {len(rows)} on", sentences, (Table("", ("guard", "what it does", "issue"), rows),))
@@ -256,37 +187,42 @@ Give the model as many labels as the data has (num_labels), or number the labels
             The guards, to be used in a ``with`` statement.
 
         Raises:
-            ConfigurationError: For what is no module of torch.
+            ConfigurationError: For a value that is not a module of torch.
         """
-        check_model(model)
+        torch = import_torch()
+        if not isinstance(model, torch.nn.Module):
+            what = f"Guards cannot watch a value of type {type(model).__name__}."
+            raise ConfigurationError(what, "Pass the model itself, a torch.nn.Module.")
         self.unwatch()
         if model in WATCHED:
             WATCHED[model].unwatch()
         WATCHED[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        release = torch_release or release_of(import_torch().__version__)
+        release = torch_release or release_of(torch.__version__)
         large = kind_of(device) == "mps" and gradients_can_be_wrong(device, machine or read_machine(), release)
-        self._checks = self._batch_checks(limits_of(model, **self._told), large=large)
+        self._checks = self._batch_checks(limits_of(model, **self._given), large=large)
         self._watched = weakref.ref(model)
         self._scaled, self._skipped = scaled, 0
         if "lstm_dropout" in self.on and (lstm := wrong_lstm(model, device, release)):
-            warnings.warn(lstm_advice(lstm), OpenMedWarning, stacklevel=2)
+            what = f"The gradients of an LSTM with dropout ({lstm}) will be wrong: MPS forgets it on the way back"
+            warnings.warn(f"{what} (pytorch#190056). {LSTM_REMEDY}", OpenMedWarning, stacklevel=2)
+        called = ("", *inner_model(model))  # A model inside of another may be called by itself.
         if "dropout_without_gradients" in self.on:
-            self._undo.append(watch_dropout(model, device, *inner_model(model)))
+            watch = DropoutWatch(device)
+            self._undo += [model.get_submodule(name).register_forward_pre_hook(watch).remove for name in called]
         if "nonfinite" in self.on:
             self._recorder = PassRecorder(device)
-            self._undo.append(self._recorder.watch(model, *inner_model(model)))
+            self._undo += self._recorder.watch(model, called)
         return self
 
     def watch_loader(self, loader: Any) -> bool:
         """Let a loader check the batches that it puts together, in its worker processes too, until :meth:`unwatch`.
 
         Returns:
-            Whether it does; ``False`` for what is no ``DataLoader``, which is left as it is.
+            Whether it does; ``False`` for a value that is not a ``DataLoader``, which is left as it is.
         """
         undo = check_collation(loader, self._checks)
-        if undo is not None:
-            self._undo.append(undo)
+        self._undo += [undo] if undo else []
         return undo is not None
 
     def check(self, batch: Any, step: int | None = None) -> None:
@@ -325,7 +261,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
         """
         number = float(getattr(loss, "detach", lambda: loss)())
         if "nonfinite" in self.on and not math.isfinite(number):
-            raise self._stopped(f"the loss is {number}", self._number(step, self._steps + 1), batch)
+            raise self._stopped(f"the loss is {number}", step, self._steps + 1, batch)
 
     def after_backward(self, model: torch.nn.Module | None = None, step: int | None = None) -> None:
         """Stop where a loss or a gradient of this step is NaN or infinite; call it before the optimizer's step.
@@ -353,7 +289,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
                 self._skipped += 1
             else:
                 what = "a gradient" if is_finite(losses) else "the loss"
-                raise self._stopped(f"{what} is NaN or infinite", self._number(step, self._steps))
+                raise self._stopped(f"{what} is NaN or infinite", step, self._steps)
         self.forget()
 
     def forget(self) -> None:
@@ -384,49 +320,26 @@ Give the model as many labels as the data has (num_labels), or number the labels
         off = () if large else ("large_batch_gradients",)
         return BatchChecks(limits, tuple(name for name in CHECKS if name in self.on and name not in off))
 
-    def _number(self, step: int | None, counted: int) -> int:
-        return step if step is not None else self._batches or counted
-
-    def _stopped(self, what: str, step: int, batch: Any = None) -> NonFinite:
+    def _stopped(self, what: str, step: int | None, counted: int, batch: Any = None) -> NonFinite:
         """Return the error for a step that went wrong, and let go of its batches."""
-        found, guilty = search(self._model, self._recorder.passes if self._recorder else ())
+        step = step if step is not None else self._batches or counted
+        where, guilty = search(self._model, self._recorder.passes if self._recorder else ())
         kept = keep_batch(guilty.given if batch is None and guilty else batch, self.folder, step)
         self.forget()
-        return NonFinite(f"Step {step:,}: {what}; {found}. {kept}", found.remedy)
+        return NonFinite(f"Step {step:,}: {what}; {where}. {kept}", where.remedy)
+
+
+def all_or(guards: Guards | None) -> Guards:
+    """Return the guards, all of them where none are given."""
+    if guards is not None and not isinstance(guards, Guards):
+        raise ConfigurationError(
+            f"guards must be nb.Guards(...), got {shorten(repr(guards))}.",
+            "Pass nb.Guards(off=[...]) with the names of those to switch off.",
+        )
+    return guards or Guards()
 
 
 def forget_batches() -> None:
     """Let all guards let go of the batches that they keep; they go on watching."""
     for guards in list(WATCHED.values()):
         guards.forget()
-
-
-def check_model(model: Any) -> None:
-    """Refuse what cannot be watched.
-
-    Raises:
-        ConfigurationError: For what is no module of torch; its type, not its content.
-    """
-    if not isinstance(model, import_torch().nn.Module):
-        raise ConfigurationError(
-            f"Guards cannot watch a value of type {type(model).__name__}.", "Pass the model itself, a torch.nn.Module."
-        )
-
-
-def switched_on(off: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the guards that are left where some are switched off.
-
-    Raises:
-        ConfigurationError: For a name that no guard has, and for what is no series of names.
-
-    Example:
-        >>> switched_on("token_id")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There is no guard 'token_id'. Did you mean 'token_ids'?
-    """
-    names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
-    for name in names:
-        if name not in NAMES:
-            raise ConfigurationError(f"There is no guard {shorten(str(name))!r}.", offered(str(name), NAMES))
-    return tuple(name for name in NAMES if name not in names)

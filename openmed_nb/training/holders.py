@@ -1,6 +1,4 @@
-"""Who holds tensors: living tensors, and the variables that lead to them.
-
-Who holds tensors: the variables, lists and attributes through which the tensors of a program are kept alive.
+"""Who holds tensors: living tensors, and the variables, lists and attributes that keep them alive.
 
 The search goes from the names that a person wrote, the variables of ``__main__``, of modules that are not installed
 packages, and of the functions that are running, through containers and attributes to tensors. So an answer is a name that
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, torch_is_loaded
 from ..devices.simulated import active
-from ..display import NOTE, Report, Shown, Table, counted, in_bytes
+from ..display import Plain, Report, Shown, Table, counted, in_bytes
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -31,28 +29,28 @@ if TYPE_CHECKING:
 
 
 def living_tensors() -> list[torch.Tensor]:
-    """Return every tensor that Python knows of; proxies are told by their type, so that none is woken up."""
+    """Return every tensor that Python knows of; the type of each object is asked, so that no proxy is woken up."""
     tensor = import_torch().Tensor
     things = gc.get_objects()
     kinds = {kind for kind in set(map(type, things)) if issubclass(kind, tensor)}
     return list(compress(things, map(kinds.__contains__, map(type, things))))
 
 
+def living_bytes() -> int:
+    """Return the bytes of all tensors that Python objects or their autograd graphs reach."""
+    return sum(storage_sizes(living_tensors()).values())
+
+
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each storage that the tensors and their graphs use, by the storage's address.
 
     Views share a storage, which counts once. Lazy parameters and tensor classes of others are not woken.
-
-    Example:
-        >>> import torch
-        >>> whole = torch.zeros(2, 3)
-        >>> list(storage_sizes([whole, whole[1:]]).values())
-        [24]
     """
     with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - torch has no other name for it
         tensors = list(tensors)
         reached = (*tensors, *saved_tensors(map(graph_of, tensors)))
-        return dict(_storage(tensor) for tensor in reached if has_storage(tensor))
+        storages = (tensor.untyped_storage() for tensor in reached if has_storage(tensor))
+        return {one._cdata: one.nbytes() for one in storages}  # noqa: SLF001 - two wrappers of a storage have it in common
 
 
 def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -63,32 +61,24 @@ def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
     """
     tensor = import_torch().Tensor
     names: dict[type, list[str]] = {}  # A graph has thousands of nodes of a few types.
-    for node in graph_nodes(nodes):
+    waiting, seen = list(nodes), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
         kind = type(node)
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
         for name in names[kind]:
-            kept = (getattr(saved, "data", None) for saved in _saved(node, name))
-            yield from (data for data in kept if isinstance(data, tensor))
-
-
-def _saved(node: Any, name: str) -> tuple[Any, ...]:
-    try:
-        saved = getattr(node, name)
-    except RuntimeError:  # A Function written in Python says so of what a backward pass has freed.
-        return ()
-    return tuple(saved) if isinstance(saved, (list, tuple)) else (saved,)
-
-
-def graph_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Yield the nodes of graphs, each once."""
-    waiting, seen = list(nodes), set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting.extend(following for following, _ in node.next_functions)
-            yield node
+            try:
+                saved = getattr(node, name)
+            except RuntimeError:  # A Function written in Python says so of what a backward pass has freed.
+                continue
+            for one in saved if isinstance(saved, (list, tuple)) else (saved,):
+                if isinstance(data := getattr(one, "data", None), tensor):
+                    yield data
 
 
 def graph_of(tensor: torch.Tensor) -> Any:
@@ -108,38 +98,29 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has memory of its own kind: sparse, meta and fake tensors and wrappers have none."""
+    """Tell whether a tensor has memory of its own: sparse, meta and fake tensors and wrappers have none."""
     torch = import_torch()
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - torch has no other name for it
     return tensor.layout == torch.strided and not wrapped and tensor.untyped_storage().device.type != "meta"
 
 
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes()  # noqa: SLF001 - two wrappers of one storage have this in common
-
-
 UNNAMED = "(reached by no name)"
-
+# How many containers and attributes lie between a name and a tensor at most.
 DEEPEST = 6
-"""How many containers and attributes lie between a name and a tensor at most."""
-
+# After so many containers and tensors the search ends.
 MOST_OBJECTS = 50_000
-"""After so many containers and tensors the search ends."""
-
+# Of the parts of a container that are not tensors, only the last so many are searched: a large table hides nothing after it.
 MOST_PARTS = 10_000
-"""So many parts of one container that are no tensors are looked at, its last ones: large tables hide nothing after them."""
-
+# References to the copy of a frame's variables that nothing else uses: the frame's, this module's, and the question's.
 UNSHARED = 3
-"""References to the copy of a frame's variables where nobody else has it: the frame's, ours, and the question's."""
 
 CONTAINERS = (list, tuple, set, frozenset, deque)
+# What holds no tensors; the type is asked, so that no proxy is woken up.
 LEAVES = (str, bytes, int, float, type, ModuleType, type(None))
-"""What holds no tensors; told by the type, so that no proxy is woken up."""
 
 
 @dataclass(frozen=True)
-class Holder:
+class Holder(Plain):
     """A variable, container or attribute that holds tensors.
 
     Attributes:
@@ -167,10 +148,6 @@ class Holder:
         graphs = f", {self.graphs} with graphs" if self.graphs else ""
         return self.name, self.kind, f"{self.tensors}{graphs}", in_bytes(self.size)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the holder as plain numbers and strings."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True, repr=False)
 class Holders(Shown):
@@ -188,16 +165,11 @@ class Holders(Shown):
     def __getitem__(self, index: int) -> Holder:
         return self.holders[index]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the holders as plain mappings."""
-        return {"holders": [holder.to_dict() for holder in self.holders], "simulated": self.simulated}
-
     def report(self) -> Report:
         """Return the table of what holds tensors."""
         rows = tuple(holder.row for holder in self.holders)
         title = f"{counted(len(rows), 'name')} hold{'s' if len(rows) == 1 else ''} tensors"
-        notes = (NOTE,) if self.simulated else ()
-        return Report(title, notes, tables=(Table("", ("name", "kind", "tensors", "memory"), rows),))
+        return Report(title, tables=(Table("", ("name", "kind", "tensors", "memory"), rows),))
 
 
 def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
@@ -212,7 +184,7 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
         hold is counted for the first of them. Without a namespace the last one counts what no name reaches.
 
     Raises:
-        ConfigurationError: For a namespace that is no mapping.
+        ConfigurationError: For a namespace that is not a mapping.
 
     Example:
         >>> import torch
@@ -224,56 +196,48 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
     if not torch_is_loaded():
         return Holders(())
     if not isinstance(namespace, Mapping | None):
-        raise ConfigurationError(f"{type(namespace).__name__} is no namespace.", "Pass globals(), or nothing.")
-    found = _found(_roots() if namespace is None else namespace.items())
-    return Holders((*_holders(found), *(_unnamed(found) if namespace is None else ())), active())
+        raise ConfigurationError(
+            f"The namespace must be a mapping, got {type(namespace).__name__}.", "Pass globals(), or nothing."
+        )
+    found = _tensors_by_holder(_roots() if namespace is None else namespace.items())
+    holders = _holders(found)
+    if namespace is None:
+        known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
+        others = {key: size for key, size in storage_sizes(living_tensors()).items() if key not in known and size}
+        holders += (Holder(UNNAMED, "", len(others), sum(others.values())),) if others else ()
+    return Holders(holders, active())
 
 
 def named_holders() -> tuple[Holder, ...]:
     """Return what holds tensors by a name, the most memory first."""
-    return _holders(_found(_roots()))
-
-
-def _unnamed(found: Mapping[tuple[str, str], list[Any]]) -> Iterator[Holder]:
-    """Yield one holder for the tensors that no name reaches."""
-    known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
-    others = {key: size for key, size in storage_sizes(living_tensors()).items() if key not in known and size}
-    if others:
-        yield Holder(UNNAMED, "", len(others), sum(others.values()))
+    return _holders(_tensors_by_holder(_roots()))
 
 
 def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first.
-
-    Example:
-        >>> grown_holders([Holder("model", "dict", 9, 100)], [Holder("model", "dict", 9, 100), Holder("losses", "list", 3, 60)])
-        (Holder(name='losses', kind='list', tensors=3, size=60, graphs=0),)
-    """
+    """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first."""
     known = {holder.name: holder.size for holder in before}
     grown = {holder: holder.size - known.get(holder.name, 0) for holder in after}
     return tuple(sorted((holder for holder in grown if grown[holder] > 0), key=lambda holder: -grown[holder]))
 
 
-def _found(roots: Iterable[tuple[str, Any]]) -> dict[tuple[str, str], list[Any]]:
+def _tensors_by_holder(roots: Iterable[tuple[str, Any]]) -> dict[tuple[str, str], list[Any]]:
     """Return the tensors that names reach, by the name and the kind of what holds them."""
     found: dict[tuple[str, str], list[Any]] = defaultdict(list)
     with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor class of others is woken
-        for name, kind, tensor in _reached(roots):
+        for name, kind, tensor in _search(roots):
             found[name, kind].append(tensor)
     return found
 
 
 def _holders(found: Mapping[tuple[str, str], list[Any]]) -> tuple[Holder, ...]:
-    holders = [_holder(name, kind, tensors) for (name, kind), tensors in found.items()]
+    holders = [
+        Holder(name, kind, len(held), sum(storage_sizes(held).values()), sum(graph_of(one) is not None for one in held))
+        for (name, kind), held in found.items()
+    ]
     return tuple(sorted(holders, key=lambda holder: -holder.size))
 
 
-def _holder(name: str, kind: str, tensors: list[Any]) -> Holder:
-    graphs = sum(graph_of(tensor) is not None for tensor in tensors)
-    return Holder(name, kind, len(tensors), sum(storage_sizes(tensors).values()), graphs)
-
-
-def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+def _search(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
     """Yield the name and kind of what holds each tensor, and the tensor; breadth first, so that names are short."""
     torch = import_torch()
     waiting = deque((name, "variable", name, thing, 0) for name, thing in roots)
@@ -288,14 +252,14 @@ def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]
                 yield holder, kind, thing
             waiting.append((f"{holder}.grad", "gradients", name, gradient_of(thing), depth))
         elif depth < DEEPEST:
-            steps = _module_steps if issubclass(type(thing), torch.nn.Module) else _steps
+            steps = _parts_of_module if issubclass(type(thing), torch.nn.Module) else _parts
             parts = [step for step in steps(name, thing) if not issubclass(type(step[-1]), LEAVES)]
             held = [step for step in parts if issubclass(type(step[-1]), torch.Tensor)]
             others = [step for step in parts if not issubclass(type(step[-1]), torch.Tensor)]
             waiting.extend((*step, depth + 1) for step in (*held, *others[-MOST_PARTS:]))
 
 
-def _steps(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
+def _parts(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
     """Yield (holder, kind, name, part) for each part of a container or an object."""
     kind, inside = type(thing).__name__, f"{name}[...]"
     if issubclass(type(thing), dict):
@@ -305,6 +269,16 @@ def _steps(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
     else:
         for attribute, part in list(_attributes(thing).items()):
             yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", part
+
+
+def _parts_of_module(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the parameters and buffers of a module as its own, then what else it and the modules in it keep."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        yield name, type(module).__name__, name, tensor
+    for inner, part in module.named_modules(prefix=name):
+        for attribute, value in list(vars(part).items()):
+            if attribute not in {"_parameters", "_buffers", "_modules"}:
+                yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -326,33 +300,26 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _module_steps(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield the parameters and buffers of a module as its own, then what else it and the modules in it keep."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        yield name, type(module).__name__, name, tensor
-    for inner, part in module.named_modules(prefix=name):
-        for attribute, value in list(vars(part).items()):
-            if attribute not in {"_parameters", "_buffers", "_modules"}:
-                yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
-
-
 def _roots() -> Iterator[tuple[str, Any]]:
     """Yield the variables of ``__main__``, those that a person named first, of other modules, and of running functions."""
     main = vars(sys.modules["__main__"])
     named = sorted(main.items(), key=lambda item: str(item[0]).startswith("_") or item[0] in {"In", "Out"})
     yield from _with_classes("__main__", named)
-    for module in own_modules():
+    for module in _own_modules():
         own = [(name, thing) for name, thing in vars(module).copy().items() if not name.startswith("__")]
         yield from ((f"{module.__name__}.{name}", thing) for name, thing in _with_classes(module.__name__, own))
     for frame in reversed(list(_frames())):
         if frame.f_globals is not main or frame.f_code.co_name != "<module>":
-            yield from ((_own(name, thing), thing) for name, thing in _variables(frame))
-    for frame in _frames_of(getattr(sys, "last_value", None)):
-        yield from ((f"(last error) {_own(name, thing)}", thing) for name, thing in _variables(frame))
+            yield from _variables(frame)
+    traceback = getattr(getattr(sys, "last_value", None), "__traceback__", None)
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:  # Not the frame of the notebook or script itself.
+            yield from ((f"(last error) {name}", thing) for name, thing in _variables(traceback.tb_frame))
+        traceback = traceback.tb_next
 
 
-def own_modules() -> list[ModuleType]:
-    """Return the modules that are neither Python's nor of an installed package, nor ours: those of the person."""
+def _own_modules() -> list[ModuleType]:
+    """Return the modules of the person: neither Python's, nor of an installed package, nor of this one."""
     main = sys.modules["__main__"]
     installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     found = []
@@ -373,21 +340,16 @@ def _with_classes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator
 
 
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return the variables of a frame.
+    """Return the variables of a frame; every method calls its object ``self``, so that one has the name of its type.
 
     Before Python 3.13 the frame of a function keeps the copy that it makes, and with it what the variables held; a copy
-    that nobody else uses is emptied.
+    that nothing else uses is emptied.
     """
     copy = frame.f_locals
-    variables = list(copy.items())
+    variables = [(type(thing).__name__ if name == "self" else name, thing) for name, thing in copy.items()]
     if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED:
         copy.clear()
     return variables
-
-
-def _own(name: str, thing: Any) -> str:
-    """Return the name of a variable; every method calls its object ``self``, so the type is told instead."""
-    return type(thing).__name__ if name == "self" else name
 
 
 def _frames() -> Iterator[FrameType]:
@@ -398,12 +360,3 @@ def _frames() -> Iterator[FrameType]:
         if not frame.f_globals.get("__name__", "").startswith(f"{package}."):
             yield frame
         frame = frame.f_back
-
-
-def _frames_of(error: BaseException | None) -> Iterator[FrameType]:
-    """Yield the frames that an error holds, but for that of the notebook or script itself."""
-    traceback = None if error is None else error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:
-            yield traceback.tb_frame
-        traceback = traceback.tb_next

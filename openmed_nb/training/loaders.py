@@ -1,42 +1,78 @@
-"""How a ``DataLoader`` is set up for a device, with the reason for each setting."""
+"""Data on its way to the device: moving batches, setting up a ``DataLoader``, and measuring whether it keeps up."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import itertools
 import multiprocessing
 import os
+import pickle
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..devices.machine import Machine
+from ..devices import moving
+from ..devices.backend import finish
+from ..devices.machine import Machine, import_psutil
 from ..devices.request import kind_of
-from ..display import Report, Shown, Table
+from ..devices.simulated import active
+from ..display import MARK, Plain, Report, Shown, Table, in_bytes
+from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none
+from ..session import SESSION
 
+if TYPE_CHECKING:
+    import torch
+
+Thing = TypeVar("Thing")
+
+
+def to_device(thing: Thing, device: Any = None) -> Thing:
+    """Return tensors on a device, the session's where none is named; on MPS float64 becomes float32 before.
+
+    Args:
+        thing: A tensor, a module, or a batch or a state dict in any depth. NumPy arrays of numbers become tensors; anything
+            else stays as it is.
+        device: A name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's device.
+
+    Returns:
+        A module itself, moved in place; for anything else a new value of the same type.
+
+    Raises:
+        NumberTooLarge: For a float64 number that would become infinite in float32; nothing was moved then.
+        ConfigurationError: For an optimizer, a module inside of something else, and a value that holds itself.
+
+    Example:
+        >>> import torch
+        >>> to_device({"input_ids": torch.ones(1, 3)}, "cpu")["input_ids"].device
+        device(type='cpu')
+    """
+    return moving.to_device(thing, SESSION.device_name(device))
+
+
+# The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
+# tokenizes with the bundled model, begun by fork, in a measurement with worker_ladder. More are worth a measurement.
 MOST_WORKERS = 4
-"""The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
-tokenizes with the bundled model, begun by fork, in a measurement with ``worker_ladder``. More are worth a measurement."""
-
+# The start methods whose processes begin empty, and import the class of what is sent to them.
 IMPORTING = ("spawn", "forkserver")
-"""The start methods whose processes begin empty, and import the class of what is sent to them."""
+# So many items of a list are looked at: those of one list are mostly of one kind.
+FEW = 10
 
 PIN_REASONS = {
     "mps": "MPS does not use pinned memory; the loader would warn and go on without (torch/utils/data/dataloader.py)",
     "cuda": "copies from pinned memory to the GPU are faster, and can go on while it computes",
     "cpu": "nothing is copied to a GPU; on a Mac the loader would still pin for MPS, and warn",
 }
-
-FEW = 10
-"""So many items of a list are looked at: those of one list are mostly of one kind."""
-
 CELL_REMEDY = "write the class into a .py file and import it"
 
 
 @dataclass(frozen=True)
-class Setting:
+class LoaderArgument:
     """One argument of ``DataLoader``, and why it has this value."""
 
     name: str
@@ -54,121 +90,112 @@ class LoaderSettings(Shown):
     """
 
     device: str
-    settings: tuple[Setting, ...]
+    settings: tuple[LoaderArgument, ...]
+
+    HIDDEN = ("settings",)
+    ALSO = ("arguments", "reasons")
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments: ``DataLoader(dataset, batch_size=8, **settings.arguments)``."""
-        return {setting.name: setting.value for setting in self.settings}
+        return {one.name: one.value for one in self.settings}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the device, the arguments and the reasons."""
-        reasons = {setting.name: setting.reason for setting in self.settings}
-        return {"device": self.device, "arguments": self.arguments, "reasons": reasons}
+    @property
+    def reasons(self) -> dict[str, str]:
+        """The reason of each argument."""
+        return {one.name: one.reason for one in self.settings}
 
     def report(self) -> Report:
         """Return a table of the arguments with their reasons."""
-        rows = tuple((setting.name, str(setting.value), setting.reason) for setting in self.settings)
+        rows = tuple((one.name, str(one.value), one.reason) for one in self.settings)
         notes = ("Move batches with to_device, which waits: non_blocking=True corrupts them (pytorch#189690).",)
         table = Table("Arguments", ("argument", "value", "why"), rows)
         return Report(f"DataLoader for {self.device}", notes if self.device == "mps" else (), (table,))
 
 
-def loader_settings(
-    device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
-) -> LoaderSettings:
-    """Return the arguments for a ``DataLoader``.
+def loader_settings(dataset: Any, device: Any = None) -> LoaderSettings:
+    """Return the arguments for a ``DataLoader`` on a device, each with its reason.
 
     Args:
-        device: ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``.
         dataset: The dataset; it is looked at and not read.
-        machine: The facts of this computer.
-        in_notebook: Whether this is a notebook, whose classes other processes cannot import; ``None`` looks.
-        start_method: How worker processes begin: ``"fork"``, ``"spawn"`` or ``"forkserver"``; ``None`` is what this
-            computer does.
+        device: As for :func:`to_device`.
 
     Returns:
-        The arguments, each with its reason.
+        The settings: ``DataLoader(dataset, batch_size=8, **settings.arguments)``.
+
+    Raises:
+        DeviceError: For a device that cannot be used.
+        ConfigurationError: For a value that has no device.
+
+    Example:
+        >>> loader_settings([1, 2], "cpu").arguments["pin_memory"]
+        False
+    """
+    return settings_for(SESSION.device_name(device), dataset, SESSION.computer.machine)
+
+
+def settings_for(
+    device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
+) -> LoaderSettings:
+    """Return the arguments for a ``DataLoader`` on a computer, in a notebook or not, with workers that begin in some way.
 
     Example:
         >>> mac = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4", cores=10)
-        >>> settings = loader_settings("mps", range(9), mac, in_notebook=True, start_method="spawn")
-        >>> settings.arguments
+        >>> settings_for("mps", range(9), mac, in_notebook=True, start_method="spawn").arguments
         {'pin_memory': False, 'num_workers': 4, 'persistent_workers': True, 'multiprocessing_context': 'spawn'}
     """
-    kind = kind_of(device)
-    method = start_method or usual_start_method(machine)
-    notebook = in_a_notebook() if in_notebook is None else in_notebook
-    workers = worker_count(dataset, machine, method, in_notebook=notebook)
-    settings = [Setting("pin_memory", kind == "cuda", PIN_REASONS[kind]), workers]
+    kind, method = kind_of(device), start_method or usual_start_method(machine)
+    workers = worker_count(dataset, machine, method, in_a_notebook() if in_notebook is None else in_notebook)
+    settings = [LoaderArgument("pin_memory", kind == "cuda", PIN_REASONS[kind]), workers]
     if workers.value:
-        settings.append(
-            Setting("persistent_workers", True, "workers stay for the next epoch; starting one takes seconds")
-        )
+        why = "workers stay for the next epoch; starting one takes seconds"
+        settings.append(LoaderArgument("persistent_workers", True, why))
     if workers.value and machine.system == "Darwin":
-        settings.append(Setting("multiprocessing_context", method, _darwin_reason(method)))
+        why = "it was asked for; on a Mac spawn is safer"
+        if method == "spawn":
+            why = "a forked process hangs or crashes where it touches Metal, and macOS does not fork by default"
+        settings.append(LoaderArgument("multiprocessing_context", method, why))
     return LoaderSettings(device, tuple(settings))
 
 
-def worker_count(dataset: Any, machine: Machine, start_method: str, *, in_notebook: bool) -> Setting:
-    """Return how many worker processes read a dataset, and why.
-
-    Example:
-        >>> worker_count(range(2), Machine("Linux", "x86_64", cores=4), "fork", in_notebook=True).value
-        2
-    """
-    if is_stream(dataset):
-        return Setting("num_workers", 0, "each worker would deliver the whole stream, unless the dataset divides it")
-    if is_in_memory(dataset):
-        return Setting("num_workers", 0, "the items are in memory already; a worker would only copy them")
-    cells = sorted(set(defined_in_main(dataset)))
-    if cells and in_notebook and start_method in IMPORTING:
-        named = ", ".join(cells)
-        reason = f"workers begin empty here ({start_method}) and cannot import {named} from a cell; {CELL_REMEDY}"
-        return Setting("num_workers", 0, reason)
+def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook: bool) -> LoaderArgument:
+    """Return how many worker processes read a dataset, and why."""
     cores = machine.cores or os.cpu_count() or 1
-    count = min(MOST_WORKERS, cores // 2)
-    return Setting("num_workers", count, f"half of {cores} cores, {MOST_WORKERS} at most; measure with worker_ladder")
+    count, cells = 0, sorted(set(defined_in_main(dataset)))
+    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
+        why = "each worker would deliver the whole stream, unless the dataset divides it"
+    elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
+        why = "the items are in memory already; a worker would only copy them"
+    elif cells and in_notebook and start_method in IMPORTING:
+        named = ", ".join(cells)
+        why = f"workers begin empty here ({start_method}) and cannot import {named} from a cell; {CELL_REMEDY}"
+    else:
+        count = min(MOST_WORKERS, cores // 2)
+        why = f"half of {cores} cores, {MOST_WORKERS} at most; measure with worker_ladder"
+    return LoaderArgument("num_workers", count, why)
 
 
-def is_stream(dataset: Any) -> bool:
-    """Tell whether a dataset is a stream without numbered items, in which workers cannot be sent to a place."""
-    return any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
-
-
-def is_in_memory(dataset: Any) -> bool:
-    """Tell whether reading an item takes no work: a list or a tuple, or torch's dataset of tensors.
-
-    Example:
-        >>> is_in_memory([1, 2]), is_in_memory(range(2))
-        (True, False)
-    """
-    return type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset"
-
-
-def defined_in_main(dataset: Any, depth: int = 4) -> Iterator[str]:
+def defined_in_main(thing: Any, depth: int = 4) -> Iterator[str]:
     """Yield the names of classes and functions in a dataset that were written into the notebook or script itself.
 
     Its class, its attributes and what it wraps (``dataset``, ``datasets``, a transform) are looked at, not its items.
     """
-    for one in (type(dataset), dataset):
+    for one in (type(thing), thing):
         name = getattr(one, "__qualname__", None)
         if isinstance(name, str) and getattr(one, "__module__", None) == "__main__":
             yield name
-    for one in _held(dataset) if depth else ():
-        yield from defined_in_main(one, depth - 1)
-
-
-def _held(thing: Any) -> Iterator[Any]:
-    """Yield what a value is made of: its attributes, the parts of a partial function, some items of a plain container."""
+    if not depth:
+        return
     if isinstance(thing, functools.partial):
-        yield from (thing.func, *thing.args, *thing.keywords.values())
+        held: Iterable[Any] = (thing.func, *thing.args, *thing.keywords.values())
     elif type(thing) in {list, tuple}:
-        yield from thing[:FEW]
+        held = thing[:FEW]
     elif type(thing) is dict:
-        yield from itertools.islice(thing.values(), FEW)
+        held = itertools.islice(thing.values(), FEW)
     else:
-        yield from getattr(thing, "__dict__", {}).values()
+        held = getattr(thing, "__dict__", {}).values()
+    for one in held:
+        yield from defined_in_main(one, depth - 1)
 
 
 def usual_start_method(machine: Machine) -> str:
@@ -180,13 +207,387 @@ def usual_start_method(machine: Machine) -> str:
 
 
 def in_a_notebook() -> bool:
-    """Tell whether the main module is no file that another process could import, as in a notebook or at a prompt."""
+    """Tell whether no other process could import the main module, as in a notebook or at a prompt."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     return getattr(main, "__spec__", None) is None and (file is None or not Path(file).is_file())
 
 
-def _darwin_reason(method: str) -> str:
-    if method == "spawn":
-        return "a forked process hangs or crashes where it touches Metal, and macOS does not fork by default"
-    return "it was asked for; on a Mac spawn is safer"
+# Times that differ by less count as the same: five readings of one loader in a row took 0.63 to 0.68 ms per batch, 8 %
+# apart, and far more once the computer was busy with something else.
+CLOSE = 1.1
+# A loop that waits for less than this share of its time has nothing to gain from its loader: without any waiting it would
+# be 1 / (1 - 0.1) = 1.11 times as fast, which is hardly more than CLOSE.
+WORTH_WAITING = 0.1
+# So many batches and steps are left out first: workers start, caches fill, graphs are compiled.
+WARM_UP = 2
+
+
+@dataclass(frozen=True, repr=False)
+class LoaderCheck(Shown):
+    """How long a loader takes for a batch, and a model for a step.
+
+    Attributes:
+        device: The device that was measured.
+        data_seconds: The mean time for a batch of the loader alone.
+        step_seconds: The median time for a step alone, the copy to the device included.
+        workers: How many processes read ahead; with none, loading and computing take turns.
+        batches: How many of each were measured.
+        simulated: Whether the device was a simulated one, whose times say nothing of a real one.
+    """
+
+    device: str
+    data_seconds: float
+    step_seconds: float
+    workers: int
+    batches: int
+    simulated: bool = False
+
+    ALSO = ("bottleneck", "waiting")
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes longer: ``"loader"``, ``"model"``, or ``"neither"`` where both are close."""
+        if self.data_seconds > CLOSE * self.step_seconds:
+            return "loader"
+        return "model" if self.step_seconds > CLOSE * self.data_seconds else "neither"
+
+    @property
+    def waiting(self) -> float:
+        """The share of its time, 0 to 1, that a loop waits for batches; workers read while the model computes.
+
+        Example:
+            >>> LoaderCheck("cpu", 0.030, 0.010, 0, 20).waiting, LoaderCheck("cpu", 0.005, 0.010, 2, 20).waiting
+            (0.75, 0.0)
+        """
+        waited = max(0.0, self.data_seconds - self.step_seconds) if self.workers else self.data_seconds
+        whole = max(self.data_seconds, self.step_seconds) if self.workers else self.data_seconds + self.step_seconds
+        return waited / whole if whole else 0.0
+
+    @property
+    def advice(self) -> str:
+        """One thing to do."""
+        if self.waiting <= WORTH_WAITING:
+            return "Nothing to gain from the loader."
+        if self.workers:
+            return "Do the work on the texts once, before training, or try more workers with worker_ladder."
+        if self.bottleneck == "loader":
+            return "Do the work on the texts once, before training, or let workers read ahead: see worker_ladder."
+        return "Loading and computing take turns: let workers read ahead while the model computes, see worker_ladder."
+
+    def report(self) -> Report:
+        """Return what takes longer, both times, the share of waiting, and one thing to do."""
+        titles = {
+            "loader": "the loader takes longer than the model",
+            "model": "the model takes longer than the loader",
+            "neither": "loader and model take the same time",
+        }
+        rows = (("loader", milliseconds(self.data_seconds)), ("step", milliseconds(self.step_seconds)))
+        share = f"Training waits {self.waiting:.0%} of its time for batches ({self.workers} workers)."
+        title = f"{self.device}{MARK if self.simulated else ''}: {titles[self.bottleneck]}"
+        table = Table(f"Over {self.batches} batches", ("alone", "per batch"), rows)
+        return Report(title, (share, self.advice), (table,))
+
+
+@dataclass(frozen=True)
+class Rung(Plain):
+    """A number of worker processes, and what it costs.
+
+    Attributes:
+        workers: How many.
+        seconds: Time per batch, once all of them run.
+        start_seconds: Time until the first batch.
+        worker_bytes: Resident memory of each worker; forked ones share a part of it with this process.
+    """
+
+    workers: int
+    seconds: float
+    start_seconds: float
+    worker_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class WorkerLadder(Shown):
+    """How fast a dataset is read with several numbers of worker processes, and what memory they take.
+
+    Attributes:
+        rungs: What was measured, in the order of the numbers of workers.
+        batch_size: How many items a batch has.
+    """
+
+    rungs: tuple[Rung, ...]
+    batch_size: int
+
+    ALSO = ("workers",)
+
+    @property
+    def workers(self) -> int:
+        """The smallest number of workers that no larger one beats by more than a tenth."""
+        best = self.rungs[0]
+        for rung in self.rungs[1:]:
+            best = rung if best.seconds > CLOSE * rung.seconds else best
+        return best.workers
+
+    def report(self) -> Report:
+        """Return the choice and a table of the figures."""
+        rows = tuple(
+            (
+                str(rung.workers),
+                milliseconds(rung.seconds),
+                milliseconds(rung.start_seconds),
+                in_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else "",
+            )
+            for rung in self.rungs
+        )
+        columns = ("workers", "per batch", "first batch", "memory of each")
+        unread = any(rung.workers and not rung.worker_bytes for rung in self.rungs)
+        sentences = ("The memory of some workers could not be read.",) if unread else ()
+        return Report(f"{self.workers} workers", sentences, (Table(f"Batches of {self.batch_size}", columns, rows),))
+
+
+def milliseconds(seconds: float) -> str:
+    value = seconds * 1000
+    return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"  # noqa: PLR2004
+
+
+def check_loader(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, batches: int = 20) -> LoaderCheck:
+    """Measure a loader without the model, then the model without the loader, and say which one training waits for.
+
+    Args:
+        loader: A ``DataLoader``, or anything that can be gone through again and again.
+        step: A module, which runs forward only, in evaluation mode and without gradients, and is left as it was; or a
+            function that takes a batch on the device and does a step, whatever that changes.
+        device: As for :func:`to_device`.
+        batches: How many of each are measured, at most; a few more come before, as warm-up.
+
+    Returns:
+        The times in seconds; ``bottleneck`` names the longer one, ``waiting`` the share of time that training waits. The
+        random numbers of the CPU go on as if nothing had been read.
+
+    Raises:
+        DeviceError: For a device that cannot be used.
+        ConfigurationError: For a loader that gives nothing, or would be used up, and for no number of batches.
+
+    Example:
+        >>> import torch
+        >>> loader = torch.utils.data.DataLoader(torch.ones(12, 2), batch_size=2)
+        >>> check_loader(loader, torch.nn.Linear(2, 1), "cpu", batches=3).batches
+        3
+    """
+    import torch
+
+    name = SESSION.device_name(device)
+    if not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
+        raise ConfigurationError(
+            f"The loader cannot be of type {type(loader).__name__}.", "Pass a torch.utils.data.DataLoader."
+        )
+    if isinstance(loader, Iterator):
+        what = f"A {type(loader).__name__} can be gone through once, and would be used up."
+        raise ConfigurationError(what, "Pass the loader itself.")
+    if not callable(step):
+        raise ConfigurationError(
+            f"The step cannot be of type {type(step).__name__}.", "Pass the model, or a function of a batch."
+        )
+    whole("batches", batches, most=sys.maxsize)
+    with torch.random.fork_rng(devices=[]):
+        timing = time_batches(loader, batches)
+        step_seconds = median(_time_steps(step, timing.kept, torch.device(name), timing.count))
+    workers = int(getattr(loader, "num_workers", 0))
+    simulated = kind_of(name) == "mps" and active()
+    return LoaderCheck(name, timing.seconds, step_seconds, workers, timing.count, simulated)
+
+
+def worker_ladder(
+    dataset: Any,
+    batch_size: int,
+    workers: Sequence[int] = (0, 1, 2),
+    batches: int = 20,
+    start_method: str | None = None,
+    **arguments: Any,
+) -> WorkerLadder:
+    """Measure how fast a dataset is read with several numbers of worker processes, and the memory that they take.
+
+    Args:
+        dataset: The dataset.
+        batch_size: How many items a batch has.
+        workers: The numbers of workers to try.
+        batches: How many batches are measured for each.
+        start_method: How workers begin, such as ``"spawn"``; ``None`` is Python's own way.
+        arguments: More for ``DataLoader``, such as ``collate_fn``.
+
+    Returns:
+        Time per batch, time until the first batch and memory of each worker, for each number of workers; ``workers`` is
+        the number to take.
+
+    Raises:
+        ConfigurationError: For numbers of workers or of batches below their least, for arguments that are set here, for a
+            dataset that cannot be sent to another process, before one is started, and for one that gives nothing.
+
+    Example:
+        >>> worker_ladder([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
+        0
+    """
+    import torch
+
+    known = multiprocessing.get_all_start_methods()
+    method = start_method
+    if method is None:
+        method = multiprocessing.get_start_method(allow_none=True) or known[0]
+    if method not in known:
+        what = f"No worker starts by {shorten(repr(start_method))}."
+        raise ConfigurationError(what, f"Use one of {', '.join(known)}.")
+    counts = list(workers) if isinstance(workers, Iterable) else []
+    if not counts or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in counts):
+        raise ConfigurationError(
+            f"{shorten(repr(workers))} workers cannot be tried.", "Pass numbers from 0 up, such as workers=(0, 1, 2)."
+        )
+    whole("batches", batches, most=sys.maxsize)
+    for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
+        if name in arguments:
+            raise ConfigurationError(f"worker_ladder sets {name} itself.", f"Pass {other}= instead.")
+    whole_or_none("batch_size", batch_size, most=sys.maxsize)
+    streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
+    if not streams and not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
+        what = f"The dataset is of type {type(dataset).__name__}, which has no length or no items."
+        raise ConfigurationError(what, "Pass a list, a Dataset with a length, or an IterableDataset.")
+    settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
+    if max(counts) and method in IMPORTING:
+        check_sendable(settings)
+    with torch.random.fork_rng(devices=[]):
+        rungs = tuple(_rung(settings, count, batches, method) for count in sorted(set(counts)))
+    return WorkerLadder(rungs, batch_size)
+
+
+def check_sendable(settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of a ``DataLoader`` that cannot reach a worker process which begins empty."""
+    for name, value in settings.items():
+        cells = sorted(set(defined_in_main(value)))
+        if cells and in_a_notebook():
+            what = f"{name} cannot be imported by a worker process: {', '.join(cells)} is defined in a cell."
+            raise ConfigurationError(what, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
+        try:
+            multiprocessing.reduction.ForkingPickler.dumps(value)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:  # What pickle raises for what it cannot do.
+            what = f"{name} cannot be sent to a worker process: {cause(error)}."
+            remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
+            raise ConfigurationError(what, remedy) from error
+
+
+def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> Rung:
+    """Measure one number of workers."""
+    import torch
+
+    context = {"multiprocessing_context": method} if workers else {}
+    try:
+        loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
+    except (TypeError, ValueError) as error:
+        what = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
+        raise ConfigurationError(what, "Pass what help(torch.utils.data.DataLoader) names.") from error
+    timing = time_batches(loader, batches)
+    return Rung(workers, timing.seconds, timing.start_seconds, timing.worker_bytes)
+
+
+@dataclass(frozen=True)
+class LoaderTiming:
+    """What reading a loader took.
+
+    Attributes:
+        seconds: Mean time per batch; workers deliver in bursts, so a single time says little.
+        count: How many batches that is over.
+        start_seconds: Time until the first batch.
+        worker_bytes: Resident memory of each worker.
+        kept: The first and the last batch.
+    """
+
+    seconds: float
+    count: int
+    start_seconds: float
+    worker_bytes: tuple[int, ...]
+    kept: tuple[Any, Any]
+
+
+def time_batches(loader: Iterable[Any], batches: int) -> LoaderTiming:
+    """Read a loader and nothing else; its workers are gone when this returns.
+
+    What is read ahead while workers start comes at once and says nothing of their speed, so it is left out.
+
+    Raises:
+        ConfigurationError: For a loader with too few batches.
+    """
+    workers = int(getattr(loader, "num_workers", 0))
+    ahead = max(WARM_UP, workers * int(getattr(loader, "prefetch_factor", None) or 0))
+    others = {process.pid for process in multiprocessing.active_children()}
+    begin = time.perf_counter()
+    with _iterating(loader) as iterator:
+        first = last = next(iterator, None)
+        start_seconds = time.perf_counter() - begin
+        skipped = sum(1 for _ in itertools.islice(iterator, ahead - 1))
+        begin, count = time.perf_counter(), 0
+        for batch in itertools.islice(iterator, batches):
+            last, count = batch, count + 1
+        seconds = time.perf_counter() - begin
+        psutil, sizes = import_psutil(), []
+        for process in multiprocessing.active_children() if workers else ():
+            if process.pid is not None and process.pid not in others:
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    sizes.append(int(psutil.Process(process.pid).memory_info().rss))
+    if not count:
+        had = 0 if first is None else 1 + skipped
+        what = f"The loader has {had} batches, and {ahead} are left out as warm-up."
+        raise ConfigurationError(what, "Pass more items or smaller batches.")
+    return LoaderTiming(seconds / count, count, start_seconds, tuple(sizes), (first, last))
+
+
+@contextlib.contextmanager
+def _iterating(loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """Go through a loader for a while; its workers are shut down at the end, also after an error.
+
+    torch shuts them down when the iterator is collected. An error's frames would hold it, hence the call.
+    """
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down and not getattr(loader, "persistent_workers", False):
+            shut_down()
+        del iterator
+        gc.collect(0)
+
+
+def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.device, count: int) -> list[float]:
+    """Return the time for each step over batches that are in memory, each waited for."""
+    times = []
+    with _forward_only(step) as run:
+        for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
+            finish(device)
+            begin = time.perf_counter()
+            run(moving.to_device(batch, device))
+            finish(device)
+            times.append(time.perf_counter() - begin)
+    return times[WARM_UP:]
+
+
+@contextlib.contextmanager
+def _forward_only(step: Callable[..., Any]) -> Iterator[Callable[[Any], Any]]:
+    """Yield what runs a batch; a module runs without gradients and dropout, and is afterwards in its former mode."""
+    import torch
+
+    if not isinstance(step, torch.nn.Module):
+        yield step
+        return
+    module: torch.nn.Module = step
+
+    def run(batch: Any) -> Any:
+        if isinstance(batch, Mapping):
+            return module(**batch)
+        return module(batch[0] if isinstance(batch, (list, tuple)) else batch)  # Inputs and labels, or inputs.
+
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield run
+    finally:
+        for part, training in modes:
+            part.training = training

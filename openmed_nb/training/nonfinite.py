@@ -1,4 +1,4 @@
-"""Find where a loss or gradient became NaN or infinite."""
+"""Find where a loss or gradient became NaN or infinite, and keep the batch that made it so."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from ..errors import cause
 if TYPE_CHECKING:
     import torch
 
-
+# The most passes that are held: those of one step with accumulation. What they hold are inputs, no activations.
 HELD = 32
-"""The most passes that are held: those of one step with accumulation. What they hold are inputs, no activations."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +56,23 @@ class Pass:
         import torch
 
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        with ExitStack() as stack:
-            stack.enter_context(random_numbers_from(self.states))
-            stack.enter_context(torch.enable_grad())
-            if self.autocast is not None:
-                stack.enter_context(torch.autocast(self.device, self.autocast))
-            stack.callback(_put_back, buffers)
-            yield
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(random_numbers_from(self.states))
+                stack.enter_context(torch.enable_grad())
+                if self.autocast is not None:
+                    stack.enter_context(torch.autocast(self.device, self.autocast))
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
 
 
 class PassRecorder:
-    """Holds the passes that a model makes in training, from its hooks; a pass without gradients is none.
+    """Holds the passes that a model makes in training, from its hooks; a pass without gradients does not count.
 
-    It goes along where a model is copied or saved, and is then one that holds nothing.
-
-    Args:
-        device: The device that the model computes on; ``None`` to hold nothing.
+    It goes along where a model is copied or saved, and then holds nothing: its device is ``None``.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -84,27 +84,17 @@ class PassRecorder:
     def __reduce__(self) -> tuple[Any, ...]:
         return PassRecorder, (None,)
 
-    def watch(self, model: torch.nn.Module, *inner: str) -> Callable[[], None]:
-        """Hold the passes of a model from now on; return what ends that.
-
-        Args:
-            model: The model.
-            inner: The names of modules in it that may be called by themselves, past the model's own ``forward``.
-        """
-        hooks = []
-        for name in ("", *inner):
-            module, called = model.get_submodule(name), PassHooks(self, name)
-            hooks.append(module.register_forward_pre_hook(called.before, with_kwargs=True))
-            hooks.append(module.register_forward_hook(called.after, always_call=True))  # After an error, too.
-
-        def end() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        return end
+    def watch(self, model: torch.nn.Module, called: Iterable[str] = ("",)) -> list[Callable[[], None]]:
+        """Hold the passes of the modules that may be called, by their names in a model; return what ends that."""
+        ends = []
+        for name in called:
+            module, before = model.get_submodule(name), partial(self.before, name)
+            ends.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            ends.append(module.register_forward_hook(self.after, always_call=True).remove)  # After an error, too.
+        return ends
 
     def before(self, name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hold what a pass is given, if it is not a part of another that is held."""
+        """Hold what a pass is given, if it is not a part of another that is held; a forward pre-hook."""
         import torch
 
         self._depth += 1
@@ -112,14 +102,14 @@ class PassRecorder:
             return
         kind = kind_of(self.device)
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        states = random_states(self.device)
-        self.passes.append(Pass(detached(args), detached(kwargs), states, autocast, kind, name))
+        cut_args, cut_kwargs = (with_tensors(one, torch.Tensor.detach) for one in (args, kwargs))
+        self.passes.append(Pass(cut_args, cut_kwargs, random_states(self.device), autocast, kind, name))
 
-    def after(self, model: torch.nn.Module, output: Any) -> None:
-        """Hold the loss of a pass, without waiting for it."""
+    def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """Hold the loss of a pass, without waiting for it; a forward hook."""
         import torch
 
-        self._depth = max(0, self._depth - 1)  # Where a hook before ours failed, its beginning was not seen.
+        self._depth = max(0, self._depth - 1)  # Where a hook before this one failed, its beginning was not seen.
         loss = None if self.device is None or self._depth else loss_of(output)
         if loss is not None and model.training and torch.is_grad_enabled():
             self.losses.append(loss.detach())
@@ -130,54 +120,8 @@ class PassRecorder:
         self.losses.clear()
 
 
-@dataclass(frozen=True)
-class PassHooks:
-    """The hooks of a recorder on one module.
-
-    Attributes:
-        recorder: The recorder.
-        name: The name of the module in the watched model.
-    """
-
-    recorder: PassRecorder
-    name: str
-
-    def before(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell of a pass that begins; a forward pre-hook."""
-        self.recorder.before(self.name, model, args, kwargs)
-
-    def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Tell of a pass that has ended; a forward hook."""
-        self.recorder.after(model, output)
-
-
-def _put_back(buffers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    import torch
-
-    with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
-
-
-def detached(value: Any) -> Any:
-    """Return tensors without the graphs that made them; they share their memory.
-
-    Example:
-        >>> import torch
-        >>> detached({"inputs_embeds": torch.ones(2, requires_grad=True) * 2})["inputs_embeds"].requires_grad
-        False
-    """
-    return with_tensors(value, lambda tensor: tensor.detach())
-
-
 def loss_of(output: Any) -> torch.Tensor | None:
-    """Return the loss in what a model returned: its ``loss``, or its first value where that is a single number.
-
-    Example:
-        >>> import torch
-        >>> loss_of({"loss": torch.tensor(0.5)}), loss_of((torch.zeros(2, 3),))
-        (tensor(0.5000), None)
-    """
+    """Return the loss in what a model returned: its ``loss``, or its first value where that is a single number."""
     import torch
 
     if isinstance(output, Mapping):  # transformers' ModelOutput is one.
@@ -187,109 +131,51 @@ def loss_of(output: Any) -> torch.Tensor | None:
     return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
 
 
+# The ends of names of whole numbers that are not token ids.
 NO_TOKENS = ("labels", "label", "mask", "type_ids", "position_ids")
-"""The ends of names of whole numbers that are no token ids."""
 
 
-@dataclass(frozen=True)
-class SavedBatch:
-    """What was kept of a batch.
+def keep_batch(batch: Any, folder: Path, step: int) -> str:
+    """Save a batch where there is one, and return a sentence about it; whatever goes wrong, there is a sentence."""
+    if batch is None:
+        return "No batch is held."
+    try:
+        return _saved(batch, folder, step)
+    except OSError as error:
+        return f"The batch could not be saved: {cause(error)}."
+    except Exception as error:  # noqa: BLE001 - the error of the training must be shown, whatever fails after it
+        return f"The batch could not be saved: {type(error).__name__}."
 
-    Attributes:
-        file: Where; ``None`` where nothing could be kept.
-        names: The names of the tensors in the file.
-        left_out: The names of those that no safetensors file can hold, such as sparse ones; as they may be shown.
-        token_ids: Whether token ids are among what was kept.
+
+def _saved(batch: Any, folder: Path, step: int) -> str:
+    """Write the tensors of a batch into a new safetensors file, and return where it is and what is not in it.
+
+    The file is ``step_7.safetensors``, or ``step_7_2.safetensors`` where that exists; only its owner reads it. What a
+    safetensors file cannot hold, such as a sparse tensor, is named.
     """
-
-    file: Path | None
-    names: tuple[str, ...]
-    left_out: tuple[str, ...]
-    token_ids: bool
-
-    def __str__(self) -> str:
-        total = len(self.names) + len(self.left_out)
-        lost = f" {len(self.left_out)} of its {total} tensors could not be kept: {', '.join(self.left_out)}."
-        if self.file is None:
-            return "The batch could not be kept:" + (lost if self.left_out else " it has no tensors.")
-        content = "; its token ids are clinical content" if self.token_ids else ""
-        return f"The batch is in {str(self.file)!r}{content}.{lost if self.left_out else ''}"
-
-
-def save_batch(batch: Any, folder: Path, step: int) -> SavedBatch:
-    """Write the tensors of a batch into a new safetensors file that only its owner reads; no file is overwritten.
-
-    Args:
-        batch: Tensors, in mappings, lists and tuples; anything else in it is left out.
-        folder: Where the file goes; it is made where it is missing.
-        step: The number in the file's name.
-
-    Returns:
-        What was kept. The file is ``step_7.safetensors``, or ``step_7_2.safetensors`` where that is there already.
-
-    Raises:
-        OSError: Where the file cannot be written.
-    """
+    import torch
     from safetensors.torch import save
 
     kept: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
     tokens = False
     for place, (name, tensor) in enumerate(named_tensors(batch)):
-        if (plain := _plain(tensor)) is None:
+        try:
+            plain = tensor.detach().cpu().contiguous().clone()
+            save({"tensor": plain})
+        except Exception:  # noqa: BLE001 - each kind of tensor that cannot be kept fails with an error of its own
             left_out.append(shown_key(name, place))
-        else:
-            kept[_free_name(name or "batch", kept)] = plain
-            tokens |= _may_be_tokens(name, plain)
-    file = _write_new(save(kept), folder, step) if kept else None
-    return SavedBatch(file, tuple(kept), tuple(left_out), tokens)
-
-
-def keep_batch(batch: Any, folder: Path, step: int) -> str:
-    """Save a batch where there is one, and return a sentence about it; whatever goes wrong, there is a sentence.
-
-    Example:
-        >>> keep_batch(None, Path("kept"), 7)
-        'No batch is held.'
-    """
-    if batch is None:
-        return "No batch is held."
-    try:
-        return str(save_batch(batch, folder, step))
-    except OSError as error:
-        return f"The batch could not be saved: {cause(error)}."
-    except Exception as error:  # noqa: BLE001 - what went wrong in training must be said, whatever fails after it
-        return f"The batch could not be saved: {type(error).__name__}."
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy in the memory of the host; ``None`` for what safetensors cannot hold."""
-    from safetensors.torch import save
-
-    try:
-        plain = tensor.detach().cpu().contiguous().clone()
-        save({"tensor": plain})
-    except Exception:  # noqa: BLE001 - each kind of tensor that cannot be kept fails with an error of its own
-        return None
-    return plain
-
-
-def _free_name(name: str, taken: Iterable[str]) -> str:
-    """Return the name, with a number where another tensor has it.
-
-    Example:
-        >>> _free_name("pair.0", ["pair.0", "pair.0 (2)"]), _free_name("labels", [])
-        ('pair.0 (3)', 'labels')
-    """
-    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
-    return next(one for one in names if one not in taken)
-
-
-def _may_be_tokens(name: str, tensor: torch.Tensor) -> bool:
-    import torch
-
-    rows = tensor.ndim > 1 and tensor.dtype in {torch.int32, torch.int64}
-    return name.endswith("input_ids") or (rows and not name.endswith(NO_TOKENS))
+            continue
+        numbered = (name or "batch", *(f"{name or 'batch'} ({number})" for number in range(2, len(kept) + 2)))
+        kept[next(one for one in numbered if one not in kept)] = plain
+        rows = plain.ndim > 1 and plain.dtype in {torch.int32, torch.int64}
+        tokens |= name.endswith("input_ids") or (rows and not name.endswith(NO_TOKENS))
+    total = len(kept) + len(left_out)
+    lost = f" {len(left_out)} of its {total} tensors could not be kept: {', '.join(left_out)}." if left_out else ""
+    if not kept:
+        return f"The batch could not be kept:{lost or ' it has no tensors.'}"
+    file = _write_new(save(kept), folder, step)
+    return f"The batch is in {str(file)!r}{'; its token ids are clinical content' if tokens else ''}.{lost}"
 
 
 def _write_new(content: bytes, folder: Path, step: int) -> Path:
@@ -318,7 +204,7 @@ REMEDIES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Origin:
     """Where the first number appeared that is NaN or infinite.
 
     Attributes:
@@ -344,7 +230,6 @@ class Found:
 
     @property
     def remedy(self) -> str:
-        """One thing to do."""
         return REMEDIES.get(self.kind, REMEDIES["unknown"])
 
 
@@ -366,35 +251,21 @@ def gradients_of(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def looks_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tensor] = ()) -> bool:
     """Tell whether gradients and losses are finite, from one number for each tensor: the device is waited for once.
 
-    A sum of finite numbers can be infinite, so ``False`` means that a closer look is needed.
-
-    Example:
-        >>> import torch
-        >>> looks_finite([torch.ones(2), torch.tensor([float("nan")])]), looks_finite([torch.ones(2)])
-        (False, True)
-    """
-    import torch
-
-    numbers = [*summaries(gradients), *(loss.reshape(()) for loss in losses)]
-    if not numbers:
-        return True
-    device = numbers[0].device
-    same = [number if number.device == device else number.to(device) for number in numbers]
-    return math.isfinite(float(torch.stack(same).sum()))
-
-
-def summaries(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a few numbers that are not finite where a gradient is not.
-
-    On CUDA one kernel makes the norm of many tensors; elsewhere there is no such kernel, and sums are cheapest.
+    A sum of finite numbers can be infinite, so ``False`` means that a closer look is needed. On CUDA one kernel makes
+    the norm of many tensors; elsewhere there is no such kernel, and sums are cheapest.
     """
     import torch
 
     if gradients and gradients[0].is_cuda:
-        return [torch.nn.utils.get_total_norm(gradients)]
-    full = torch.float32
-    real = (torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in gradients)
-    return [one.sum() if one.dtype == full else one.sum(dtype=full) for one in real]
+        numbers = [torch.nn.utils.get_total_norm(gradients)]
+    else:
+        full = torch.float32
+        real = (torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in gradients)
+        numbers = [one.sum() if one.dtype == full else one.sum(dtype=full) for one in real]
+    numbers += [loss.reshape(()) for loss in losses]
+    if not numbers:
+        return True
+    return math.isfinite(float(torch.stack([number.to(numbers[0].device) for number in numbers]).sum()))
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
@@ -402,34 +273,37 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
-def search(model: torch.nn.Module | None, passes: Iterable[Pass]) -> tuple[Found, Pass | None]:
+def search(model: torch.nn.Module | None, passes: Iterable[Pass]) -> tuple[Origin, Pass | None]:
     """Return where a step went wrong and in which of its passes; the last one where none goes wrong when repeated."""
     held = list(passes)
     if model is None or not held:
-        return Found("unknown", "no pass of a watched model is held"), None
+        return Origin("unknown", "no pass of a watched model is held"), None
     for one in held:
         if (found := find(model, one)) is not None:
             return found, one
     return from_gradients(model), held[-1]
 
 
-def find(model: torch.nn.Module, held: Pass) -> Found | None:
+def find(model: torch.nn.Module, held: Pass) -> Origin | None:
     """Repeat a pass and return where the first number appeared that is not finite; ``None`` where all were.
 
     Weights, gradients, buffers, random numbers and the mode of the model are afterwards as they were before.
     """
     try:
-        if (name := _first(held.given.items())) is not None:
-            return Found("input", name)
-        if (name := _first(model.named_parameters())) is not None:
-            return Found("weight", name)
+        given: tuple[tuple[Kind, Iterable[tuple[str, Any]]], ...] = (
+            ("input", held.given.items()),
+            ("weight", model.named_parameters()),
+        )
+        for kind, named in given:
+            if wrong := next((name for name, value in named if not is_finite(tensors_in(value))), None):
+                return Origin(kind, wrong)
         with held.conditions(model):
             return _repeat(model.get_submodule(held.module), held)
     except Exception as error:  # noqa: BLE001 - whatever the model fails with the second time; its text may be clinical
-        return Found("unknown", f"the pass could not be repeated: {type(error).__name__}")
+        return Origin("unknown", f"the pass could not be repeated: {type(error).__name__}")
 
 
-def _repeat(model: torch.nn.Module, held: Pass) -> Found | None:
+def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
     """Run forward and backward, and look at what every layer returns and at every gradient that comes back.
 
     Where the loss is computed outside of the model, only the forward pass can be repeated.
@@ -441,33 +315,27 @@ def _repeat(model: torch.nn.Module, held: Pass) -> Found | None:
     with watched_layers(model, outputs, arrivals, held.module):
         loss = loss_of(model(*held.args, **held.kwargs))
         if outputs:
-            return Found("output", outputs[0])
+            return Origin("output", outputs[0])
         if loss is None:
             return None
         if not is_finite([loss]):
-            return Found("loss", "")
+            return Origin("loss", "")
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         torch.autograd.grad(loss, weights, allow_unused=True)  # Unlike backward(), this leaves .grad as it is.
-    return origin(arrivals)
+    return origin_of(arrivals)
 
 
 @contextmanager
-def watched_layers(
-    model: torch.nn.Module, outputs: list[str], arrivals: list[Arrival], prefix: str = ""
-) -> Iterator[None]:
+def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: list[Arrival], prefix: str) -> Iterator[None]:
     """Note the layers whose outputs are not finite, innermost first, and the gradients that come to each layer.
 
-    Args:
-        model: The model, or the part of one that is called.
-        outputs: Where the names of layers are noted.
-        arrivals: Where gradients are noted.
-        prefix: The name of that part in the whole model.
+    The prefix is the name of the model where it is a part of another one.
     """
 
     def note(kind: Kind, name: str, gradient: torch.Tensor) -> None:
         arrivals.append(Arrival(kind, name, is_finite([gradient])))
 
-    def look(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any, name: str) -> None:
+    def look(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         returned = list(tensors_in(output))
         if layer is not model and not is_finite(returned):
             outputs.append(name)
@@ -477,12 +345,7 @@ def watched_layers(
             tensor.register_hook(partial(note, "input gradient", name))
 
     layers = list(model.named_modules(prefix=prefix))
-    hooks = [
-        layer.register_forward_hook(
-            lambda layer, args, kwargs, output, name=name: look(layer, args, kwargs, output, name), with_kwargs=True
-        )
-        for name, layer in layers
-    ]
+    hooks = [layer.register_forward_hook(partial(look, name), with_kwargs=True) for name, layer in layers]
     weights = ((name, weight) for name, weight in model.named_parameters(prefix) if weight.requires_grad)
     hooks += [weight.register_hook(partial(note, "weight gradient", name)) for name, weight in weights]
     try:
@@ -492,15 +355,10 @@ def watched_layers(
             hook.remove()
 
 
-def origin(arrivals: Sequence[Arrival]) -> Found | None:
+def origin_of(arrivals: Sequence[Arrival]) -> Origin | None:
     """Return where a backward pass made the first number that is not finite, from the gradients in order of arrival.
 
     A layer made it where its output's gradient was finite and the gradient of its input or of its weight is not.
-
-    Example:
-        >>> came = [Arrival("output gradient", "head", True), Arrival("output gradient", "body", False)]
-        >>> str(origin([*came, Arrival("input gradient", "head", False)]))
-        'it first appears in the backward pass of head'
     """
     start = next((number for number, arrival in enumerate(arrivals) if not arrival.finite), None)
     if start is None:
@@ -509,11 +367,11 @@ def origin(arrivals: Sequence[Arrival]) -> Found | None:
     for arrival in itertools.takewhile(lambda arrival: not arrival.finite, arrivals[start:]):
         layer = arrival.name.rpartition(".")[0] if arrival.kind == "weight gradient" else arrival.name
         if arrival.kind != "output gradient" and layer in fine:
-            return Found(arrival.kind, arrival.name)
-    return Found(arrivals[start].kind, arrivals[start].name)
+            return Origin(arrival.kind, arrival.name)
+    return Origin(arrivals[start].kind, arrivals[start].name)
 
 
-def from_gradients(model: torch.nn.Module) -> Found:
+def from_gradients(model: torch.nn.Module) -> Origin:
     """Return what the gradients of a step tell of where it went wrong, where repeating its passes did not.
 
     Backward passes run from the last layer to the first: the last weight whose gradient is not finite came first, if
@@ -522,12 +380,8 @@ def from_gradients(model: torch.nn.Module) -> Found:
     named = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
     wrong = [name for name, gradient in named if not is_finite([gradient])]
     if wrong and len(wrong) < len(named):
-        return Found("weight gradient", wrong[-1])
-    return Found("unknown", "all is finite in the model when the pass is repeated: look at what comes after it")
-
-
-def _first(named: Iterable[tuple[str, Any]]) -> str | None:
-    return next((name for name, value in named if not is_finite(tensors_in(value))), None)
+        return Origin("weight gradient", wrong[-1])
+    return Origin("unknown", "all is finite in the model when the pass is repeated: look at what comes after it")
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -8,28 +8,26 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..devices.request import kind_of
-from ..display import UNITS
-from .curve import MemorySample, svg_of
+from ..display import UNITS, escape
+from .curve import MemoryCurve, MemorySample
 
-if TYPE_CHECKING:
-    from .curve import MemoryCurve
-
+# Each figure with its name, line style and marker, so that the lines differ without colour too.
 DEVICE_LINES = {
     "peak": ("peak in the epoch", ":", "^"),
     "reserved": ("reserved by the device", "--", "s"),
     "allocated": ("tensors", "-", "o"),
 }
 PROCESS_LINES = {"resident": ("process", "-", "d")}
-"""Each figure with its name, line style and marker, so that the lines differ without colour too."""
 
+# From so many bytes on, an axis counts in GiB.
 LARGEST_IN_MEBIBYTES = 2 << 30
-"""From so many bytes on, an axis counts in GiB."""
 
 
 class CurveFigure(Figure):
@@ -41,15 +39,9 @@ class CurveFigure(Figure):
         return written.getvalue()
 
 
-def draw(curve: MemoryCurve, width: float = 7.0, height: float = 4.0) -> CurveFigure:
-    """Return a matplotlib figure of a curve: the memory of the device above, that of the process below.
-
-    Args:
-        curve: The samples and the verdict.
-        width: In inches.
-        height: In inches.
-    """
-    figure = CurveFigure(figsize=(width, height), layout="constrained")
+def draw(curve: MemoryCurve) -> CurveFigure:
+    """Return a matplotlib figure of a curve: the memory of the device above, that of the process below."""
+    figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
     device, process = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     _lines(device, curve, DEVICE_LINES)
     _limits(device, curve)
@@ -64,6 +56,15 @@ def draw(curve: MemoryCurve, width: float = 7.0, height: float = 4.0) -> CurveFi
 def to_svg(curve: MemoryCurve) -> str:
     """Return the picture as an SVG element that describes itself."""
     return svg_of(draw(curve), f"Memory on {_title(curve)}. {curve.reason}")
+
+
+def svg_of(figure: Figure, label: str) -> str:
+    """Return a figure as an SVG element that describes itself to a screen reader; text is text, in any font."""
+    written = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "openmed_nb"}):
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    svg = written.getvalue()
+    return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
 
 
 def _title(curve: MemoryCurve) -> str:
@@ -107,16 +108,15 @@ def _limits(axes: Any, curve: MemoryCurve) -> None:
     on_mps = kind_of(curve.device) == "mps"
     limits = [("recommended by Metal" if on_mps else "memory of the device", "--", recommended)]
     if curve.limit:
-        limits.append(
-            (f"{'high watermark' if on_mps else 'limit'} ({curve.limit:g})", ":", int(recommended * curve.limit))
-        )
+        label = f"{'high watermark' if on_mps else 'limit'} ({curve.limit:g})"
+        limits.append((label, ":", int(recommended * curve.limit)))
     for label, style, size in limits:
         if 0 < size / unit <= near:
             axes.axhline(size / unit, linestyle=style, color="firebrick", linewidth=1, label=label)
 
 
 def _finish(axes: Any, curve: MemoryCurve) -> None:
-    """Begin at zero, leave room above, shade the warm-up, and name the lines beside them."""
+    """Begin at zero, leave room above, shade the warm-up, and name the lines at their right."""
     for first in curve.boundaries[:1]:
         axes.axvspan(first.epoch - 1, first.epoch, alpha=0.12, color="grey", label="warm-up")
     axes.margins(x=0.02)

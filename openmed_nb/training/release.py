@@ -13,12 +13,15 @@ from ..devices.backend import torch_is_loaded
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
 from ..devices.simulated import active
-from ..display import NOTE, Report, Shown, Table, in_bytes
-from ..errors import ConfigurationError, number, shorten
-from .curve import living_bytes, resident_bytes
+from ..display import Report, Shown, Table, in_bytes
+from ..errors import ConfigurationError, DeviceError, check_flag, number, shorten
+from ..session import SESSION
+from .curve import resident_bytes
+from .guards import forget_batches
+from .holders import living_bytes
 
+# The largest fraction that torch takes (torch/mps/__init__.py:105, torch/cuda/memory.py).
 LARGEST = {"mps": 2.0, "cuda": 1.0}
-"""The largest fraction that torch takes (``torch/mps/__init__.py:105``, ``torch/cuda/memory.py``)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,34 +42,54 @@ class MemoryLimit(Shown):
     low_watermark: float | None = None
     simulated: bool = False
 
+    ALSO = ("size",)
+
     @property
     def size(self) -> int | None:
         """The limit in bytes, ``None`` where there is none."""
         return int(self.fraction * self.recommended) if self.fraction else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the limit as plain numbers and strings."""
-        return {**vars(self), "size": self.size}
-
     def report(self) -> Report:
         """Return the limit in bytes and what it does to the watermarks."""
         most = "no limit: macOS may swap and then stop the process" if self.size is None else in_bytes(self.size)
-        sentences = [f"{self.fraction:g} of {in_bytes(self.recommended)}."]
-        if self.low_watermark is not None:
-            sentences.append(self._watermarks(self.low_watermark))
-        sentences += [NOTE] if self.simulated else []
+        sentences, low = [f"{self.fraction:g} of {in_bytes(self.recommended)}."], self.low_watermark
+        if low is not None:
+            # What torch does below and at the limit (MPSAllocator.mm; the low ratio cannot be set live).
+            does = f"; from the low one ({low:g}) on, unused blocks are collected."
+            if not low:
+                does = "; the low one is 0, so unused blocks are collected only when memory is short."
+            elif self.fraction and low > self.fraction:
+                does = f", below the low one ({low:g}), so unused blocks are collected only when the limit is reached."
+            sentences.append(f"The high watermark is {self.fraction:g} now{does}")
         return Report(f"Memory limit on {self.device}: {most}", tuple(sentences))
 
-    def _watermarks(self, low: float) -> str:
-        """Say what torch does below and at the limit (``MPSAllocator.mm``; the low ratio cannot be set live)."""
-        high = f"The high watermark is {self.fraction:g} now"
-        if not low:
-            return f"{high}; the low one is 0, so unused blocks are collected only when memory is short."
-        if self.fraction and low > self.fraction:
-            return (
-                f"{high}, below the low one ({low:g}), so unused blocks are collected only when the limit is reached."
-            )
-        return f"{high}; from the low one ({low:g}) on, unused blocks are collected."
+
+def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
+    """Let torch refuse to hold more memory than a share of what the device recommends (MPS) or has (CUDA).
+
+    Args:
+        fraction: Up to 2 on MPS, where it becomes the high watermark and 0 is no limit; up to 1 on CUDA.
+        device: As for :class:`~openmed_nb.EpochHooks`.
+
+    Returns:
+        The limit in bytes, and what it does to the watermarks.
+
+    Raises:
+        DeviceError: Where the device cannot be used.
+        ConfigurationError: On the CPU, and for a fraction out of range; the former limit stays.
+
+    Example:
+        >>> limit_memory(0.9, "cpu")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: torch has no memory limit for cpu. Choose batches that fit instead.
+    """
+    with SESSION.told_after():
+        name = SESSION.device_name(device)
+        fraction = check_fraction(name, fraction)
+        SESSION.computer.limit_memory(name, fraction)
+    recommended = allocator(name).memory().recommended or 0
+    return MemoryLimit(name, fraction, recommended, SESSION.computer.low_watermark(name), active())
 
 
 def check_fraction(device: str, fraction: Any) -> float:
@@ -74,24 +97,11 @@ def check_fraction(device: str, fraction: Any) -> float:
 
     Raises:
         ConfigurationError: For a device without a limit, or a fraction that is out of its range.
-
-    Example:
-        >>> check_fraction("mps", 1), check_fraction("cuda:0", 0.9)
-        (1.0, 0.9)
     """
     kind = kind_of(device)
     if kind not in LARGEST:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
     return number(f"The fraction of {device}", fraction, LARGEST[kind], above=None if kind == "mps" else 0)
-
-
-@dataclass(frozen=True)
-class Held:
-    """What is held at a moment, in bytes: by tensors, by the device for the process, and by the process."""
-
-    tensors: int
-    reserved: int
-    resident: int
 
 
 @dataclass(frozen=True)
@@ -137,142 +147,161 @@ class Release(Shown):
         """Bytes that the device no longer holds for the process."""
         return sum(one.reserved for one in self.freed)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what was freed as plain mappings, lists, numbers and strings."""
-        return {**vars(self), "freed": [dict(vars(one)) for one in self.freed], "notes": list(self.notes)}
-
     def report(self) -> Report:
         """Return the table of causes."""
         rows = tuple((one.cause, *map(in_bytes, (one.tensors, one.reserved, one.resident))) for one in self.freed)
-        simulated = (NOTE,) if self.simulated else ()
         table = Table("", ("let go", "tensors", "device", "process"), rows)
         reserved = f", {in_bytes(self.reserved)} of the device" if self.reserved else ""
-        return Report(
-            f"Released {in_bytes(self.tensors)} of tensors{reserved}", (*self.notes, *simulated), tables=(table,)
-        )
+        return Report(f"Released {in_bytes(self.tensors)} of tensors{reserved}", self.notes, tables=(table,))
 
 
-def release(device: str, causes: dict[str, Callable[[], Any]], notes: tuple[str, ...] = ()) -> Release:
-    """Let go of what each cause holds, one after the other, and measure what came back.
-
-    The cache is emptied before them and after each, so that what a cause gave back to the device counts for it.
+def release(
+    *names: str,
+    namespace: MutableMapping[str, Any] | None = None,
+    models: bool = True,
+    history: bool = True,
+    traceback: bool = True,
+) -> Release:
+    """Hand back the memory that variables, the notebook's history, the last error and the loaded models keep.
 
     Args:
-        device: The device whose cache is emptied.
-        causes: What lets go, by the name that is shown.
-        notes: What to know afterwards.
+        names: Variables to delete.
+        namespace: Where they are; ``None`` is the notebook's, or that of ``__main__``.
+        models: Whether to forget the models that were loaded; a pipeline that a variable still holds stays.
+        history: Whether to clear ``Out`` and ``_``, which hold what cells have shown.
+        traceback: Whether to let go of the frames of the last error; ``%debug`` and ``%tb`` have none then.
+
+    Returns:
+        What came back, cause by cause.
+
+    Raises:
+        ConfigurationError: For a name that is not a variable, and for other arguments that cannot be used; nothing was
+            released then.
 
     Example:
-        >>> import torch
-        >>> losses = [torch.zeros(1024) for _ in range(3)]
-        >>> release("cpu", {"losses": losses.clear}).freed[1].tensors
-        12288
+        >>> variables = {"losses": [1.5, 1.2]}
+        >>> report = release("losses", namespace=variables, models=False)
+        >>> variables, report.freed[1].cause
+        ({}, 'variables')
     """
-    empty_cache = allocator(device).empty_cache
-    held, freed = measure(device), []
+    for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
+        check_flag(flag, value)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    variables = namespace
+    if variables is None:
+        variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+    if not isinstance(variables, MutableMapping):
+        raise ConfigurationError(
+            f"The namespace must be a mapping, got {type(variables).__name__}.", "Pass globals(), or nothing."
+        )
+    _check_names(names, variables, () if shell is None else shell.user_ns_hidden)
+    causes: dict[str, Callable[[], Any]] = {}
+    if names:
+        causes["variables"] = lambda: drop_variables(names, variables)
+    if history and shell is not None and shell.displayhook.do_full_cache:
+        causes["history of outputs"] = lambda: _flush(shell)
+    last = getattr(sys, "last_value", None)
+    if traceback:
+        shown = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
+        causes["frames of the last error"] = lambda: drop_frames(shown)
+    causes["batches of guards"] = forget_batches
+    if models:
+        causes["loaded models"] = SESSION.unload
+    with SESSION.told_after():
+        try:
+            device, notes = SESSION.device().device, []
+        except DeviceError as error:  # Memory is released all the same.
+            device, notes = "cpu", [f"No device's cache was emptied: {error}"]
+        if traceback and last is not None:
+            notes += ["%debug and %tb have no frames of the last error now.", *_out_of_memory_note(last)]
+        return Release(device, tuple(_freed(device, causes)), tuple(notes), active())
+
+
+def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
+    """Let go of what each cause holds, one after the other, and return what came back.
+
+    The cache is emptied before them and after each, so that what a cause gave back to the device counts for it.
+    """
+    freed, held = [], _held(device)
     for cause, let_go in {"unused blocks of the device": lambda: None, **causes}.items():
         let_go()
         gc.collect()
-        empty_cache()
-        before, held = held, measure(device)
-        freed.append(_difference(cause, before, held))
-    return Release(device, tuple(freed), notes, active())
+        allocator(device).empty_cache()
+        before, held = held, _held(device)
+        freed.append(Freed(cause, *(one - other for one, other in zip(before, held, strict=True))))
+    return freed
 
 
-def measure(device: str) -> Held:
-    """Return what is held now."""
+def _held(device: str) -> tuple[int, int, int]:
+    """Return the bytes that are held now by tensors, by the device for the process, and by the process."""
     memory = allocator(device).memory() if torch_is_loaded() else AllocatorMemory(0, 0)
     tensors = living_bytes() if memory.allocated is None else memory.allocated
-    return Held(tensors, memory.reserved or 0, resident_bytes())
+    return tensors, memory.reserved or 0, resident_bytes()
 
 
-def said_of_memory(error: BaseException) -> tuple[str, ...]:
-    """Return a sentence with the figures of an error for lack of memory, none for another error.
-
-    Example:
-        >>> said_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GiB). Tried to allocate 1.00 GiB"))
-        ('The last error was a lack of memory on mps: 1.0 GiB wanted, 5.0 GiB allocated.',)
-    """
+def _out_of_memory_note(error: BaseException) -> list[str]:
+    """Return a sentence with the figures of an error for lack of memory, none for another error."""
     memory = OutOfMemory.parse(error)
     if memory is None:
-        return ()
+        return []
     sizes = {
         "wanted": memory.tried,
         "allocated": memory.allocated,
         "held beside": memory.other,
         "allowed": memory.allowed,
     }
-    said = ", ".join(f"{in_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
-    return (f"The last error was a lack of memory on {memory.device}{f': {said}' if said else ''}.",)
+    figures = ", ".join(f"{in_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
+    return [f"The last error was a lack of memory on {memory.device}{f': {figures}' if figures else ''}."]
 
 
-def check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], needed: Container[str] = ()) -> None:
-    """Check that every name is a variable that may be deleted.
-
-    Args:
-        names: The names.
-        namespace: The variables.
-        needed: Names that the notebook itself needs.
-
-    Raises:
-        ConfigurationError: For names that are none, or needed; nothing was let go then.
-
-    Example:
-        >>> check_names(("losses",), {"losses": []})
-    """
+def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], needed: Container[str]) -> None:
+    """Refuse names that are not variables, and those that the notebook itself needs."""
     unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
     if unknown:
-        said = ", ".join(shorten(str(name) if isinstance(name, str) else type(name).__name__) for name in unknown)
-        raise ConfigurationError(f"No variable is called {said}.", "Pass the names of variables as strings.")
+        shown = ", ".join(shorten(str(name) if isinstance(name, str) else type(name).__name__) for name in unknown)
+        raise ConfigurationError(f"No variable is called {shown}.", "Pass the names of variables as strings.")
     own = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
     if own:
         raise ConfigurationError(f"The notebook itself needs {', '.join(own)}.", "Pass names of your own variables.")
 
 
-def drop_variables(names: tuple[str, ...], namespace: MutableMapping[str, Any]) -> None:
-    """Delete variables."""
+def drop_variables(names: tuple[str, ...], variables: MutableMapping[str, Any]) -> None:
     for name in dict.fromkeys(names):
-        del namespace[name]
+        del variables[name]
+
+
+def _flush(shell: Any) -> None:
+    """Clear Out, _ and the rest; IPython's own flush leaves _, __ and ___ among its hidden variables, and the last result."""
+    shell.displayhook.flush()
+    if getattr(shell, "last_execution_result", None) is not None:
+        shell.last_execution_result.result = None
+    hidden = shell.user_ns_hidden
+    hidden.update(
+        {name: shell.user_ns[name] for name in ("_", "__", "___") if name in hidden and name in shell.user_ns}
+    )
 
 
 def drop_frames(shown: TracebackType | None = None) -> None:
     """Let go of the frames that the last error holds, with all their variables.
 
     Cutting the chain of frames frees them at once. Deleting ``sys.last_value`` would not: IPython's last result and its
-    traceback machinery refer to the error too (ipython#11572, pytorch#27600).
-
-    Args:
-        shown: The traceback that IPython showed last. It is that of an earlier error where the last one, such as those
-            of this package, was shown as one line.
+    traceback machinery refer to the error too (ipython#11572, pytorch#27600). The traceback that IPython showed last is
+    that of an earlier error where the last one, such as those of this package, was shown as one line.
     """
     errors = [getattr(sys, "last_value", None), getattr(sys, "last_exc", None)]
     held = (getattr(error, "__traceback__", None) for error in errors)
     for traceback in (getattr(sys, "last_traceback", None), shown, *held):
         if traceback is not None:
             traceback.tb_next = None
-    for error in errors:
-        _drop_chained(error)
-
-
-def _drop_chained(error: BaseException | None) -> None:
-    """Let go of the frames of the errors that led to an error."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        grouped = getattr(one, "exceptions", ())  # of a group of errors, which Python 3.10 has not
-        waiting += [one.__cause__, one.__context__, *(grouped if isinstance(grouped, tuple) else ())]
-        if one is not error:
-            one.__traceback__ = None
-
-
-def _difference(cause: str, before: Held, after: Held) -> Freed:
-    return Freed(
-        cause,
-        before.tensors - after.tensors,
-        before.reserved - after.reserved,
-        before.resident - after.resident,
-    )
+    for error in errors:  # The errors that led to it hold frames too.
+        seen: set[int] = set()
+        waiting = [error]
+        while waiting:
+            one = waiting.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            grouped = getattr(one, "exceptions", ())  # of a group of errors, which Python 3.10 has not
+            waiting += [one.__cause__, one.__context__, *(grouped if isinstance(grouped, tuple) else ())]
+            if one is not error:
+                one.__traceback__ = None

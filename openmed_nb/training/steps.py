@@ -1,14 +1,12 @@
-"""Optimizers and accumulated steps.
+"""Steps of an optimizer: AdamW in its fused form, and gradients accumulated over several batches.
 
-AdamW in its fused form wherever torch has one: on MPS the one cheap gain in speed, and never torch's own choice there.
-
-By default torch loops over the tensors on MPS, one small kernel after the other (``torch/optim/optimizer.py``,
+AdamW runs fused wherever torch has that: on MPS it is the one cheap gain in speed, and never torch's own choice. By
+default torch loops over the tensors on MPS, one small kernel after the other (``torch/optim/optimizer.py``,
 ``torch/utils/_foreach_utils.py``); fused, one kernel updates many.
 
-Gradient accumulation: several small batches give exactly the gradient of one large batch.
-
-The loss of a batch is a mean, over its examples or over its labels. The mean of such means is the mean over all only
-where all batches are alike: not for a last, shorter group, and not for tokens, of which every batch has another number
+With accumulation, several small batches give exactly the gradient of one large batch. The loss of a batch is a mean, over
+its examples or over its labels. The mean of such means is the mean over all only where all batches are alike: not for a
+last, shorter group, and not for tokens, of which every batch has another number
 (https://huggingface.co/blog/gradient_accumulation, transformers#34191, #34198). So the batches of a group are read
 ahead, and each is given its share of the group.
 """
@@ -31,26 +29,20 @@ from .batch_checks import IGNORE_INDEX, labels_of
 if TYPE_CHECKING:
     import torch
 
-
-FUSED_SINCE = {"mps": (2, 5), "cpu": (2, 4), "cuda": (2, 0)}
-"""The first torch with a fused AdamW on the device (MPS: pytorch#127242)."""
-
+# The first torch with a fused AdamW on the device (MPS: pytorch#127242), and for which types.
+FUSED_SINCE = {"mps": "2.5", "cpu": "2.4", "cuda": "2.0"}
 FUSED_DTYPES = {
     "mps": ("float32", "float16", "bfloat16"),
     "cpu": ("float64", "float32", "float16", "bfloat16"),
     "cuda": ("float64", "float32", "float16", "bfloat16"),
 }
-
+# The first torch whose fused optimizers obey a GradScaler on MPS (pytorch#186360, in the notes of that release).
 OBEYS_SCALER = (2, 13)
-"""The first torch whose fused optimizers obey a ``GradScaler`` on MPS (pytorch#186360, in the notes of that release)."""
-
 IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
-"""What is said where one does: a step with infinite gradients is not left out then."""
 
 AS_TORCH = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
-
+# The arguments of torch.optim.AdamW by which a person chooses the implementation.
 OTHER_WAYS = ("fused", "foreach", "differentiable", "capturable")
-"""The arguments of ``torch.optim.AdamW`` by which a person chooses the implementation."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,49 +57,9 @@ class FusedSupport(Shown):
     fused: bool
     reason: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return both as plain values."""
-        return dict(vars(self))
-
     def report(self) -> Report:
         """Return both."""
         return Report(f"AdamW: {'fused' if self.fused else 'not fused'}", (self.reason,))
-
-
-def fused_support(
-    tensors: Iterable[tuple[str, str]],
-    torch_release: tuple[int, ...],
-    options: Mapping[str, Any] | None = None,
-    *,
-    scaled: bool = False,
-) -> FusedSupport:
-    """Decide whether AdamW runs fused.
-
-    Args:
-        tensors: The device and the type of each parameter, such as ``("mps", "float32")``.
-        torch_release: The release of torch, such as ``(2, 13, 0)``.
-        options: The arguments that a person gives to AdamW; what chooses an implementation is left alone.
-        scaled: Whether a ``GradScaler`` is used.
-
-    Example:
-        >>> print(fused_support({("mps", "float32")}, (2, 13)))
-        AdamW: fused
-          torch has it for float32 on mps since 2.5.
-        >>> fused_support({("mps", "float32")}, (2, 13), {"foreach": False}).fused
-        False
-    """
-    chosen = [name for name in OTHER_WAYS if (options or {}).get(name) is not None]
-    if chosen:
-        named = ", ".join(f"{name}={(options or {})[name]}" for name in chosen)
-        return FusedSupport(bool((options or {}).get("fused")), f"{named} was set, and is left as it is.")
-    kinds = sorted({(kind_of(device), dtype) for device, dtype in tensors})
-    for kind, dtype in kinds:
-        if missing := _missing(kind, dtype, torch_release, scaled=scaled):
-            return FusedSupport(fused=False, reason=missing)
-    if not kinds:
-        return FusedSupport(fused=False, reason="There are no parameters.")
-    where = ", ".join(f"{dtype} on {kind} since {_dotted(FUSED_SINCE[kind])}" for kind, dtype in kinds)
-    return FusedSupport(fused=True, reason=f"torch has it for {where}.")
 
 
 def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> torch.optim.AdamW:
@@ -124,7 +76,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
         The optimizer. :func:`explain_fused` tells why it is fused or not.
 
     Raises:
-        ConfigurationError: For parameters that are nothing of these, for none, and for an argument that ``AdamW`` refuses.
+        ConfigurationError: For parameters of another kind, for none, and for an argument that ``AdamW`` refuses.
 
     Example:
         >>> import torch
@@ -167,64 +119,71 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
     return fused_support(tensors, release_of(import_torch().__version__), options, scaled=scaled)
 
 
+def fused_support(
+    tensors: Iterable[tuple[str, str]],
+    torch_release: tuple[int, ...],
+    options: Mapping[str, Any],
+    *,
+    scaled: bool = False,
+) -> FusedSupport:
+    """Decide whether AdamW runs fused for parameters of these devices and types, such as ``("mps", "float32")``.
+
+    What a person sets among the options to choose an implementation is left alone.
+    """
+    chosen = [name for name in OTHER_WAYS if options.get(name) is not None]
+    if chosen:
+        named = ", ".join(f"{name}={options[name]}" for name in chosen)
+        return FusedSupport(bool(options.get("fused")), f"{named} was set, and is left as it is.")
+    kinds = sorted({(kind_of(device), dtype) for device, dtype in tensors})
+    if not kinds:
+        return FusedSupport(fused=False, reason="There are no parameters.")
+    for kind, dtype in kinds:
+        missing = f"{IGNORES_SCALER}." if scaled and ignores_scaler(kind, torch_release) else ""
+        if kind not in FUSED_SINCE:
+            missing = f"torch is not known to have it on {kind}."
+        elif dtype not in FUSED_DTYPES[kind]:
+            types = ", ".join(FUSED_DTYPES[kind])
+            missing = f"torch has it on {kind} for {types}, and there are parameters in {dtype}."
+        if missing:
+            return FusedSupport(fused=False, reason=missing)
+    where = ", ".join(f"{dtype} on {kind} since {FUSED_SINCE[kind]}" for kind, dtype in kinds)
+    return FusedSupport(fused=True, reason=f"torch has it for {where}.")
+
+
+def ignores_scaler(device: str, torch_release: tuple[int, ...]) -> bool:
+    """Tell whether a fused optimizer steps where a ``GradScaler`` found infinite gradients."""
+    return kind_of(device) == "mps" and tuple(torch_release) < OBEYS_SCALER
+
+
 def _listed(parameters: Iterable[Any]) -> list[Any]:
     """Return what an optimizer takes as a list, with a list in each group; what a group held can be read only once."""
     kept = [parameters] if isinstance(parameters, dict) else _list(parameters)
     for group in kept:
         if isinstance(group, dict):
             held = group.get("params")
-            group["params"] = [held] if _is_tensor(held) else _list(held)
+            group["params"] = [held] if isinstance(held, import_torch().Tensor) else _list(held)
     return kept
 
 
 def _list(parameters: Any) -> list[Any]:
-    if _is_tensor(parameters) or not isinstance(parameters, Iterable) or isinstance(parameters, (str, bytes)):
+    several = isinstance(parameters, Iterable) and not isinstance(parameters, (str, bytes, import_torch().Tensor))
+    if not several:
         what = f"The parameters must be several tensors, and they are of type {type(parameters).__name__}."
         raise ConfigurationError(what, AS_TORCH)
     return list(parameters)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, import_torch().Tensor)
-
-
-def _tensors(parameters: Iterable[Any]) -> Iterable[torch.Tensor]:
+def _tensors(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors in what an optimizer takes."""
     for one in _listed(parameters):
         if isinstance(one, dict):
             yield from _tensors(one["params"])
             continue
         tensor = one[1] if isinstance(one, tuple) and len(one) == 2 else one  # noqa: PLR2004 - name and tensor
-        if not _is_tensor(tensor):
-            raise ConfigurationError(
-                f"A parameter must be a tensor, and one is of type {type(tensor).__name__}.", AS_TORCH
-            )
+        if not isinstance(tensor, import_torch().Tensor):
+            what = f"A parameter must be a tensor, and one is of type {type(tensor).__name__}."
+            raise ConfigurationError(what, AS_TORCH)
         yield tensor
-
-
-def _missing(kind: str, dtype: str, release: tuple[int, ...], *, scaled: bool) -> str:
-    """Return why torch has no fused AdamW for a tensor, empty where it has."""
-    if kind not in FUSED_SINCE:
-        return f"torch is not known to have it on {kind}."
-    if release < FUSED_SINCE[kind]:
-        return f"torch has it on {kind} since {_dotted(FUSED_SINCE[kind])}, and this is {_dotted(release)}."
-    if dtype not in FUSED_DTYPES[kind]:
-        return f"torch has it on {kind} for {', '.join(FUSED_DTYPES[kind])}, and there are parameters in {dtype}."
-    return f"{IGNORES_SCALER}." if scaled and ignores_scaler(kind, release) else ""
-
-
-def ignores_scaler(device: str, torch_release: tuple[int, ...]) -> bool:
-    """Tell whether a fused optimizer steps where a ``GradScaler`` found infinite gradients.
-
-    Example:
-        >>> ignores_scaler("mps", (2, 12, 1)), ignores_scaler("mps", (2, 13)), ignores_scaler("cuda", (2, 12))
-        (True, False, False)
-    """
-    return kind_of(device) == "mps" and tuple(torch_release) < OBEYS_SCALER
-
-
-def _dotted(release: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in release)
 
 
 Weight = Callable[[Any], float]
@@ -233,7 +192,6 @@ LEFT_OUT = (
     "backward() failed, so that the gradients of this group of batches are forgotten and the rest of it is left out. "
     "Where memory ran out, use smaller batches and more of them in a group."
 )
-"""What is said where a loop goes on after a failure."""
 
 
 @dataclass(frozen=True)
@@ -252,25 +210,22 @@ class MicroBatch:
 
 
 def accumulation_groups(batches: Iterable[Any], steps: int, weight: Weight) -> Iterator[MicroBatch]:
-    """Yield batches with their share of their group.
-
-    Args:
-        batches: Any iterable; its length need not be known.
-        steps: How many batches make a group; the last may be shorter.
-        weight: Tells how much a batch weighs: a number of examples or of labels.
+    """Yield batches with their share of their group of so many steps; the last group may be shorter.
 
     Raises:
-        ConfigurationError: For a weight that is no finite number from 0 up.
+        ConfigurationError: For a weight that is not a finite number from 0 up.
 
     Example:
         >>> groups = accumulation_groups(["aaa", "b", "cc"], 2, len)
         >>> [(micro.share, micro.last) for micro in groups]
         [(0.75, False), (0.25, True), (1.0, True)]
     """
-    whole("steps", steps)
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, steps)):
-        weights = [checked_weight(weight(batch)) for batch in group]
+        weights = [float(weight(batch)) for batch in group]
+        for own in weights:
+            if not math.isfinite(own) or own < 0:
+                raise ConfigurationError(f"A batch cannot weigh {own}.", "Let weight= return a count, 0 or more.")
         total = sum(weights) or 1.0
         for own in weights:  # A batch that was handed out is not held any longer.
             yield MicroBatch(group.pop(0), own / total, last=not group)
@@ -294,7 +249,9 @@ def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool 
         >>> count_labels({"labels": torch.tensor([[-100, 3, 0], [-100, 1, -100]])})
         3
     """
-    labels = _labels(batch)
+    labels = labels_of(batch)
+    if not isinstance(labels, import_torch().Tensor):
+        raise _weightless(batch, "labels")
     if labels.is_floating_point():
         return int(labels.numel())
     return int((labels[..., 1:] if shifted else labels).ne(ignore_index).sum())
@@ -318,15 +275,6 @@ def count_examples(batch: Any) -> int:
     raise _weightless(batch, "tensor with rows")
 
 
-def _labels(batch: Any) -> torch.Tensor:
-    import torch
-
-    found = labels_of(batch)
-    if not isinstance(found, torch.Tensor):
-        raise _weightless(batch, "labels")
-    return found
-
-
 def _weightless(batch: Any, missing: str) -> ConfigurationError:
     what = f"A batch of type {type(batch).__name__} has no {missing} to weigh it by."
     return ConfigurationError(
@@ -337,35 +285,18 @@ def _weightless(batch: Any, missing: str) -> ConfigurationError:
 def check_fused(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
 ) -> None:
-    """Refuse what is no optimizer, and a scaler with a fused one that ignores it and would step with infinite gradients."""
+    """Refuse another value than an optimizer, and a fused one that ignores its scaler and would step with infinite gradients."""
     import torch
 
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} is no optimizer.", "Pass one of torch.optim, or nb.adamw()."
-        )
+        what = f"The optimizer is of type {type(optimizer).__name__}."
+        raise ConfigurationError(what, "Pass one of torch.optim, or nb.adamw().")
     fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
     ignored = any(ignores_scaler(one.device.type, torch_release) for one in fused)
     if scaler is not None and scaler.is_enabled() and ignored:
         raise ConfigurationError(
             f"{IGNORES_SCALER}.", "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         )
-
-
-def checked_weight(weight: Any) -> float:
-    """Return a weight as a number.
-
-    Raises:
-        ConfigurationError: For one that is not finite, or below 0.
-
-    Example:
-        >>> checked_weight(7)
-        7.0
-    """
-    found = float(weight)
-    if not math.isfinite(found) or found < 0:
-        raise ConfigurationError(f"A batch cannot weigh {found}.", "Let weight= return a count, 0 or more.")
-    return found
 
 
 @dataclass
@@ -470,7 +401,9 @@ class GradientAccumulation:
         self._broken = True
         try:
             if micro.share:
-                self._add(loss * micro.share)
+                scaled = loss * micro.share
+                (self.scaler.scale(scaled) if self.scaler else scaled).backward()
+                self._weighed = True
             stepped = micro.last and self._step()
             self._broken = False
         finally:
@@ -484,34 +417,23 @@ class GradientAccumulation:
         self._weighed = self._broken = False
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _add(self, loss: torch.Tensor) -> None:
-        (self.scaler.scale(loss) if self.scaler else loss).backward()
-        self._weighed = True
-
     def _step(self) -> bool:
         """Let the optimizer step and forget the gradients; not where no batch of the group had weight."""
         weighed = self._weighed
         if weighed:
+            import torch
+
             if self.scaler and (self.clip is not None or self.before_step):
                 self.scaler.unscale_(self.optimizer)
             if self.before_step:
                 self.before_step()
-            self._clip()
-            _take_step(self.optimizer, self.scaler)
+            if self.clip is not None:
+                groups = self.optimizer.param_groups
+                torch.nn.utils.clip_grad_norm_([one for group in groups for one in group["params"]], self.clip)
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
         self._forget()
         return weighed
-
-    def _clip(self) -> None:
-        if self.clip is not None:
-            import torch
-
-            groups = self.optimizer.param_groups
-            torch.nn.utils.clip_grad_norm_([one for group in groups for one in group["params"]], self.clip)
-
-
-def _take_step(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()

@@ -1,16 +1,21 @@
-"""A memory curve judges the ends of its epochs and says what to do."""
+"""A look at the memory, and the curve of such looks, which judges the ends of its epochs and says what to do."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
+import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import openmed_nb as nb
+from openmed_nb import MemoryCurve, MemorySample
+from openmed_nb.display import counted, in_bytes
 from openmed_nb.errors import OpenMedError
-from openmed_nb.training.curve import MemoryCurve, MemorySample, TrainingProcess
+from openmed_nb.training.curve import TrainingProcess, parse_pressure, take_sample
 from openmed_nb.training.holders import Holder
 
 MIB = 1 << 20
@@ -193,25 +198,15 @@ def test_the_holders_are_a_table():
 
 
 def test_a_simulated_curve_says_so_everywhere():
-    """Text, HTML and the mapping of a curve measured under the simulation say that it is simulated."""
-    curve = curve_of(allocated=FLAT, simulated=True)
+    """Text, HTML and the mapping of a curve with one simulated figure say that it is simulated, and of a real one not."""
+    real = curve_of(allocated=FLAT)
+    sample = replace(real.samples[-1], simulated=True)
+    curve = real.with_sample(sample)
 
-    assert "SIMULATED" in str(curve)
-    assert "SIMULATED" in curve._repr_html_()
-    assert curve.to_dict()["simulated"] is True
-    assert all(sample["simulated"] for sample in curve.to_dict()["samples"])
-    assert "SIMULATED" in str(curve.samples[0])
-    assert "SIMULATED" in curve.samples[0]._repr_html_()
-
-
-def test_one_simulated_sample_makes_a_simulated_curve():
-    """A curve with a single simulated figure is simulated, and a real one is not."""
-    curve = curve_of(allocated=FLAT)
-    mixed = curve.with_sample(replace(curve.samples[-1], simulated=True))
-
-    assert (curve.simulated, mixed.simulated) == (False, True)
-    assert "SIMULATED" not in str(curve)
-    assert "SIMULATED" in str(mixed)
+    assert str(curve).startswith("Memory on mps (SIMULATED): flat\n  SIMULATED MPS: ")
+    assert all("SIMULATED" in shown for shown in (curve._repr_html_(), str(sample), sample._repr_html_()))
+    assert (curve.to_dict()["simulated"], curve.to_dict()["samples"][-1]["simulated"]) == (True, True)
+    assert (real.simulated, "SIMULATED" in str(real)) == (False, False)
 
 
 def test_a_curve_can_be_written_as_json():
@@ -316,3 +311,76 @@ def test_one_of_several_processes():
     assert "This is process 1 of 2" in str(second)
     assert "process" not in str(alone)
     assert [(one.to_dict()["process"], one.to_dict()["processes"]) for one in (alone, second)] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.real_computer  # It is about the CPU.
+def test_a_look_on_the_cpu():
+    """On the CPU the sample has the tensors, the process and the computer; what torch does not count is left out."""
+    before = take_sample("cpu", 1, 10, 2.5)
+    kept = torch.zeros(MIB)
+    after = take_sample("cpu", 1, 10, 2.5, boundary=False)
+
+    assert after.allocated - before.allocated == kept.nbytes
+    assert (after.reserved, after.peak, after.simulated) == (None, None, False)
+    assert after.recommended == psutil.virtual_memory().total
+    assert 0 < after.resident < after.recommended
+    assert (after.epoch, after.step, after.seconds, after.boundary) == (1, 10, 2.5, False)
+    assert json.loads(json.dumps(after.to_dict()))["allocated"] == after.allocated
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_a_look_at_simulated_mps():
+    """On the simulated MPS the figures are those of the device, marked as simulated, and the peak begins again."""
+    with nb.simulated_mps("8 GiB") as mps:
+        kept = torch.zeros(MIB, device="mps")
+        gone = torch.zeros(4 * MIB, device="mps")
+        del gone
+        first, second = (take_sample("mps", 1, 10, 2.5) for _ in range(2))
+        assert kept.is_mps
+
+    assert first.simulated
+    assert first.allocated == second.allocated >= kept.nbytes
+    assert first.reserved >= first.allocated
+    assert first.recommended == mps.allocator.memory.recommended
+    assert (first.peak >= 20 * MIB, second.peak) == (True, second.allocated)
+
+
+def test_a_sample_shows_what_it_has():
+    """A sample is a table of the figures that there are."""
+    sample = MemorySample(3, 30, 1.25, allocated=5 * MIB, resident=512, pressure="warning")
+
+    assert str(sample).splitlines() == [
+        "Memory after epoch 3",
+        "  Step 30, 1.2 s.",
+        "  Memory pressure: warning.",
+        "  memory     size",
+        "  allocated  5.0 MiB",
+        "  resident   512 bytes",
+    ]
+    assert "in training, epochs done: 3" in str(MemorySample(3, 30, 1.25, boundary=False))
+
+
+@pytest.mark.parametrize(
+    ("output", "pressure"),
+    [("1\n", "normal"), (" 2", "warning"), ("4\n", "critical"), ("3\n", None), ("", None), (None, None), ("1 2", None)],
+)
+def test_pressure(output, pressure):
+    """The levels of macOS have names; anything else says nothing."""
+    assert parse_pressure(output) == pressure
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        *((0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (-1536, "-1.5 KiB"), (None, "")),
+        *((1 << 40, "1.0 TiB"), (1 << 60, "1048576.0 TiB"), ((1 << 30) - 1, "1024.0 MiB")),
+    ],
+)
+def test_sizes(size, text):
+    """Sizes are told in the units that torch uses."""
+    assert in_bytes(size) == text
+
+
+def test_counts():
+    """One thing is one, several have a plural and separators."""
+    assert [counted(number, "tensor") for number in (0, 1, 1000)] == ["0 tensors", "1 tensor", "1,000 tensors"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import re
@@ -36,6 +37,11 @@ def hooks_of(model):
     return {name: {hook: dict(getattr(layer, hook)) for hook in names} for name, layer in model.named_modules()}
 
 
+def lstm(layers: int = 2, dropout: float = 0.2, **settings):
+    """Return a tagger with an LSTM inside."""
+    return torch.nn.ModuleDict({"encoder": torch.nn.LSTM(4, 4, num_layers=layers, dropout=dropout, **settings)})
+
+
 class Around(torch.nn.Module):
     """A module around a model of transformers, with a loss of its own, as in Lightning."""
 
@@ -46,11 +52,6 @@ class Around(torch.nn.Module):
     def forward(self, **batch):
         """Return what the model returns."""
         return self.model(**batch)
-
-
-def bound_to(hook):
-    """Return what a hook is a method of."""
-    return getattr(hook, "__self__", None)
 
 
 def train(model, batches, guards, lr=0.01):
@@ -114,13 +115,13 @@ class TestNames:
     def test_wrong_limit(self, refusal):
         """What is told and cannot be a limit is an error that shows the value, or the names of those there are."""
         for told, said in (
-            ({"labels": "3"}, "The limit labels='3' is no whole number from 1 up."),
-            ({"labels": -1}, "The limit labels=-1 is no whole number from 1 up."),
-            ({"tokens": 0}, "The limit tokens=0 is no whole number from 1 up."),
-            ({"positions": 2.5}, "The limit positions=2.5 is no whole number from 1 up."),
-            ({"labels": True}, "The limit labels=True is no whole number from 1 up."),
-            ({"padding": -1}, "The limit padding=-1 is no whole number from 0 up."),
-            ({"ignore_index": "x"}, "The limit ignore_index='x' is no whole number."),
+            ({"labels": "3"}, "The limit labels cannot be '3'. Pass a whole number from 1."),
+            ({"labels": -1}, "The limit labels cannot be -1. Pass a whole number from 1."),
+            ({"tokens": 0}, "The limit tokens cannot be 0."),
+            ({"positions": 2.5}, "The limit positions cannot be 2.5."),
+            ({"labels": True}, "The limit labels cannot be True."),
+            ({"padding": -1}, "The limit padding cannot be -1. Pass a whole number from 0."),
+            ({"ignore_index": "x"}, "The limit ignore_index cannot be 'x'. Pass a whole number, such as -100."),
             ({"num_labels": 3}, "Guards take no limit 'num_labels'. Did you mean 'labels'?"),
         ):
             assert said in str(refusal(partial(Guards, **told))), told
@@ -359,29 +360,80 @@ class TestDropout:
                 warnings.simplefilter("error")
                 tagger(**batch_of())
 
-    def test_train_mode_without_gradients_on_mps(self, tagger, batch_of):
-        """On MPS the warning says that attention raises."""
-        said = "scaled_dot_product_attention for MPS does not support dropout"
-        with Guards().watch(tagger, "mps", M3), torch.no_grad(), pytest.warns(OpenMedWarning, match=said):
+    @pytest.mark.parametrize(
+        ("where", "raises"),
+        [
+            (("mps", "sdpa", 0.1), True),
+            (("mps:0", "sdpa", 0.1), True),
+            (("mps", "sdpa", 0.0), False),
+            (("mps", "eager", 0.1), False),
+            (("mps", "eager", 0.0), False),
+            (("cpu", "sdpa", 0.1), False),
+            (("cuda:1", "sdpa", 0.1), False),
+        ],
+    )
+    def test_attention_that_raises(self, tagger, batch_of, where, raises):
+        """On MPS with torch's attention the warning says that it raises, and how to load the model instead."""
+        device, tagger.config._attn_implementation, tagger.config.attention_probs_dropout_prob = where
+        with Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warns(OpenMedWarning) as warned:
             tagger(**batch_of())
+        (said,) = (str(one.message) for one in warned)
+        assert ("scaled_dot_product_attention for MPS does not support dropout" in said) is raises
+        assert ("attn_implementation='eager'" in said) is raises
+        assert "results are random" in said
+        assert "model.eval()" in said
 
     @pytest.mark.filterwarnings("error")
     def test_nothing_to_warn_of(self, tagger, batch_of):
-        """A model without dropout, and a guard that is off, warn of nothing."""
+        """A guard that is off, a model without dropout, and one whose shares are all 0, warn of nothing."""
         with Guards(off=("dropout_without_gradients",)).watch(tagger, "cpu"), torch.no_grad():
             tagger(**batch_of())
-        with Guards().watch(torch.nn.Linear(2, 2), "cpu"), torch.no_grad():
-            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        for layer in tagger.modules():
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
+        tagger.config.attention_probs_dropout_prob = 0.0
+        for model in (tagger, torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.0), torch.nn.Linear(2, 2))):
+            with Guards().watch(model, "cpu"), torch.no_grad():
+                model(**batch_of()) if model is tagger else model(torch.ones(1, 2))
+
+    def test_dropout_in_one_place_only(self, tagger, batch_of):
+        """Dropout counts in a layer, and in attention, where the configuration alone tells of it."""
+        for layer in tagger.modules():
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
+        pictures = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout1d(0.1))
+        for model in (tagger, pictures):
+            with Guards().watch(model, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning, match="are random"):
+                model(**batch_of()) if model is tagger else model(torch.ones(1, 2))
 
     @pytest.mark.filterwarnings("error")
-    def test_lstm(self):
-        """An LSTM with dropout is warned of at the start on MPS before torch 2.14, and only there."""
-        model = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5)
-        with pytest.warns(OpenMedWarning, match="pytorch#190056"):
-            Guards().watch(model, "mps", M3, (2, 13, 0))
-        Guards().watch(model, "mps", M3, (2, 14, 0)).unwatch()
-        Guards().watch(model, "cpu", M3, (2, 13, 0)).unwatch()
-        Guards(off=("lstm_dropout",)).watch(model, "mps", M3, (2, 13, 0)).unwatch()
+    @pytest.mark.parametrize(
+        ("model", "device", "release", "found"),
+        [
+            (lstm(), "mps", (2, 13, 0), "encoder"),
+            (lstm(), "mps:0", (2, 6, 0), "encoder"),
+            (lstm(3, bidirectional=True), "mps", (2, 13, 0), "encoder"),
+            (lstm()["encoder"], "mps", (2, 13, 0), "the model"),
+            (lstm(), "mps", (2, 14, 0), None),
+            (lstm(), "cpu", (2, 13, 0), None),
+            (lstm(), "cuda", (2, 13, 0), None),
+            (lstm(1, 0.0), "mps", (2, 13, 0), None),
+            (lstm(2, 0.0), "mps", (2, 13, 0), None),
+            (torch.nn.GRU(4, 4, num_layers=2, dropout=0.2), "mps", (2, 13, 0), None),
+        ],
+    )
+    def test_lstm(self, model, device, release, found):
+        """An LSTM of several layers with dropout is warned of at the start on MPS before torch 2.14, and only there.
+
+        The warning names the layer, the issue and a way out; the guard can be switched off.
+        """
+        Guards(off=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
+        with pytest.warns(OpenMedWarning) if found else contextlib.nullcontext() as warned:
+            Guards().watch(model, device, M3, release).unwatch()
+        for one in warned or ():
+            assert f"({found}) will be wrong" in str(one.message)
+            assert "pytorch#190056" in str(one.message)
+            assert "torch 2.14" in str(one.message)
 
 
 class TestUnwatch:
@@ -463,7 +515,7 @@ class TestUnwatch:
         torch.save(tagger, tmp_path / "model.pt")
         saved = torch.load(tmp_path / "model.pt", weights_only=False)
         for model in (copy.deepcopy(tagger), saved):
-            (recorder,) = {hook.recorder for hook in map(bound_to, model._forward_hooks.values()) if hook}
+            (recorder,) = (hook.__self__ for hook in model._forward_hooks.values())
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("error")
                 model(**batch_of())

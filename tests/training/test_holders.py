@@ -385,5 +385,5 @@ def test_what_no_name_reaches_is_counted():
 
 def test_a_namespace_is_a_mapping():
     """What is no mapping of names is refused with its type."""
-    with pytest.raises(ConfigurationError, match="int is no namespace"):
+    with pytest.raises(ConfigurationError, match="must be a mapping, got int"):
         who_holds(5)

@@ -1,28 +1,38 @@
-"""The arguments of a DataLoader, with their reasons: a table of devices, computers and datasets."""
+"""A DataLoader for a device: its arguments with their reasons, and whether it keeps up with the model."""
 
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import subprocess
 import sys
+import textwrap
 from collections import deque
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.loaders import (
+    LoaderCheck,
+    Rung,
+    WorkerLadder,
     defined_in_main,
-    is_stream,
-    loader_settings,
+    settings_for,
     usual_start_method,
-    worker_count,
 )
 
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
 LINUX = Machine("Linux", "x86_64", cores=4)
+UNSENDABLE = "cannot be imported by a worker process: Notes is defined in a cell. Write the class"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +68,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("device", "machine", "kind", "how", "arguments"), SETTINGS)
 def test_arguments(device, machine, kind, how, arguments):
     """Memory is pinned for CUDA alone, and workers read what they can import."""
-    settings = loader_settings(device, kind([1, 2]), machine, in_notebook=how[0], start_method=how[1])
+    settings = settings_for(device, kind([1, 2]), machine, in_notebook=how[0], start_method=how[1])
 
     assert settings.arguments == arguments
     assert all(setting.reason for setting in settings.settings)
@@ -73,33 +83,27 @@ def test_a_loader_takes_them(items, device, start):
         for cores in (1, 2)
     ]
     for machine in few:
-        settings = loader_settings(device, items.Items(), machine, start_method=start)
+        settings = settings_for(device, items.Items(), machine, start_method=start)
         torch.utils.data.DataLoader(items.Items(), batch_size=2, **settings.arguments)
 
 
 def test_reasons():
     """The reason names the class of the cell and the way out, and the report for MPS warns of copies that do not wait."""
-    settings = loader_settings("mps", CELL_CLASS(), MAC, in_notebook=True)
+    settings = settings_for("mps", CELL_CLASS(), MAC, in_notebook=True)
 
     assert (
         "cannot import Notes from a cell; write the class into a .py file"
         in settings.to_dict()["reasons"]["num_workers"]
     )
     assert "non_blocking=True corrupts them (pytorch#189690)" in str(settings)
-    assert "non_blocking" not in str(loader_settings("cpu", [1], LINUX, in_notebook=False))
+    assert "non_blocking" not in str(settings_for("cpu", [1], LINUX, in_notebook=False))
 
 
-@pytest.mark.parametrize("dataset", [[1, 2], (1, 2), torch.utils.data.TensorDataset(torch.zeros(2))])
-def test_items_in_memory_have_no_workers(dataset):
-    """A list, a tuple and a dataset of tensors are read without workers, which would only copy what is there."""
-    assert worker_count(dataset, LINUX, "fork", in_notebook=False).value == 0
-
-
-def test_streams_have_no_workers(items):
-    """A stream would come once from each worker, so there are none."""
-    assert is_stream(items.Stream())
-    assert not is_stream(items.Items())
-    assert worker_count(items.Stream(), LINUX, "fork", in_notebook=False).value == 0
+def test_datasets_without_workers(items):
+    """Items in memory would only be copied by workers, and a stream would come once from each: both have none."""
+    for dataset in ([1, 2], (1, 2), torch.utils.data.TensorDataset(torch.zeros(2)), items.Stream()):
+        settings = settings_for("cpu", dataset, LINUX, in_notebook=False, start_method="fork")
+        assert settings.arguments["num_workers"] == 0, type(dataset)
 
 
 def test_what_a_cell_defines_is_found(items):
@@ -117,13 +121,9 @@ def test_what_a_cell_defines_is_found(items):
     assert set(defined_in_main({"train": CELL_CLASS()})) == {"Notes"}
     assert list(defined_in_main(items.Items())) == []
     assert list(defined_in_main(torch.utils.data.TensorDataset(torch.ones(3)))) == []
-
-
-def test_a_dataset_that_holds_itself():
-    """A dataset that refers to itself is looked at for a while, not for ever."""
-    dataset = CELL_CLASS([1])
-    dataset.itself = dataset
-    assert set(defined_in_main(dataset)) == {"Notes"}
+    endless = CELL_CLASS([1])
+    endless.itself = endless
+    assert set(defined_in_main(endless)) == {"Notes"}
 
 
 def test_start_methods():
@@ -140,3 +140,267 @@ def test_a_program_in_a_file_is_no_notebook(tmp_path):
     program.write_text("from openmed_nb.training.loaders import in_a_notebook; print(in_a_notebook())")
 
     assert subprocess.check_output([sys.executable, program], text=True) == "False\n"
+
+
+def loader(dataset, **arguments):
+    """Return a loader of small batches."""
+    return torch.utils.data.DataLoader(dataset, batch_size=2, **arguments)
+
+
+class Counting(torch.nn.Module):
+    """A model that counts its calls, in which mode, and with gradients or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.norm.eval()
+        self.calls = []
+
+    def forward(self, inputs):
+        """Return two numbers for each row."""
+        self.calls.append((self.layer.training, torch.is_grad_enabled(), inputs.device.type))
+        return self.norm(self.layer(inputs))
+
+
+def test_model_is_left_as_it_was(items):
+    """A model runs forward in evaluation mode without gradients, and then every part is in its former mode."""
+    model = Counting()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    check = nb.check_loader(loader(items.Items()), model, "cpu", batches=5)
+
+    assert (check.batches, check.workers, check.device, check.simulated) == (5, 0, "cpu", False)
+    assert set(model.calls) == {(False, False, "cpu")}
+    assert len(model.calls) == 7
+    assert (model.training, model.layer.training, model.norm.training) == (True, True, False)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert check.data_seconds > 0
+    assert check.step_seconds > 0
+
+
+def test_model_is_left_as_it_was_after_an_error(items):
+    """A model that fails is in its former mode too, and the error is its own."""
+    model = Counting()
+    model.layer = torch.nn.Linear(3, 2)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        nb.check_loader(loader(items.Items()), model, "cpu")
+    assert model.layer.training
+
+
+def test_steps_and_mappings(tiny):
+    """A function gets the batch on the device; a model of transformers gets a mapping by name."""
+    rows = [{"input_ids": torch.arange(5, 9), "labels": torch.zeros(4, dtype=torch.long)} for _ in range(12)]
+    seen = []
+    nb.check_loader(loader(rows), seen.append, "cpu", batches=2)
+    assert sorted(seen[0]) == ["input_ids", "labels"]
+    assert nb.check_loader(loader(rows), tiny.random_bert(), "cpu", batches=2).batches == 2
+
+
+def test_random_numbers_go_on(items):
+    """A shuffled loader is measured without moving the random numbers of the program."""
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    nb.check_loader(loader(items.Items(), shuffle=True), lambda _batch: torch.rand(5), "cpu", batches=2)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "what"), [(0, "has 0 batches, and 2 are left out"), (2, "has 1 batches"), (4, "has 2 batches")]
+)
+def test_too_few_batches(items, count, what):
+    """A loader that has nothing beyond the warm-up cannot be measured."""
+    with pytest.raises(ConfigurationError, match=what):
+        nb.check_loader(loader(items.Items(count)), print, "cpu")
+
+
+def test_iterators_are_not_used_up():
+    """A generator is refused before anything is taken from it."""
+    batches = iter([torch.ones(2)] * 5)
+    with pytest.raises(ConfigurationError, match="would be used up"):
+        nb.check_loader(batches, print, "cpu")
+    assert len(list(batches)) == 5
+
+
+def test_numbers_of_batches_that_are_none():
+    """What is no number of batches from 1 up is refused, with the value."""
+    for batches in (0, -1, "x", 2.5, True, None):
+        with pytest.raises(ConfigurationError, match=f"^batches cannot be {batches!r}"):
+            nb.check_loader([torch.ones(2)] * 5, print, "cpu", batches=batches)
+
+
+def test_short_loader_is_measured_as_far_as_it_goes(items):
+    """Fewer batches than asked for are measured and counted."""
+    assert nb.check_loader(loader(items.Items(8)), lambda _batch: None, "cpu", batches=100).batches == 2
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_under_simulated_mps(items):
+    """Under the simulated device the batches are on it, and the answer says SIMULATED."""
+    with nb.simulated_mps() as mps:
+        model = Counting().to("mps")
+        check = nb.check_loader(loader(items.Items()), model, "mps", batches=2)
+    assert {device for _training, _gradients, device in model.calls} == {"mps"}
+    assert str(check).startswith("mps (SIMULATED): ")
+    assert not any(copy.non_blocking for copy in mps.copies)
+
+
+def test_ladder_with_forked_workers(items):
+    """Workers are measured with their memory, and none is left."""
+    before = set(multiprocessing.active_children())
+    ladder = nb.worker_ladder(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork")
+
+    assert [rung.workers for rung in ladder.rungs] == [0, 1, 2]
+    assert [len(rung.worker_bytes) for rung in ladder.rungs] == [0, 1, 2]
+    assert all(size > 2**20 for rung in ladder.rungs for size in rung.worker_bytes)
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_no_worker_is_left_after_an_error(items):
+    """An error in a worker is raised here, and the workers are gone."""
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ValueError, match="a broken item") as caught:
+        nb.worker_ladder(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
+    assert set(multiprocessing.active_children()) == before
+    assert caught.value is not None
+
+
+@pytest.mark.slow
+@pytest.mark.real_computer  # Workers are processes of their own.
+def test_ladder_with_spawned_workers():
+    """Workers that begin empty are measured too."""
+    dataset = torch.utils.data.TensorDataset(torch.ones(24, 2))
+    ladder = nb.worker_ladder(dataset, 2, workers=(1,), batches=3, start_method="spawn")
+
+    assert len(ladder.rungs[0].worker_bytes) == 1
+    assert multiprocessing.active_children() == []
+
+
+def test_what_cannot_be_sent_is_refused(items):
+    """What pickle cannot send is refused before a worker starts, by the name of the argument; forked workers need none."""
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ConfigurationError, match=r"collate_fn cannot be sent to a worker process"):
+        nb.worker_ladder(items.Items(), 2, start_method="spawn", collate_fn=lambda batch: batch)
+    dataset = items.Items()
+    dataset.file = (number for number in range(3))
+    with pytest.raises(ConfigurationError, match=r"dataset cannot be sent .*generator"):
+        nb.worker_ladder(dataset, 2, start_method="forkserver")
+    assert set(multiprocessing.active_children()) == before
+    nb.worker_ladder(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", collate_fn=lambda batch: batch)
+
+
+def test_numbers_of_workers_that_are_none(items, refusal):
+    """What is no series of numbers from zero up is refused, before anything is read."""
+    for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,)):
+        refused = refusal(partial(nb.worker_ladder, items.Items(), 2, workers=workers))
+        assert "cannot be tried" in str(refused), workers
+
+
+@pytest.mark.parametrize(("name", "other"), [("num_workers", "workers"), ("multiprocessing_context", "start_method")])
+def test_arguments_that_the_ladder_sets(items, name, other):
+    """An argument that the ladder sets itself is refused, with the one to pass instead."""
+    with pytest.raises(ConfigurationError, match=f"sets {name} itself. Pass {other}= instead"):
+        nb.worker_ladder(items.Items(), 2, **{name: 1})
+
+
+def test_classes_of_cells_are_refused(monkeypatch):
+    """Where there is no main file, as in a notebook, a class of a cell is refused by name before a worker starts."""
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    with pytest.raises(ConfigurationError, match=f"dataset {UNSENDABLE}"):
+        nb.worker_ladder(CELL_CLASS(range(40)), 2, start_method="spawn")
+
+
+@pytest.mark.slow
+@pytest.mark.real_computer  # The program is a process of its own.
+def test_classes_of_a_prompt_are_refused():
+    """So is one of a program that is typed in, whose workers would hang."""
+    program = """
+    import openmed_nb as nb
+    class Notes(list):
+        pass
+    try:
+        nb.worker_ladder(Notes(range(40)), 2, start_method="spawn")
+    except nb.OpenMedError as error:
+        print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-"], input=textwrap.dedent(program), capture_output=True, text=True, check=True
+    )
+    assert UNSENDABLE in done.stdout
+
+
+CHECKS = [
+    # (data, step, workers) -> bottleneck, waiting, a word of the advice
+    ((0.030, 0.010, 0), "loader", 0.75, "let workers read ahead"),
+    ((0.030, 0.010, 2), "loader", 2 / 3, "more workers"),
+    ((0.010, 0.030, 0), "model", 0.25, "Loading and computing take turns: let workers read ahead"),
+    ((0.010, 0.030, 2), "model", 0.0, "Nothing to gain"),
+    ((0.001, 0.030, 0), "model", 1 / 31, "Nothing to gain"),
+    ((0.010, 0.0105, 0), "neither", 10 / 20.5, "take turns"),
+    ((0.0105, 0.010, 1), "neither", 0.5 / 10.5, "Nothing to gain"),
+    ((0.0, 0.0, 0), "neither", 0.0, "Nothing to gain"),
+]
+
+
+@pytest.mark.parametrize(("figures", "bottleneck", "waiting", "advice"), CHECKS)
+def test_check(figures, bottleneck, waiting, advice):
+    """The longer of the two limits; without workers loading and computing take turns, with them they go side by side.
+
+    Where the model takes longer, no work on the loader is asked for.
+    """
+    check = LoaderCheck("cpu", *figures, 20)
+
+    assert check.bottleneck == bottleneck
+    assert check.waiting == pytest.approx(waiting)
+    assert advice in str(check)
+    assert f"waits {waiting:.0%} of its time" in str(check)
+    assert bottleneck == "loader" or "Do the work on the texts" not in str(check)
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.integers(0, 8))
+def test_waiting_is_a_share(data, step, workers):
+    """The share of waiting is between 0 and 1, and workers never make it larger."""
+    waiting = LoaderCheck("cpu", data, step, workers, 1).waiting
+
+    assert 0 <= waiting <= 1
+    assert waiting <= LoaderCheck("cpu", data, step, 0, 1).waiting + 1e-9
+
+
+def test_check_shown():
+    """It shows what limits, both times and the share, and is ready for JSON."""
+    check = LoaderCheck("mps", 0.0305, 0.01, 0, 20, simulated=True)
+
+    assert str(check).splitlines()[0] == "mps (SIMULATED): the loader takes longer than the model"
+    assert "waits 75% of its time" in str(check)
+    assert "30.50 ms" in check._repr_html_()
+    assert json.loads(json.dumps(check.to_dict()))["bottleneck"] == "loader"
+    assert "cpu: the model takes longer than the loader" in str(LoaderCheck("cpu", 0.02, 0.03, 0, 20))
+
+
+LADDERS = [
+    # seconds for 0, 1, 2 ... workers -> choice
+    ((0.040,), 0),
+    ((0.040, 0.041, 0.050), 0),
+    ((0.040, 0.038, 0.037), 0),
+    ((0.040, 0.020, 0.019), 1),
+    ((0.040, 0.020, 0.010), 2),
+    ((0.040, 0.050, 0.010), 2),
+]
+
+
+@pytest.mark.parametrize(("seconds", "workers"), LADDERS)
+def test_ladder(seconds, workers):
+    """The smallest number is taken that no larger one beats by more than a tenth."""
+    assert WorkerLadder(tuple(Rung(count, one, one) for count, one in enumerate(seconds)), 8).workers == workers
+
+
+def test_ladder_shown():
+    """It shows the time and the mean memory of a worker in each row."""
+    ladder = WorkerLadder((Rung(0, 0.04, 0.05), Rung(2, 0.01, 3.0, (2**28, 2**28))), 8)
+
+    assert str(ladder).splitlines()[0] == "2 workers"
+    assert "256.0 MiB" in str(ladder)
+    assert "could not be read" not in str(ladder)
+    assert "The memory of some workers could not be read." in str(WorkerLadder((Rung(1, 0.04, 0.05),), 8))
+    assert "could not be read" not in str(WorkerLadder((Rung(0, 0.04, 0.05),), 8))
+    assert json.loads(json.dumps(ladder.to_dict()))["rungs"][1]["worker_bytes"] == [2**28, 2**28]

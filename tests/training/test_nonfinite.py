@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 from openmed_nb.training.nonfinite import (
     HELD,
     Arrival,
-    Found,
+    Origin,
     PassRecorder,
     find,
     from_gradients,
@@ -21,7 +21,7 @@ from openmed_nb.training.nonfinite import (
     is_finite,
     looks_finite,
     loss_of,
-    origin,
+    origin_of,
     tensors_in,
 )
 
@@ -61,9 +61,10 @@ class Network(nn.Module):
 def held_pass(model, *args, **kwargs):
     """Return a pass of a model as it is held, after it ran."""
     recorder = PassRecorder("cpu")
-    end = recorder.watch(model)
+    ends = recorder.watch(model)
     model(*args, **kwargs)
-    end()
+    for end in ends:
+        end()
     return recorder.passes[0]
 
 
@@ -76,12 +77,12 @@ def inputs():
     ("model", "found"),
     [
         (Network(), None),
-        (Network(Overflow()), Found("output", "layers.3")),
-        (Network(nn.Identity(), Overflow()), Found("output", "layers.4")),
-        (Network(loss=lambda numbers: numbers.mean() / 0), Found("loss", "")),
-        (Network(RootOfZero()), Found("input gradient", "layers.3")),
-        (Network(nn.Sequential(nn.ReLU(), RootOfZero())), Found("input gradient", "layers.3.1")),
-        (Network(loss=lambda numbers: (numbers * 0).sqrt().sum()), Found("output gradient", "layers.3")),
+        (Network(Overflow()), Origin("output", "layers.3")),
+        (Network(nn.Identity(), Overflow()), Origin("output", "layers.4")),
+        (Network(loss=lambda numbers: numbers.mean() / 0), Origin("loss", "")),
+        (Network(RootOfZero()), Origin("input gradient", "layers.3")),
+        (Network(nn.Sequential(nn.ReLU(), RootOfZero())), Origin("input gradient", "layers.3.1")),
+        (Network(loss=lambda numbers: (numbers * 0).sqrt().sum()), Origin("output gradient", "layers.3")),
     ],
     ids=["fine", "forward", "forward, later", "loss", "backward", "backward, inside", "loss, backward"],
 )
@@ -93,11 +94,11 @@ def test_first_layer(model, found):
 def test_data_and_weights():
     """Data and weights that are not finite already are named before any layer."""
     model = Network().train()
-    assert find(model, held_pass(model, inputs() * NAN)) == Found("input", "argument 0")
-    assert find(model, held_pass(model, numbers=inputs() * NAN)) == Found("input", "numbers")
+    assert find(model, held_pass(model, inputs() * NAN)) == Origin("input", "argument 0")
+    assert find(model, held_pass(model, numbers=inputs() * NAN)) == Origin("input", "numbers")
     with torch.no_grad():
         model.layers[4 - 1].weight[0, 0] = INFINITY
-    assert find(model, held_pass(model, inputs())) == Found("weight", "layers.3.weight")
+    assert find(model, held_pass(model, inputs())) == Origin("weight", "layers.3.weight")
 
 
 def test_layer_of_a_bert(tagger, batch_of):
@@ -106,10 +107,10 @@ def test_layer_of_a_bert(tagger, batch_of):
     assert find(tagger, held) is None
     dense = tagger.bert.encoder.layer[0].output.dense
     hook = dense.register_forward_hook(lambda _layer, _args, output: output * INFINITY)
-    assert find(tagger, held) == Found("output", "bert.encoder.layer.0.output.dense")
+    assert find(tagger, held) == Origin("output", "bert.encoder.layer.0.output.dense")
     hook.remove()
     hook = dense.weight.register_hook(lambda gradient: gradient * NAN)
-    assert find(tagger, held) == Found("weight gradient", "bert.encoder.layer.0.output.dense.weight")
+    assert find(tagger, held) == Origin("weight gradient", "bert.encoder.layer.0.output.dense.weight")
     hook.remove()
     assert find(tagger, held) is None
 
@@ -154,7 +155,7 @@ def test_pass_under_autocast():
     numbers = torch.full((2, 4), 300.0)
     with torch.autocast("cpu", torch.float16):
         held = held_pass(model, numbers)
-    assert find(model, held) == Found("output", "0")
+    assert find(model, held) == Origin("output", "0")
     assert find(model, held_pass(model, numbers)) is None
 
 
@@ -173,10 +174,10 @@ def test_pass_that_cannot_be_repeated():
     [
         ([], None),
         ([Arrival("output gradient", "a", True), Arrival("weight gradient", "a.weight", True)], None),
-        ([Arrival("output gradient", "a", False)], Found("output gradient", "a")),
+        ([Arrival("output gradient", "a", False)], Origin("output gradient", "a")),
         (
             [Arrival("output gradient", "b", True), Arrival("weight gradient", "b.weight", False)],
-            Found("weight gradient", "b.weight"),
+            Origin("weight gradient", "b.weight"),
         ),
         (
             [
@@ -185,7 +186,7 @@ def test_pass_that_cannot_be_repeated():
                 Arrival("input gradient", "b.inner", False),
                 Arrival("input gradient", "b", False),
             ],
-            Found("input gradient", "b"),
+            Origin("input gradient", "b"),
         ),
         (
             [
@@ -193,7 +194,7 @@ def test_pass_that_cannot_be_repeated():
                 Arrival("output gradient", "b", False),
                 Arrival("weight gradient", "b.weight", False),
             ],
-            Found("output gradient", "b"),
+            Origin("output gradient", "b"),
         ),
         (
             [
@@ -202,13 +203,13 @@ def test_pass_that_cannot_be_repeated():
                 Arrival("weight gradient", "b.weight", True),
                 Arrival("weight gradient", "a.weight", False),
             ],
-            Found("output gradient", "b"),
+            Origin("output gradient", "b"),
         ),
     ],
 )
 def test_origin(arrivals, found):
     """The layer whose output's gradient was fine, and whose input's or weight's is not, is where it began."""
-    assert origin(arrivals) == found
+    assert origin_of(arrivals) == found
 
 
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
@@ -246,7 +247,7 @@ def test_gradients_tell_where_passes_do_not():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     model[0].weight.grad[0, 0] = NAN
-    assert from_gradients(model) == Found("weight gradient", "0.weight")
+    assert from_gradients(model) == Origin("weight gradient", "0.weight")
     for weight in model.parameters():
         weight.grad.fill_(NAN)
     assert from_gradients(model).kind == "unknown"
@@ -295,7 +296,7 @@ class TestRecorder:
     def test_pass_that_fails(self):
         """A pass that ends with an error is held, and the next one is no part of it."""
         model, recorder = Network().train(), PassRecorder("cpu")
-        recorder.watch(model, "layers")
+        recorder.watch(model, ("", "layers"))
         for numbers in (torch.ones(2, 3), inputs()):
             with contextlib.suppress(RuntimeError):
                 model(numbers)
@@ -349,7 +350,7 @@ def test_sentences():
         "output gradient",
         "unknown",
     ):
-        found = Found(kind, "layers.3")
+        found = Origin(kind, "layers.3")
         assert str(found).startswith(("it ", "the input ", "the weight ", "where "))
         assert found.remedy.endswith(".")
 
@@ -378,10 +379,10 @@ class Returns(nn.Module):
 def test_batch_of_transformers():
     """NaN is found in a BatchEncoding, which is a mapping and no dictionary, as an argument and as an output."""
     model = TakesAnEncoding()
-    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([NAN])}))) == Found(
+    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([NAN])}))) == Origin(
         "input", "argument 0"
     )
-    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([-1.0])}))) == Found("output", "layer")
+    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([-1.0])}))) == Origin("output", "layer")
 
 
 def test_held_batch_of_transformers():

@@ -15,7 +15,6 @@ DECISIONS = [
     # tensors, torch, more -> fused, a word of the reason
     ({("mps", "float32")}, (2, 13), {}, True, "float32 on mps since 2.5"),
     ({("mps:0", "bfloat16"), ("mps:0", "float32")}, (2, 6), {}, True, "bfloat16 on mps"),
-    ({("mps", "float32")}, (2, 4, 1), {}, False, "since 2.5, and this is 2.4.1"),
     ({("mps", "float32")}, (2, 12, 1), {"scaled": True}, False, "pytorch#186360"),
     ({("mps", "float32")}, (2, 13), {"scaled": True}, True, "float32 on mps since 2.5"),
     ({("mps", "complex64")}, (2, 13), {}, False, "parameters in complex64"),
@@ -35,7 +34,7 @@ DECISIONS = [
 def test_decision():
     """Devices, types, the release of torch, a scaler and what was set decide."""
     for tensors, release, more, fused, reason in DECISIONS:
-        support = fused_support(tensors, release, **more)
+        support = fused_support(tensors, release, **{"options": {}, **more})
 
         assert reason in support.reason, (tensors, release, more)
         assert support.to_dict() == {"fused": fused, "reason": support.reason}, (tensors, release, more)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.errors import OpenMedWarning
 
 pytestmark = [
     pytest.mark.usefixtures("by_itself", "one_thread"),
@@ -233,13 +233,6 @@ def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
     curve = train(epochs=4, resume=str(tmp_path / "checkpoint-4"))
 
     assert [(sample.epoch, sample.step) for sample in curve.boundaries] == [(3, 6), (4, 8)]
-
-
-def test_what_are_no_guards_is_refused():
-    """A callback takes guards and nothing else; the error says how to switch some off."""
-    for guards in (False, True, "labels", ()):
-        with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
-            nb.trainer_callback("cpu", guards=guards)
 
 
 def test_a_trainer_on_another_device_is_warned_of(train):

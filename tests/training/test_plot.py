@@ -7,9 +7,12 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
+from matplotlib.figure import Figure
 
 from openmed_nb import MemoryCurve, MemorySample
-from openmed_nb.training.plot import to_svg
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.training.curve import plotting
+from openmed_nb.training.plot import svg_of, to_svg
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -121,3 +124,24 @@ def test_drawing_leaves_matplotlib_as_it_was():
 
     assert dict(mpl.rcParams) == before
     assert plt.get_fignums() == figures
+
+
+def test_a_figure_describes_itself():
+    """A figure becomes one SVG element with a label, which cannot become HTML, the same every time."""
+    svg = svg_of(Figure(), "<b>two</b> lines")
+
+    assert svg.startswith('<svg role="img" aria-label="&lt;b&gt;two&lt;/b&gt; lines"')
+    assert svg == svg_of(Figure(), "<b>two</b> lines")
+
+
+@pytest.mark.parametrize("module", ["training.plot", "runbook.sweep_plot"])
+def test_module_that_draws(module: str):
+    """Each report has its own module that draws; without one it is that of the memory curve."""
+    assert plotting(module).__name__ == f"openmed_nb.{module}"
+    assert plotting().__name__ == "openmed_nb.training.plot"
+
+
+def test_nothing_draws():
+    """Where what draws is not installed, the error names it."""
+    with pytest.raises(ConfigurationError, match="which is not installed"):
+        plotting("devices.plot")

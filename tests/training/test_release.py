@@ -12,7 +12,6 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.release import release
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
@@ -51,29 +50,32 @@ def last_error():
         setattr(sys, name, value)
 
 
-def test_causes_run_in_order_and_are_measured():
-    """Each cause lets go in its turn, and the table has what came back for it."""
-    first, second = [torch.zeros(KIB)], [torch.zeros(2 * KIB)]
-    seen = []
-    report = release("cpu", {"one": lambda: (first.clear(), seen.append("one")), "two": second.clear})
+@pytest.mark.real_computer  # It counts tensors of the CPU.
+def test_causes_are_measured_in_their_order(last_error):
+    """Variables go first, each once, then the frames of the last error; the table has what came back for each.
+
+    A cycle that a variable holds is collected before the look.
+    """
+    inner, gone = failed(2 * KIB)
+    last_error(inner)
+    cycle = [torch.zeros(KIB)]
+    cycle.append(cycle)
+    variables = {"losses": cycle, "other": 1}
+    del cycle, inner
+    report = nb.release("losses", "losses", namespace=variables, models=False)
 
     assert [(one.cause, one.tensors) for one in report.freed] == [
-        *(("unused blocks of the device", 0), ("one", 4 * KIB), ("two", 8 * KIB))
+        *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
+        *(("frames of the last error", 8 * KIB), ("batches of guards", 0)),
     ]
+    assert (variables, gone()) == ({"other": 1}, None)
     assert report.tensors == 12 * KIB
-    assert seen == ["one"]
     assert str(report).startswith("Released 12.0 KiB of tensors")
-    assert json.loads(json.dumps(report.to_dict()))["freed"][2]["tensors"] == 8 * KIB
-
-
-def test_what_only_the_collector_frees_counts():
-    """A cycle that a cause lets go of is collected before the look."""
-    held = {}
-    held["cycle"] = [torch.zeros(KIB), held]
-    box = [held]
-    del held
-
-    assert release("cpu", {"box": box.clear}).freed[1].tensors == 4 * KIB
+    assert report.notes == (
+        "%debug and %tb have no frames of the last error now.",
+        "The last error was a lack of memory on mps: 5.2 GiB allocated, 384.0 KiB held beside.",
+    )
+    assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB
 
 
 @pytest.mark.parametrize("chain", ["alone", "caused", "during", "grouped"])
@@ -115,21 +117,6 @@ def test_without_a_last_error():
             delattr(sys, name)
 
     assert nb.release(namespace={}, models=False).notes == ()
-
-
-@pytest.mark.real_computer  # It counts tensors of the CPU.
-def test_named_variables(last_error):
-    """Names are deleted from the namespace, each once; their figures and the note on the debugger are in the report."""
-    inner, gone = failed()
-    last_error(inner)
-    variables = {"losses": [torch.zeros(KIB)], "other": 1}
-    report = nb.release("losses", "losses", namespace=variables, models=False)
-
-    assert variables == {"other": 1}
-    assert report.freed[1].cause == "variables"
-    assert report.freed[1].tensors == 4 * KIB
-    assert gone() is None
-    assert "%debug" in str(report)
 
 
 def test_frames_can_be_kept(last_error):

@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import openmed_nb as nb
-from openmed_nb.training.curve import living_bytes
-from openmed_nb.training.holders import storage_sizes
+from openmed_nb.training.holders import living_bytes, storage_sizes
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 

@@ -25,7 +25,7 @@ from ...display import Report
 from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
-from ..training import release
+from ...training.release import release
 from .state import PanelState, look, memory_now
 
 ON_ITS_WAY_SECONDS = 0.1

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ipywidgets import HTML, Button, Checkbox, HBox, Textarea, VBox, Widget
 from traitlets import Unicode
 
-from ...display import Report
-from ..widgets import StaticForm, close_tree
+from ...display import Report, StaticForm
+from ..widgets import close_tree
 from . import rendering
 from .model import PROMPT_SECONDS, REFRESH_SECONDS, PanelModel
 from .state import PanelState

@@ -29,7 +29,7 @@ def told_by(reports: Iterable[Any]) -> tuple[Figures, ...]:
         ConfigurationError: For what is no report.
 
     Example:
-        >>> from openmed_nb.training.loader_checks import LoaderCheck
+        >>> from openmed_nb.training.loaders import LoaderCheck
         >>> told_by([LoaderCheck("cpu", 0.03, 0.01, 2, 20)])[0].run.workers
         2
     """

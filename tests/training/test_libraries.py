@@ -1,0 +1,231 @@
+"""Trainer, Accelerate and Lightning use the chosen device, and are guarded; a Trainer's log hides a loss of NaN."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import Trainer, TrainingArguments
+
+import openmed_nb as nb
+from openmed_nb.devices.request import device_of
+from openmed_nb.errors import BatchRefused, ConfigurationError, DeviceUnavailable, NonFinite, OpenMedWarning
+from openmed_nb.training.callbacks import warn_of_another_device
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_arguments_set_the_device(device, tmp_path):
+    """TrainingArguments and an Accelerator made with our arguments compute on the chosen device and pin no memory."""
+    with nb.simulated_mps("8 GiB"):
+        given = [device] if device == "cpu" else []  # The session's device is MPS.
+        accelerator = Accelerator(**nb.accelerator_arguments(*given))
+        arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], **nb.trainer_arguments(*given))
+
+        assert device_of(accelerator) == device_of(arguments) == device
+        assert arguments.dataloader_pin_memory is False
+
+
+def test_a_device_that_is_not_there():
+    """A device that this computer does not have is refused before a training begins."""
+    if torch.cuda.is_available():
+        pytest.skip("this computer has CUDA")
+    with pytest.raises(DeviceUnavailable):
+        nb.EpochHooks("cuda")
+
+
+@pytest.mark.parametrize("guards", [False, True, "labels", ()])
+def test_guards_are_guards(guards):
+    """A callback takes guards and nothing else; the error says how to switch some off."""
+    with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
+        nb.trainer_callback("cpu", guards=guards)
+
+
+DEVICES = [
+    # used, chosen -> a word of the warning
+    (("cpu", "cpu"), ""),
+    (("mps:0", "mps"), ""),
+    (("cuda:0", "cuda"), ""),
+    (("cuda", "cuda:0"), ""),
+    (("cuda:1", "cuda:1"), ""),
+    (("cuda:1", "cuda"), ""),
+    (("cpu", "mps"), "Do so."),
+    (("mps", "cpu"), "Do so."),
+    (("cuda:0", "cpu"), "Do so."),
+    (("cuda:0", "cuda:1"), "Set CUDA_VISIBLE_DEVICES=1 before torch is loaded"),
+    (("cuda", "cuda:2"), "Set CUDA_VISIBLE_DEVICES=2 before torch is loaded"),
+]
+
+
+@pytest.mark.parametrize(("devices", "remedy"), DEVICES)
+def test_another_device(devices, remedy):
+    """Another device than was chosen is warned of, with what to do; two names of one device agree.
+
+    All GPUs agree where no other than the first was asked for.
+    """
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        warn_of_another_device("Trainer", *devices, "Do so.")
+
+    assert [one.category for one in warned] == [OpenMedWarning] * bool(remedy)
+    words = "Trainer computes on {}, but {} was chosen. ".format(*devices)
+    assert all(str(one.message).startswith(words + remedy) for one in warned)
+
+
+@pytest.fixture
+def guards(tmp_path):
+    """Guards that keep batches in a folder of the test."""
+    return nb.Guards(folder=tmp_path / "kept")
+
+
+@pytest.fixture
+def trained(tmp_path, tagger, batch_of):
+    """A function that trains the tagger with Trainer for an epoch of four steps over samples; one may be changed."""
+
+    def trained(guards, workers=0, change=None, **settings):
+        batch = batch_of(rows=16)
+        samples = [{name: values[row] for name, values in batch.items()} for row in range(16)]
+        if change:
+            change(samples[6])
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "out"),
+            per_device_train_batch_size=4,
+            num_train_epochs=1,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_steps=1,
+            dataloader_num_workers=workers,
+            **{"train_sampling_strategy": "sequential", **settings},
+        )
+        callback = nb.trainer_callback("cpu", guards=guards)
+        trainer = Trainer(tagger, arguments, train_dataset=samples, callbacks=[callback])
+        trainer.train()
+        return trainer
+
+    return trained
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_right_batches(guards, trained, tagger, workers):
+    """A training without fault runs to its end, and leaves no hook."""
+    assert trained(guards, workers).state.global_step == 4
+    assert not tagger._forward_hooks
+    assert not tagger._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("field", "workers"),
+    [
+        ("labels", 0),
+        ("input_ids", 2),
+        pytest.param("labels", 2, marks=pytest.mark.slow),
+        pytest.param("input_ids", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_wrong_batch(guards, trained, refusal, workers, field):
+    """A number in the data that the model does not have stops the training, with worker processes and without."""
+
+    def change(sample):
+        sample[field][2] = 1000
+
+    refused = refusal(lambda: trained(guards, workers, change))
+    assert type(refused) is BatchRefused
+    assert f"1 of 32 {'labels' if field == 'labels' else 'token ids'} is" in refused.what
+    assert "(1,000" in refused.what
+    assert refused.remedy
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 2}])
+def test_loss_of_nan(guards, trained, tagger, tmp_path, settings):
+    """A loss of NaN, which a Trainer's log leaves out, stops the training before the weights are spoilt."""
+    tagger.bert.encoder.layer[0].output.dense.register_forward_hook(
+        lambda layer, _args, output: output * float("nan") if layer.spoilt else None
+    )
+    passes = []
+
+    def spoil_the_third(model, _args, given):
+        ids = given["input_ids"]
+        passes.append(ids)
+        model.bert.encoder.layer[0].output.dense.spoilt = (
+            len(passes) > 2 and ids is not None and torch.equal(ids, passes[2])
+        )
+
+    tagger.register_forward_pre_hook(spoil_the_third, with_kwargs=True)
+    with pytest.raises(NonFinite) as stopped:
+        trained(guards, **settings)
+    step = 2 if "gradient_accumulation_steps" in settings else 3
+    assert f"Step {step}: the loss is NaN or infinite" in stopped.value.what
+    assert "what bert.encoder.layer.0.output.dense computes" in stopped.value.what
+    assert (tmp_path / "kept" / f"step_{step}.safetensors").is_file()
+    assert all(weight.isfinite().all() for weight in tagger.parameters())
+
+
+def test_switched_off(trained, tagger):
+    """Without the guard the same training runs to its end with spoilt weights, and its log shows a loss of numbers."""
+    tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _l, _a, output: output * float("nan"))
+    trainer = trained(nb.Guards(off=("nonfinite",)))
+    assert trainer.state.global_step == 4
+    assert all(entry["loss"] == 0 for entry in trainer.state.log_history if "loss" in entry)
+    assert any(weight.isnan().any() for weight in tagger.parameters())
+
+
+@pytest.fixture
+def trained_by_lightning(tagger, guards, tmp_path):
+    """A function that trains the tagger inside of a LightningModule, past the module's own forward, on some batches."""
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        """What most people write: forward is never called."""
+
+        def __init__(self):
+            super().__init__()
+            self.tagger = tagger
+
+        def training_step(self, batch, _index):
+            """Return the loss of the model of transformers."""
+            return self.tagger(**batch).loss
+
+        def configure_optimizers(self):
+            """Adam, as in the tutorials."""
+            return torch.optim.Adam(self.parameters())
+
+    def trained(*batches):
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=1,
+            callbacks=[nb.lightning_callback("cpu", guards=guards)],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=str(tmp_path),
+        )
+        module = Module()
+        try:
+            trainer.fit(module, torch.utils.data.DataLoader(list(batches), batch_size=None))
+        finally:
+            assert not any(one._forward_hooks or one._forward_pre_hooks for one in (module, tagger))
+
+    return trained
+
+
+@pytest.mark.parametrize(("field", "said"), [("labels", "labels is not"), ("input_ids", "token ids is not")])
+def test_wrong_batch_in_lightning(trained_by_lightning, batch_of, field, said):
+    """Right batches are trained on; what the model inside of the module does not have is refused."""
+    trained_by_lightning(batch_of(), batch_of(seed=1))
+    batch = batch_of()
+    batch[field][0, 2] = 1000
+    with pytest.raises(BatchRefused, match=f"Step 2: .*{said}"):
+        trained_by_lightning(batch_of(), batch)
+
+
+def test_nan_in_lightning(trained_by_lightning, tagger, batch_of, tmp_path):
+    """NaN is found in its layer, by its name in the module, and the batch of the model is kept."""
+    tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _layer, _args, output: output * float("nan"))
+    with pytest.raises(NonFinite, match=r"what tagger\.bert\.encoder\.layer\.0\.output\.dense computes"):
+        trained_by_lightning(batch_of())
+    assert (tmp_path / "kept" / "step_1.safetensors").is_file()
