@@ -30,6 +30,22 @@ def failing(_curve):
     raise ValueError(CLINICAL)
 
 
+class Reporter:
+    """A callable object that fails."""
+
+    def __call__(self, _curve):
+        """Fail, as the function above."""
+        raise ValueError(CLINICAL)
+
+
+class Told(nb.Guards):
+    """Guards that run a function when they are to forget."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.forget = function
+
+
 @pytest.fixture
 def hooks():
     """A boundary on the CPU."""
@@ -41,16 +57,10 @@ def test_the_order_of_a_boundary():
     seen = []
     gone = weakref.ref(Cycle())
 
-    class Told(nb.Guards):
-        """Guards that tell when they are to forget."""
-
-        def forget(self):
-            seen.append(("forget", gone() is None))
-
     hooks = nb.EpochHooks(
         "cpu",
         before=[lambda curve: seen.append(("before", gone() is None, len(curve.samples)))],
-        guards=Told(),
+        guards=Told(lambda: seen.append(("forget", gone() is None))),
         after=[lambda curve: seen.append(("after", gone() is None, len(curve.samples)))],
     )
     gc.disable()
@@ -100,17 +110,18 @@ def test_what_a_guard_keeps_is_dropped_first():
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_hook_that_raises_loses_nothing(where):
-    """A failing hook costs neither the sample nor the hooks after it, and is named without its message."""
+    """A failing hook costs neither the sample nor the hooks after it, and is named, or its class, without its message."""
     seen = []
-    hooks = nb.EpochHooks("cpu", **{where: [failing, lambda curve: seen.append(len(curve.samples))]})
+    hooks = nb.EpochHooks("cpu", **{where: [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]})
     with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.boundary()
 
     assert seen == [0 if where == "before" else 1]
     assert hooks.curve.samples == (sample,)
-    assert [vars(failure) for failure in hooks.failures] == [{"hook": "failing", "epoch": 1, "error": "ValueError"}]
+    assert vars(hooks.failures[0]) == {"hook": "failing", "epoch": 1, "error": "ValueError"}
     assert [str(one.message) for one in warned] == [
-        "The hook failing raised ValueError after epoch 1. The training went on; correct the hook."
+        f"The hook {name} raised ValueError after epoch 1. The training went on; correct the hook."
+        for name in ("failing", "Reporter")
     ]
     assert warned[0].filename == __file__
 
@@ -156,28 +167,17 @@ def test_a_failing_hook_keeps_nothing_alive():
     assert gone[0]() is None
 
 
-def test_a_hook_without_a_name_is_named_by_its_type():
-    """A callable object is reported under the name of its class."""
-
-    class Reporter:
-        """A hook that fails."""
-
-        def __call__(self, _curve):
-            raise ValueError(CLINICAL)
-
-    hooks = nb.EpochHooks("cpu", after=[Reporter()])
-    with pytest.warns(OpenMedWarning, match="Reporter raised ValueError"):
-        hooks.boundary()
-
-
 def test_a_loop_ends_each_epoch(hooks):
-    """The loop counts from 0, its boundaries from 1."""
+    """The loop counts from 0, its boundaries from 1; a second loop of the same hooks goes on with their curve."""
     loop = hooks.epochs(3)
 
     assert list(loop) == [0, 1, 2]
     assert len(loop) == 3
+    assert list(hooks.epochs(0)) == []
     assert [sample.epoch for sample in loop.curve.boundaries] == [1, 2, 3]
-    assert [sample.seconds for sample in loop.curve.samples] == sorted(sample.seconds for sample in loop.curve.samples)
+    assert list(hooks.epochs(1)) == [0]
+    assert [sample.epoch for sample in hooks.curve.boundaries] == [1, 2, 3, 4]
+    assert [sample.seconds for sample in hooks.curve.samples] == sorted(one.seconds for one in hooks.curve.samples)
 
 
 def test_a_loop_over_anything(hooks):
@@ -188,12 +188,6 @@ def test_a_loop_over_anything(hooks):
     assert len(hooks.curve.boundaries) == 2
     with pytest.raises(TypeError):
         len(loop)
-
-
-def test_no_epoch_is_no_boundary(hooks):
-    """A loop over nothing ends without a sample."""
-    assert list(hooks.epochs(0)) == []
-    assert hooks.curve.samples == ()
 
 
 def test_a_loop_left_by_break_has_its_boundary(hooks):
@@ -240,13 +234,7 @@ def test_a_with_block_hands_memory_back():
     """Leaving the block collects and lets go of what the guards hold, without a sample; errors pass through."""
     let_go = []
 
-    class Told(nb.Guards):
-        """Guards that tell when they are to forget."""
-
-        def forget(self):
-            let_go.append(1)
-
-    hooks = nb.EpochHooks("cpu", guards=Told())
+    hooks = nb.EpochHooks("cpu", guards=Told(lambda: let_go.append(1)))
 
     def train():
         with hooks as same:
@@ -262,7 +250,7 @@ def test_a_with_block_hands_memory_back():
 
 
 def test_every_so_many_steps():
-    """Samples inside an epoch come every so many steps, and are told from those at boundaries."""
+    """Samples inside an epoch come every so many steps, marked as such; without every=, steps are only counted."""
     hooks = nb.EpochHooks("cpu", every=2)
     for _ in hooks.epochs(2):
         for _ in range(5):
@@ -272,46 +260,25 @@ def test_every_so_many_steps():
         *((0, 2, False), (0, 4, False), (1, 5, True)),
         *((1, 6, False), (1, 8, False), (1, 10, False), (2, 10, True)),
     ]
-
-
-def test_steps_are_counted_without_samples():
-    """Without every=, steps are only counted; the loop counts them too."""
-    hooks = nb.EpochHooks("cpu")
-    loop = hooks.epochs(1)
+    loop = nb.epochs(1, "cpu")
     for _ in loop:
         loop.step()
-        hooks.step()
-
-    assert [(sample.step, sample.boundary) for sample in hooks.curve.samples] == [(2, True)]
+        loop.hooks.step()
+    assert [(sample.step, sample.boundary) for sample in loop.curve.samples] == [(2, True)]
 
 
 def test_a_training_that_goes_on_counts_on():
-    """A training that goes on from a checkpoint counts its epochs and steps from there, in a curve of its own."""
-    hooks = nb.EpochHooks("cpu")
-    hooks.boundary()
+    """A training that goes on from a checkpoint counts on from there, in a curve of its own, without older failures."""
+    hooks = nb.EpochHooks("cpu", after=[failing])
+    with pytest.warns(OpenMedWarning):
+        hooks.boundary()
+    hooks.after.clear()
     hooks.begin("cpu", epoch=7, step=70)
     hooks.step()
     sample = hooks.boundary()
 
     assert (sample.epoch, sample.step) == (8, 71)
     assert hooks.curve.samples == (sample,)
-
-
-def test_two_loops_of_the_same_hooks_are_one_curve(hooks):
-    """Hooks that are used for a second loop go on with their curve."""
-    list(hooks.epochs(2))
-    list(hooks.epochs(2))
-
-    assert [sample.epoch for sample in hooks.curve.boundaries] == [1, 2, 3, 4]
-
-
-def test_a_new_training_has_new_failures():
-    """What failed in one training is not reported for the next."""
-    hooks = nb.EpochHooks("cpu", after=[failing])
-    with pytest.warns(OpenMedWarning):
-        hooks.boundary()
-    hooks.begin("cpu")
-
     assert hooks.failures == ()
 
 

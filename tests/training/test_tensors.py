@@ -56,31 +56,19 @@ class Watched(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_views_count_once():
-    """A view, its base and a view of the view are one storage."""
+def test_each_storage_counts_once():
+    """A view, its base and a view of the view are one storage; storages of their own are added."""
     whole = torch.zeros(1000)
 
     assert size_of(whole, whole[10:], whole.view(10, 100).t(), whole.detach()) == THOUSAND
     assert size_of(whole[:1]) == THOUSAND
+    assert size_of(whole, whole.clone()) == 2 * THOUSAND
 
 
-def test_two_storages_count_twice():
-    """Tensors with storages of their own are added."""
-    assert size_of(torch.zeros(1000), torch.zeros(1000).clone()) == 2 * THOUSAND
-
-
-def test_what_a_graph_keeps_is_counted_until_the_backward_pass():
+@pytest.mark.parametrize("function", [torch.exp, Square.apply], ids=["of torch", "of Python"])
+def test_what_a_graph_keeps_is_counted_until_the_backward_pass(function):
     """A loss counts with what its graph keeps; after the backward pass only the loss itself is left."""
-    loss = leaf().exp().sum()
-
-    assert size_of(loss) == THOUSAND + 4
-    loss.backward()
-    assert size_of(loss) == 4
-
-
-def test_what_a_function_of_python_keeps_is_counted_until_the_backward_pass():
-    """A function written in Python keeps tensors too; after the backward pass it refuses to say so, and counts nothing."""
-    loss = Square.apply(leaf()).sum()
+    loss = function(leaf()).sum()
 
     assert size_of(loss) == THOUSAND + 4
     loss.backward()
