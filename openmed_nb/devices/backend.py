@@ -120,11 +120,7 @@ def gpu_build(cuda: str | None, hip: str | None) -> str:
 
 
 def import_torch() -> Any:
-    """Import torch.
-
-    Raises:
-        TorchUnusable: Where it is not installed, its libraries do not load, or a file of the same name hides it.
-    """
+    """Import torch."""
     try:
         torch = importlib.import_module("torch")
     except Exception as error:

@@ -160,13 +160,7 @@ CAUSES = {"mps": MPS_CAUSES, "cuda": CUDA_CAUSES, "cpu": TORCH_CAUSES}
 
 
 def first_applying(causes: Iterable[Cause], here: Surroundings) -> Rejection | None:
-    """Return what the first cause that applies has to say, ``None`` where nothing known so far speaks against the device.
-
-    Example:
-        >>> mac = Machine("Darwin", "x86_64", apple_silicon=True, translated=True)
-        >>> first_applying((ROSETTA, OLD_MACOS), Surroundings("mps", mac, TorchFacts("2.13.0"), {})).remedy
-        'Install an arm64 Python and make the environment with it.'
-    """
+    """Return what the first cause that applies has to say, ``None`` where nothing known so far speaks against the device."""
     cause = next((one for one in causes if one.applies(here)), None)
     if cause is None:
         return None

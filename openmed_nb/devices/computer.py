@@ -58,21 +58,13 @@ class Computer:
         return variables
 
     def plan(self, request: DeviceRequest) -> DeviceChoice:
-        """Return the device for a request from what is known so far; nothing is loaded and nothing is changed.
-
-        Raises:
-            DeviceUnavailable: Where no device satisfies the request.
-        """
+        """Return the device for a request from what is known so far; nothing is loaded and nothing is changed."""
         return resolve(request, self.machine, self.torch, self.shell)
 
     def confirm(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request after a GPU has computed; one that cannot is ruled out, and the next is taken.
 
         The environment of mps is applied before torch is loaded for it, and taken back where mps is ruled out.
-
-        Raises:
-            DeviceUnavailable: Where no device satisfies the request.
-            TorchUnusable: Where a GPU is planned and torch does not import.
         """
         applied = self.applied
         while True:
@@ -92,24 +84,16 @@ class Computer:
         return choice
 
     def load_torch(self) -> None:
-        """Import torch, so that what it says of itself is known.
-
-        Raises:
-            TorchUnusable: Where it does not import.
-        """
+        """Import torch, so that what it says of itself is known."""
         if not self.torch.loaded:
             self._torch = self._seam.loaded_torch()
             self.observe()
 
     def candidates(self, chosen: str = "cpu") -> tuple[Candidate, ...]:
-        """Return every device of this computer, with why it cannot be used and whether it was tried.
-
-        Args:
-            chosen: A device that is one of them, though torch may not have told yet which GPUs there are.
-        """
+        """Return every device of this computer, with why it cannot be used and whether it was tried."""
         gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
         if canonical(chosen) not in ("mps", "cpu", *map(canonical, gpus)):
-            gpus.append(chosen)
+            gpus.append(chosen)  # torch may not have told yet which GPUs there are.
         found = []
         for device in ("mps", *gpus, "cpu"):
             here = Surroundings(device, self.machine, self.torch, self.shell)

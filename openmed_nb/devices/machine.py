@@ -29,11 +29,7 @@ GPU_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg",
 
 
 def import_psutil() -> Any:
-    """Import psutil, which knows memory and processes on every system.
-
-    Raises:
-        ConfigurationError: Where a file of the person's own has its name.
-    """
+    """Import psutil, which knows memory and processes on every system."""
     import psutil
 
     check_is_real(psutil, "virtual_memory")
@@ -85,14 +81,7 @@ def read_machine(
     run: Callable[[list[str]], str | None] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
 ) -> Machine:
-    """Read the facts of this computer; what cannot be read is ``None``.
-
-    Args:
-        system: The operating system, as ``platform.system()`` names it.
-        architecture: The architecture of this Python, as ``platform.machine()`` names it.
-        run: Runs a command and returns its output, or ``None`` where it cannot.
-        exists: Tells whether a file exists.
-    """
+    """Read the facts of this computer; what cannot be read is ``None``."""
     if system == "Windows":
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
         return Machine(system, architecture, gpu_driver=driver)

@@ -181,14 +181,7 @@ class OutOfMemory(Plain):
 
     @classmethod
     def parse(cls, error: BaseException) -> OutOfMemory | None:
-        """Return what an error says of memory; ``None`` for an error that is no lack of memory.
-
-        Example:
-            >>> text = "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 384.00 KiB)."
-            >>> OutOfMemory.parse(RuntimeError(text + " Tried to allocate 2.00 GB on private pool."))
-            OutOfMemory(device='mps', allocated=1073741824, other=393216, allowed=None, tried=2147483648)
-            >>> OutOfMemory.parse(ValueError("out of memory"))
-        """
+        """Return what an error says of memory; ``None`` for an error that is no lack of memory."""
         if not is_out_of_memory(error):
             return None
         text = str(error)

@@ -92,13 +92,7 @@ def _mapping_of(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Mapping[Any,
 
 
 def named_tensors(value: Any, name: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in nested mappings, series and dataclasses with their names, those inside of others joined by dots.
-
-    Example:
-        >>> import torch
-        >>> [name for name, _ in named_tensors({"labels": torch.ones(1), "inputs": [torch.ones(1), 5]})]
-        ['labels', 'inputs.0']
-    """
+    """Yield the tensors in nested mappings, series and dataclasses with their names, those inside of others joined by dots."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -126,13 +120,7 @@ def operator_tensors(value: Any) -> list[torch.Tensor]:
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value of the same type with its tensors changed; what has none in it stays itself.
-
-    Example:
-        >>> import torch
-        >>> with_tensors({"inputs": (torch.ones(1), "text")}, torch.neg)
-        {'inputs': (tensor([-1.]), 'text')}
-    """
+    """Return a value of the same type with its tensors changed; what has none in it stays itself."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -143,11 +131,7 @@ def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def module_in(thing: Any, remedy: str = "Pass the name of a model, a torch module or a pipeline.") -> torch.nn.Module:
-    """Return the torch module that a thing is, or that a pipeline or a loaded model holds.
-
-    Raises:
-        ConfigurationError: For anything else.
-    """
+    """Return the torch module that a thing is, or that a pipeline or a loaded model holds."""
     import torch
 
     module = thing if isinstance(thing, torch.nn.Module) else getattr(thing, "model", None)
@@ -180,12 +164,7 @@ FIELD_NAME = re.compile(rf"(?=.{{1,60}}\Z){WORD}([._]{WORD})*")
 
 
 def shown_key(key: Any, place: int) -> str:
-    """Return what is shown of a key: a plain name of a field, otherwise its place.
-
-    Example:
-        >>> shown_key("token_type_ids", 2), shown_key("MRN-00123_Jane-Doe", 0), shown_key(7, 1)
-        ('token_type_ids', '[0]', '[1]')
-    """
+    """Return what is shown of a key: a plain name of a field, otherwise its place."""
     return key if isinstance(key, str) and FIELD_NAME.fullmatch(key) else f"[{place}]"
 
 
@@ -362,12 +341,7 @@ SHOWN = 3  # How many names stand in a report.
 
 
 def warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -> None:
-    """Warn, in one sentence, of conversions that were not reported before in this process.
-
-    Args:
-        converted: Names, empty for a value without one, with the types before and after.
-        device: The kind of device, such as ``"mps"``.
-    """
+    """Warn, in one sentence, of conversions that were not reported before in this process."""
     new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED}
     if not new:
         return

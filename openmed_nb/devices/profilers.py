@@ -23,9 +23,6 @@ def modes_on(*modes: Any) -> Iterator[None]:
     torch takes a mode off its stack while the mode computes, and whoever ends takes off what is on top. Where an interrupt
     falls between the two, the mode would stay behind, and see all that is computed later, or another would be lost
     (``torch.utils._python_dispatch._pop_mode_temporarily``).
-
-    Args:
-        modes: Modes that see operators (``TorchDispatchMode``) or functions (``TorchFunctionMode``).
     """
     with ExitStack() as stack:
         for mode in modes:
@@ -132,30 +129,18 @@ def profiler_is_on() -> bool:
 
 
 def check_no_profiler() -> None:
-    """Check that no other profiler of torch is on.
-
-    Raises:
-        ConfigurationError: Where one is.
-    """
+    """Check that no other profiler of torch is on."""
     if profiler_is_on():
         raise ConfigurationError("Another profiler of torch is on.", "Leave its with block first.")
 
 
 def check_signposts(device: str) -> None:
-    """Check that torch can write signposts of what runs on a device.
-
-    Raises:
-        ConfigurationError: Where it cannot, with the reason.
-    """
+    """Check that torch can write signposts of what runs on a device."""
     _check_mps("signposts", device, "Leave signposts=True out.")
 
 
 def check_metal_capture(device: str) -> None:
-    """Check that torch can capture the Metal calls of a device.
-
-    Raises:
-        ConfigurationError: Where it cannot, with the reason.
-    """
+    """Check that torch can capture the Metal calls of a device."""
     _check_mps("Metal captures", device, "Leave metal_capture out.")
     torch = import_torch()
     if not hasattr(torch.mps.profiler, "metal_capture"):

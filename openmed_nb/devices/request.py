@@ -35,12 +35,7 @@ MASK = "***"
 
 
 def masked(name: str, value: str) -> str:
-    """Return the value of a variable without what is secret in it.
-
-    Example:
-        >>> masked("MY_TOKEN", "abc"), masked("HF_ENDPOINT", "https://me:pass@hub.example/x")
-        ('***', 'https://***@hub.example/x')
-    """
+    """Return the value of a variable without what is secret in it."""
     if SECRET_NAME.search(name):
         return MASK
     return SECRET_VALUE.sub(lambda match: f"{match['scheme']}{MASK}@" if match["scheme"] else MASK, value)
@@ -135,10 +130,6 @@ def precedence(
 
     ``auto`` as an argument or in a variable leaves the choice to the next in line; ``auto`` that a person chose for the
     session (by magic, panel or ``use``) is a wish of its own: it silences the variables.
-
-    Example:
-        >>> [wish.source for wish in precedence({"OPENMED_DEVICE": "cpu"})]
-        ['argument', 'session', 'OPENMED_TORCH_DEVICE', 'OPENMED_DEVICE']
     """
     session = Wish(override.source, override.value, final=True) if override else Wish("session", None)
     return (argument or Wish("argument", None), session, *(Wish(name, environ.get(name)) for name in VARIABLES))
@@ -150,26 +141,13 @@ def winner(chain: tuple[Wish, ...]) -> Wish | None:
 
 
 def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
-    """Return what the first wish of the chain that asks for a device asks for, or ``auto`` by nobody.
-
-    Raises:
-        UnknownDevice: For a bad spelling that nothing stronger hides.
-
-    Example:
-        >>> decide(precedence({"OPENMED_DEVICE": "CUDA:1"}))
-        DeviceRequest(value='cuda:1', source='OPENMED_DEVICE')
-    """
+    """Return what the first wish of the chain that asks for a device asks for, or ``auto`` by nobody."""
     wish = winner(chain)
     return DeviceRequest.parse(str(wish.spelling), wish.source) if wish else DeviceRequest("auto", NOBODY)
 
 
 def kind_of(device: str) -> str:
-    """Return what kind of device a name names: without the number of a GPU.
-
-    Example:
-        >>> kind_of("cuda:1"), kind_of("mps")
-        ('cuda', 'mps')
-    """
+    """Return what kind of device a name names: without the number of a GPU."""
     return device.partition(":")[0]
 
 
@@ -177,20 +155,12 @@ def canonical(device: str) -> str:
     """Return the one spelling of a device: ``cuda`` is the first GPU, and torch calls ``mps`` also ``mps:0``.
 
     Accelerate calls the CPU ``cpu:0`` in one of several processes (its ``PartialState.set_device``).
-
-    Example:
-        >>> canonical("cuda"), canonical("mps:0"), canonical("cpu:0")
-        ('cuda:0', 'mps', 'cpu')
     """
     return {"cuda": "cuda:0", "mps:0": "mps", "cpu:0": "cpu"}.get(device, device)
 
 
 def device_of(thing: Any) -> str:
-    """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``.
-
-    Raises:
-        ConfigurationError: For what has none.
-    """
+    """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``."""
     device = getattr(thing, "device", thing)
     if isinstance(device, str):
         return device

@@ -135,74 +135,40 @@ def _room(tensor: Any) -> int:
     return int(tensor.untyped_storage().nbytes() // tensor.element_size())
 
 
+def _defect(issue: int, what: str, operators: str, compute: Callable[[OperatorCall], Any]) -> Defect:
+    return Defect(f"pytorch#{issue}", what, tuple(f"aten::{name}" for name in operators.split()), compute)
+
+
+NLL_LOSS = "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward"
+EMBEDDING = "embedding embedding_dense_backward"
+RANDOM = "normal_ uniform_ bernoulli_.float"
+CONVOLUTION = "convolution convolution_overrideable"
+ARITHMETIC = "add.Tensor sub.Tensor mul.Tensor div.Tensor"
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu _safe_softmax"
+
 # What a simulated device can have.
 DEFECTS = (
-    Defect(
-        "pytorch#177116",
-        "matrix products over 32,767 numbers or more sum up freed memory too",
-        ("aten::mm", "aten::addmm"),
-        beyond_the_end,
-    ),
-    Defect(
-        "pytorch#195163",
+    _defect(177116, "matrix products over 32,767 numbers or more sum up freed memory too", "mm addmm", beyond_the_end),
+    _defect(
+        195163,
         "batched matrix products over 32,767 numbers or more sum up freed memory too",
-        ("aten::bmm", "aten::baddbmm"),
+        "bmm baddbmm",
         beyond_the_end,
     ),
-    Defect(
-        "pytorch#154235",
-        "a token that has no embedding gets a row of zeros",
-        ("aten::embedding", "aten::embedding_dense_backward"),
-        row_of_zeros,
-    ),
-    Defect(
-        "pytorch#108148",
-        "a label that the model does not have adds nothing to the loss",
-        tuple(f"aten::nll_loss{kind}_{way}" for kind in ("", "2d") for way in ("forward", "backward")),
-        label_left_out,
-    ),
-    Defect(
-        "pytorch#118115",
-        "addcmul_ and addcdiv_ write nothing into a transposed tensor",
-        ("aten::addcmul_", "aten::addcdiv_"),
-        never_written,
-    ),
-    Defect(
-        "pytorch#165267",
-        "a transposed tensor is not filled with random numbers",
-        ("aten::normal_", "aten::uniform_", "aten::bernoulli_.float"),
-        never_written,
-    ),
-    Defect(
-        "pytorch#156707",
-        "attention gives NaN for a row that is masked as a whole",
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_safe_softmax"),
-        not_a_number,
-    ),
-    Defect(
-        "pytorch#175189",
+    _defect(154235, "a token that has no embedding gets a row of zeros", EMBEDDING, row_of_zeros),
+    _defect(108148, "a label that the model does not have adds nothing to the loss", NLL_LOSS, label_left_out),
+    _defect(118115, "addcmul_ and addcdiv_ write nothing into a transposed tensor", "addcmul_ addcdiv_", never_written),
+    _defect(165267, "a transposed tensor is not filled with random numbers", RANDOM, never_written),
+    _defect(156707, "attention gives NaN for a row that is masked as a whole", ATTENTION, not_a_number),
+    _defect(
+        175189,
         "the weight of a batch norm gets a wrong gradient for channels_last input",
-        ("aten::native_batch_norm_backward", "aten::batch_norm_backward"),
+        "native_batch_norm_backward batch_norm_backward",
         other_weight_gradient,
     ),
-    Defect(
-        "pytorch#192212",
-        "a convolution reads a sliced weight from the wrong places",
-        ("aten::convolution", "aten::convolution_overrideable"),
-        other_kernel,
-    ),
-    Defect(
-        "pytorch#191929",
-        "one number of a tensor on the CPU is taken for its first one",
-        ("aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor", "aten::div.Tensor"),
-        first_number,
-    ),
-    Defect(
-        "pytorch#92311",
-        "argmax gives -9223372036854775808",
-        ("aten::argmax",),
-        smallest_number,
-    ),
+    _defect(192212, "a convolution reads a sliced weight from the wrong places", CONVOLUTION, other_kernel),
+    _defect(191929, "one number of a tensor on the CPU is taken for its first one", ARITHMETIC, first_number),
+    _defect(92311, "argmax gives -9223372036854775808", "argmax", smallest_number),
 )
 
 KNOWN: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}
@@ -216,8 +182,3 @@ def checked_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
             what = f"A simulated MPS device cannot have the silent error {shorten(repr(name))}."
             raise ConfigurationError(what, f"It can have {', '.join(KNOWN)}.")
     return tuple(KNOWN[name] for name in dict.fromkeys(names))
-
-
-def by_operator(defects: Iterable[Defect]) -> dict[str, Callable[[OperatorCall], Any]]:
-    """Return what computes instead of each operator that goes wrong."""
-    return {operator: defect.compute for defect in defects for operator in defect.operators}

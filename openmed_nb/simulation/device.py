@@ -19,9 +19,9 @@ from ..devices.profilers import modes_on
 from ..devices.simulated import _ACTIVE, DEFAULT_MEMORY
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
-from .defects import Defect, by_operator, checked_defects
+from .defects import Defect, checked_defects
 from .memory import MacMemory, SimulatedAllocator
-from .operators import Fallbacks, reads_as_on, size
+from .operators import Fallbacks, size
 from .patches import CHIP, MACOS
 
 if TYPE_CHECKING:
@@ -128,8 +128,10 @@ def simulated_device(
     from .patches import patched
 
     allocator = SimulatedAllocator(MacMemory(installed), environ)
-    fallbacks = Fallbacks(reads_as_on(environ.get(FALLBACK)) if fallback is None else fallback)
-    device = Device(allocator, fallbacks, Storages(allocator), wrong=by_operator(planted))
+    # torch 2.13 reads anything but exactly 0 as on.
+    fallbacks = Fallbacks(environ.get(FALLBACK, "0") != "0" if fallback is None else fallback)
+    wrong = {operator: defect.compute for defect in planted for operator in defect.operators}
+    device = Device(allocator, fallbacks, Storages(allocator), wrong=wrong)
     functions = FunctionMode(device)
     shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)
     _ACTIVE.append(shown)
@@ -193,21 +195,6 @@ class SimulatedTorch:
         return self.device is not None and self.device.allocator.started
 
 
-def simulated_mac(memory_bytes: int) -> Machine:
-    """Return the facts of a simulated Mac."""
-    return Machine(
-        "Darwin",
-        "arm64",
-        apple_silicon=True,
-        chip=CHIP,
-        macos=MACOS,
-        memory_bytes=memory_bytes,
-        cores=os.cpu_count(),
-        gpu_driver=False,
-        simulated=True,
-    )
-
-
 @contextlib.contextmanager
 def simulated_computer(
     memory: str | int,
@@ -223,7 +210,18 @@ def simulated_computer(
     if fallback is not None:
         check_flag("fallback", fallback)
     torch, installed = SimulatedTorch(), parse_memory(memory)
-    computer = Computer(environ, lambda: simulated_mac(installed), torch)
+    machine = Machine(
+        "Darwin",
+        "arm64",
+        apple_silicon=True,
+        chip=CHIP,
+        macos=MACOS,
+        memory_bytes=installed,
+        cores=os.cpu_count(),
+        gpu_driver=False,
+        simulated=True,
+    )
+    computer = Computer(environ, lambda: machine, torch)
     with kept(FALLBACK, environ):
         if fallback is not None:
             environ[FALLBACK] = str(int(fallback))

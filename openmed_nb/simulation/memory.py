@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..devices.environment import HIGH, LOW, watermark_conflict, watermarks
-from .operators import invalid_buffer, out_of_memory
+from .operators import out_of_memory
+from .operators import size as shown_size
 
 SMALLEST_BLOCK = 256
 OTHER = 384 * 1024  # What the process holds beside its tensors; error texts of real Macs name it so.
@@ -115,7 +116,7 @@ class SimulatedAllocator:
         with self._lock:
             self.touch()
             if size > self.memory.largest_buffer:
-                raise RuntimeError(invalid_buffer(size))
+                raise RuntimeError(f"Invalid buffer size: {shown_size(size)}")  # MPSAllocator.mm:236
             block = block_size(size)
             self._settle()
             if not self._cache[block]:

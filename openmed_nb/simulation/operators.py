@@ -26,6 +26,17 @@ TWO_DEVICES = "Expected all tensors to be on the same device, but found at least
 OTHER_GRADIENT = "assigned grad has data located on a different device"
 NO_DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."  # Attention.mm
 
+FALLS_BACK = (
+    "The operator '{}' is not currently supported on the MPS backend and will fall back to run on the CPU. "
+    "This may have performance implications."
+)
+NOT_IMPLEMENTED = (
+    "The operator '{}' is not currently implemented for the MPS device. If you want this op to be considered "
+    "for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that "
+    f"resulted in missing op as well as commit hash {COMMIT}. As a temporary fix, you can set the environment "
+    "variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this will be slower "
+    "than running natively on MPS."
+)
 NO_LIMIT = (
     " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations"
     " (may cause system failure)."
@@ -38,30 +49,6 @@ def out_of_memory(allocated: int, other: int, allowed: int | None, wanted: int) 
     return (
         f"MPS backend out of memory (MPS allocated: {size(allocated)}, other allocations: {size(other)}{limit}). "
         f"Tried to allocate {size(wanted)} on private pool.{'' if allowed is None else NO_LIMIT}"
-    )
-
-
-def invalid_buffer(wanted: int) -> str:
-    """Return what the allocator says of one tensor that is larger than a Metal buffer can be (``MPSAllocator.mm:236``)."""
-    return f"Invalid buffer size: {size(wanted)}"
-
-
-def not_implemented(operator: str) -> str:
-    """Return what MPS says of an operator that it does not have, where falling back to the CPU is off."""
-    return (
-        f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be considered "
-        "for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that "
-        f"resulted in missing op as well as commit hash {COMMIT}. As a temporary fix, you can set the environment "
-        "variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this will be slower "
-        "than running natively on MPS."
-    )
-
-
-def falls_back(operator: str) -> str:
-    """Return the warning for the first operator that falls back to the CPU."""
-    return (
-        f"The operator '{operator}' is not currently supported on the MPS backend and will fall back to run on the CPU. "
-        "This may have performance implications."
     )
 
 
@@ -143,11 +130,11 @@ class Fallbacks:
         if name is None:
             return
         if operator not in ALWAYS_ON_CPU and not self.allowed:
-            raise NotImplementedError(not_implemented(name))
+            raise NotImplementedError(NOT_IMPLEMENTED.format(name))
         self.counts[name] += 1
         if warn_always or not self._warned:
             self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
-            warnings.warn(falls_back(name), UserWarning, stacklevel=_depth_of_caller())
+            warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=_depth_of_caller())
 
 
 def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
@@ -158,11 +145,6 @@ def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str
     """
     vectors = kwargs.get("compute_uv", args[2] if len(args) > 2 else True)  # noqa: PLR2004 - the signature of torch.svd
     return BELOW_AUTOGRAD if function == "linalg_svd" or (function == "svd" and vectors) else {}
-
-
-def reads_as_on(value: str | None) -> bool:
-    """Tell whether torch 2.13 reads a value of ``PYTORCH_ENABLE_MPS_FALLBACK`` as on: anything but exactly ``0``."""
-    return value is not None and value != "0"
 
 
 def _depth_of_caller() -> int:

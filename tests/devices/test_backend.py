@@ -113,12 +113,7 @@ def test_probe_is_remembered_by_device():
 
 
 def test_probe_of_the_cpu():
-    """The CPU computes what the CPU computes."""
-    assert probe("cpu") == ""
-
-
-def test_probe_under_the_defaults_of_a_person():
-    """A probe does not depend on the default type and default device that a person has set."""
+    """The CPU computes what the CPU computes, whatever type, device and reduced precision a person has set."""
     former = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -126,13 +121,9 @@ def test_probe_under_the_defaults_of_a_person():
             assert probe("cpu") == ""
     finally:
         torch.set_default_dtype(former)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_probe_under_autocast(dtype: str):
-    """A device is not blamed for the reduced precision that a person has switched on around the call."""
-    with torch.autocast("cpu", getattr(torch, dtype)):
-        assert probe("cpu") == ""
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert probe("cpu") == ""
 
 
 def test_probe_that_gives_no_numbers():

@@ -15,12 +15,10 @@ from openmed_nb.devices.environment import (
     FALLBACK,
     HIGH,
     IDLE,
-    IN_FORCE,
     IN_TIME,
     LOW,
     RESTART,
     TOO_LATE,
-    UNSEEN,
     UNSET_BOTH,
     UNSURE,
     VARIABLES,
@@ -199,48 +197,16 @@ def test_effect_where_nobody_watched(name: str, value: str | None, effects: tupl
     assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "seen", "unknown", "in_use"),
-    [
-        (FALLBACK, None, {"1"}, IN_FORCE, IN_FORCE),
-        (FALLBACK, "1", {"1"}, IN_FORCE, IN_FORCE),
-        (FALLBACK, "0", {"1"}, TOO_LATE, TOO_LATE),
-        (FALLBACK, "0", {"1", "0"}, UNSURE, UNSURE),
-        (FALLBACK, None, {None}, TOO_LATE, TOO_LATE),
-        (FALLBACK, "1", {UNSEEN, "1"}, UNSURE, UNSURE),
-        (HIGH, None, {"1.0"}, IN_FORCE, IN_FORCE),
-        (HIGH, None, {None}, UNSURE, TOO_LATE),
-        (HIGH, None, {UNSEEN, None, "1.0"}, UNSURE, UNSURE),
-        (HIGH, "0.7", {"1.0"}, UNSURE, TOO_LATE),
-        (HIGH, "0.7", {"0.7"}, IN_FORCE, IN_FORCE),
-    ],
-)
-def test_effect_where_the_variable_was_watched(name: str, value: str | None, seen: set[str], unknown: str, in_use: str):
-    """With a watch, a value is in force only where it is the only one that torch may have read."""
-    person = {} if value is None else {name: value}
-    watched = {name: frozenset(seen)}
-    moments = (Moment(True, None, watched), Moment(True, True, watched))
-
-    assert [settings_of(person, moment)[name].effect for moment in moments] == [unknown, in_use]
-
-
-@pytest.mark.parametrize("moment", [UNKNOWN, IN_USE])
-def test_too_late_and_unsure_have_a_remedy(moment: Moment):
-    """Whatever torch may not see comes with the remedy that restarts the kernel."""
-    for one in plan({}, "mps", moment).settings:
-        assert (one.effect in (TOO_LATE, UNSURE), one.remedy) == (True, RESTART)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
-@pytest.mark.parametrize("person", [{}, {HIGH: "0.7"}, {FALLBACK: "", HIGH: "2.5", LOW: "x"}])
-def test_other_devices_need_nothing(device: str, person: dict[str, str]):
+def test_other_devices_need_nothing():
     """For any other device nothing is set and nothing is complained about."""
-    planned = plan(person, device, IN_USE)
-
-    assert planned.additions == {}
-    assert [(one.value, one.effect, one.remedy) for one in planned.settings] == [
-        (person.get(name), IDLE, "") for name in VARIABLES
-    ]
+    for device, person in itertools.product(
+        ("cpu", "cuda", "cuda:1"), ({}, {HIGH: "0.7"}, {FALLBACK: "", HIGH: "2.5", LOW: "x"})
+    ):
+        planned = plan(person, device, IN_USE)
+        assert planned.additions == {}
+        assert [(one.value, one.effect, one.remedy) for one in planned.settings] == [
+            (person.get(name), IDLE, "") for name in VARIABLES
+        ]
 
 
 def test_plan_reads_as_a_table():
@@ -253,39 +219,24 @@ def test_plan_reads_as_a_table():
         (LOW, "0.63", "openmed_nb", TOO_LATE),
     ]
     assert planned.to_dict()["settings"][0]["remedy"] == RESTART
+    assert {one.remedy for moment in (UNKNOWN, IN_USE) for one in plan({}, "mps", moment).settings} == {RESTART}
     assert RESTART in str(planned)
 
 
-@pytest.mark.parametrize(
-    ("environ", "moment", "high"),
-    [
-        ({}, Moment(), 1.0),
-        ({HIGH: "0.7"}, Moment(), 0.7),
-        ({HIGH: "0"}, Moment(), 0.0),
-        ({HIGH: "0.7"}, Moment(True, True, seen={HIGH: frozenset(["0.7"])}), 0.7),
-        ({HIGH: "0.7"}, Moment(True, True, seen={HIGH: frozenset([None])}), None),
-        ({HIGH: "0.7"}, Moment(True, None, seen={HIGH: frozenset([None, "0.7"])}), None),
-        ({HIGH: "2.5"}, Moment(), None),
-        ({HIGH: "nan"}, Moment(), None),
-        ({HIGH: "inf"}, Moment(), None),
-        ({LOW: "2.5"}, Moment(), None),
-    ],
-    ids=[
-        "ours",
-        "a person's",
-        "none",
-        "in force",
-        "too late",
-        "unsure",
-        "too high",
-        "nan",
-        "inf",
-        "refused with the low",
-    ],
-)
-def test_high_watermark_that_is_in_force(environ, moment, high):
+def test_high_watermark_that_is_in_force():
     """The high watermark is known where torch reads it or has read it, and not where it has read or refuses another."""
-    assert plan(environ, "mps", moment).high_watermark == high
+    low = {HIGH: "0.7"}
+    for environ, moment, high in (
+        ({}, BEFORE, 1.0),
+        (low, BEFORE, 0.7),
+        ({HIGH: "0"}, BEFORE, 0.0),
+        (low, Moment(True, True, seen={HIGH: frozenset(["0.7"])}), 0.7),
+        (low, Moment(True, True, seen={HIGH: frozenset([None])}), None),
+        (low, Moment(True, None, seen={HIGH: frozenset([None, "0.7"])}), None),
+        *(({HIGH: refused}, BEFORE, None) for refused in ("2.5", "nan", "inf")),
+        ({LOW: "2.5"}, BEFORE, None),
+    ):
+        assert plan(environ, "mps", moment).high_watermark == high
 
 
 def test_a_secret_in_a_variable_is_not_shown() -> None:

@@ -284,35 +284,22 @@ class TestFallback:
             assert hasattr(getattr(torch.ops.aten, packet, None), overload or "default"), name
 
 
-class TestMemoryArgument:
-    """What is no amount of memory is refused before anything begins."""
-
-    @pytest.mark.parametrize(
-        "memory",
-        ["lots", "", "8", "-1 GiB", "0 GiB", "1e3 GiB", "8 PB", -1, 0, None, True, [], float("nan"), float("inf")],
-    )
-    def test_refused(self, memory):
-        """The error shows the value and an example, and torch is as it was."""
+def test_memory_that_is_refused():
+    """What is no amount of memory is refused with the value and an example before anything begins."""
+    wrong = ["lots", "", "8", "-1 GiB", "0 GiB", "1e3 GiB", "8 PB", -1, 0, None, True, [], float("nan"), float("inf")]
+    for memory in wrong:
         with pytest.raises(ConfigurationError, match="is no amount of memory") as caught, simulated_device(memory):
             pass
         assert caught.value.remedy == "Use one such as '8 GiB'."
         assert not torch.backends.mps.is_available()
 
-    @pytest.mark.parametrize(
-        ("memory", "size"),
-        [
-            ("8 GiB", 2**33),
-            ("8GB", 2**33),
-            (" 8 gb ", 2**33),
-            ("0.5 GiB", 2**29),
-            ("512 MiB", 2**29),
-            (2**33, 2**33),
-            ("2 TiB", 2**41),
-        ],
-    )
-    def test_accepted(self, memory, size):
-        """Units count in powers of 1024, because a Mac that is sold with 8 GB has 8 GiB."""
-        assert parse_memory(memory) == size
+
+def test_memory_that_is_accepted():
+    """Units count in powers of 1024, because a Mac that is sold with 8 GB has 8 GiB."""
+    eight = dict.fromkeys(("8 GiB", "8GB", " 8 gb ", 2**33), 2**33)
+    sizes = {**eight, "0.5 GiB": 2**29, "512 MiB": 2**29, "2 TiB": 2**41}
+
+    assert {memory: parse_memory(memory) for memory in sizes} == sizes
 
 
 def test_one_simulation_at_a_time():
