@@ -63,7 +63,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     architectures = [str(one) for one in stated] if isinstance(stated, list) else []
     if architectures and not any(one.endswith(HEAD) for one in architectures):
         # transformers would fill the head with random numbers.
-        what = f"The model {name!r} is a {architectures[0]}, which is no token classifier."
+        what = f"The model {name!r} is a {architectures[0]}, which is not a token classifier."
         raise ModelUnusable(what, ANOTHER)
     return config
 

@@ -91,7 +91,7 @@ CONFIG_RULES: dict[str, SettingRule] = {
     # configuration_utils.PreTrainedConfig.__setattr__: gives any setting another name, so that none can be checked
     "attribute_map": (absent, "renames settings"),
     # models.auto.tokenization_auto.tokenizer_class_from_name
-    "tokenizer_class": (names_a_tokenizer, "names a tokenizer that is none"),
+    "tokenizer_class": (names_a_tokenizer, "names a class that is not a tokenizer"),
     # modeling_utils._get_resolved_checkpoint_files
     "transformers_weights": (absent, "names weights of its own"),
     # configuration_utils.PreTrainedConfig.get_config_dict

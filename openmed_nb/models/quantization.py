@@ -44,7 +44,7 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     try:
         quantize_dynamic = torch.ao.quantization.quantize_dynamic
     except AttributeError as error:
-        what = f"torch {torch.__version__} has no dynamic quantization, which int8 is made with."
+        what = f"torch {torch.__version__} has no dynamic quantization, which int8 needs."
         raise ConfigurationError(what, ANOTHER_TYPE) from error
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:

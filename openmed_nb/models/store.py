@@ -7,7 +7,7 @@ model that was loaded for a named device stays there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,6 @@ class Inventory(Shown, Sequence[ModelInMemory]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.models[index]
-
-    def __iter__(self) -> Iterator[ModelInMemory]:
-        return iter(self.models)
 
     @property
     def names(self) -> tuple[str, ...]:

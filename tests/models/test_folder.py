@@ -69,7 +69,10 @@ DAMAGE = {
     "config too deep": (holding("config.json", b"[" * 100_000), "config.json of .* cannot be read"),
     "config a list": (holding("config.json", b"[1]"), "holds no settings"),
     "config empty": (holding("config.json", b"{}"), "config.json of .* does not load"),
-    "another task": (config(architectures=["BertForMaskedLM"]), "is a BertForMaskedLM, which is no token classifier"),
+    "another task": (
+        config(architectures=["BertForMaskedLM"]),
+        "is a BertForMaskedLM, which is not a token classifier",
+    ),
     "architectures a number": (config(architectures=5, model_type="vit"), "does not load"),
     "family unknown": (config(model_type="nonsense"), "config.json of .* does not load: .*nonsense"),
     "family a list": (config(model_type=["bert"]), "config.json of .* does not load"),

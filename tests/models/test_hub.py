@@ -60,10 +60,15 @@ def check_unreachable(answer, why="the model hub cannot be reached"):
     assert "'bundled', which works offline" in answer["text"]
 
 
-def test_cold_download(hub, load):
-    """A model that is on the hub alone is downloaded, loaded, and finds its entities."""
+def test_download(hub, load):
+    """A model that is on the hub alone is downloaded once; a second load only asks the hub whether there is a newer one."""
     assert load() == FOUND
     assert hub.downloads("model.safetensors") == 1
+    hub.requests.clear()
+    assert load() == FOUND
+    assert [request for request in hub.requests if request != "GET /api/agent-harnesses"] == [
+        f"GET /api/models/{ID}/revision/main"
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])
@@ -79,25 +84,12 @@ def test_other_type_asks_the_hub_no_more_often(hub, load, dtype, tmp_path):
     assert {*hub.requests} <= plain
 
 
-def test_second_load_downloads_nothing(hub, load):
-    """A model in the cache is not downloaded again; the hub is asked once whether there is a newer one."""
-    load()
-    hub.requests.clear()
-    assert load() == FOUND
-    assert [request for request in hub.requests if request != "GET /api/agent-harnesses"] == [
-        f"GET /api/models/{ID}/revision/main"
-    ]
-
-
-@pytest.mark.parametrize("name", ["disease_detection_tiny", "OpenMed-NER-DiseaseDetect-TinyMed-135M", ID])
-def test_alias_bare_name_and_id_are_the_same_model(hub, load, name):
-    """An alias, a bare name of the default organisation, and the full id reach the same model."""
-    assert load(name) == FOUND
-    assert any(f"/{ID}/resolve/" in request for request in hub.requests)
-
-
-def test_another_default_organisation(hub, load, keyword_model):
-    """A bare name belongs to the default organisation of the settings."""
+def test_names(hub, load, keyword_model, tmp_path):
+    """An alias, a bare name of the default organisation, which can be another, and the full id reach a model."""
+    for name in ("disease_detection_tiny", "OpenMed-NER-DiseaseDetect-TinyMed-135M", ID):
+        hub.requests.clear()
+        assert load(name, cache_dir=str(tmp_path / name)) == FOUND
+        assert any(f"/{ID}/resolve/" in request for request in hub.requests), name
     hub.models["acme/OwnModel"] = keyword_model
     assert load("OwnModel", default_org="acme") == FOUND
 
@@ -161,33 +153,23 @@ class TestInterruptedDownload:
 class TestRefusal:
     """The hub is there and says no."""
 
-    @pytest.mark.parametrize("status", [401, 403])
-    def test_gated_model(self, hub, load, status):
+    def test_gated_model(self, hub, load):
         """A gated model is unreachable until access is granted, and the error says how to ask for it."""
-        hub.refused[ID] = status
-        answer = load()
-        assert answer["error"] == "ModelUnreachable"
-        assert "is gated" in answer["text"]
-        assert "hf auth login" in answer["text"]
-
-    def test_gated_model_loads_once_access_is_granted(self, hub, load):
-        """After a refusal, the same call works once the hub lets us in."""
-        hub.refused[ID] = 401
-        load()
+        for status in (401, 403):
+            hub.refused[ID] = status
+            answer = load()
+            assert answer["error"] == "ModelUnreachable"
+            assert "is gated" in answer["text"]
+            assert "hf auth login" in answer["text"]
         hub.refused.clear()
         assert load() == FOUND
 
     def test_unknown_model(self, load):
-        """An id that the hub does not have is an unknown model, with the nearest ids that exist."""
-        answer = load("OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-13M")
-        assert answer["error"] == "UnknownModel"
-        assert repr(ID) in answer["text"]
-
-    def test_unknown_bare_name(self, load):
-        """A bare name that the hub does not have is shown as the id that was asked for."""
-        answer = load("No-Such-Model")
-        assert answer["error"] == "UnknownModel"
-        assert "'OpenMed/No-Such-Model'" in answer["text"]
+        """An id that the hub does not have is an unknown model, with the nearest ids; a bare name is shown as that id."""
+        for name, shown in (("OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-13M", ID), ("No-Such", "OpenMed/No-Such")):
+            answer = load(name)
+            assert answer["error"] == "UnknownModel"
+            assert repr(shown) in answer["text"]
 
     @pytest.mark.parametrize("name", ["a/..", "a/b..c", "a/" + "b" * 120])
     def test_name_that_no_hub_can_have(self, hub, load, name):
