@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from .notebook.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
     from .notebook.evidence import handoff, logbook
     from .notebook.panel.opening import panel
-    from .notebook.runbook import parity, signals, validate_precision
+    from .notebook.runbook import signals
     from .notebook.worth import compare, gates, profile, sweep, verdict
     from .runbook.doctor.report import doctor
     from .runbook.logbook.logbook import Logbook
     from .runbook.operators.fallbacks import fallbacks
     from .runbook.operators.forecast import forecast
+    from .runbook.precision.gate import validate_precision
+    from .runbook.precision.measurement import parity
     from .training.activations import checkpoint_activations
     from .training.callbacks import accelerator_arguments, lightning_callback, trainer_arguments, trainer_callback
     from .training.curve import MemoryCurve, MemorySample
@@ -94,7 +96,7 @@ _HOMES = {
     "logbook": "notebook.evidence",
     "memory_curve": "training.epochs",
     "panel": "notebook.panel.opening",
-    "parity": "notebook.runbook",
+    "parity": "runbook.precision.measurement",
     "precision": "training.precision",
     "profile": "notebook.worth",
     "release": "training.release",
@@ -107,7 +109,7 @@ _HOMES = {
     "trainer_arguments": "training.callbacks",
     "trainer_callback": "training.callbacks",
     "use": "notebook.devices",
-    "validate_precision": "notebook.runbook",
+    "validate_precision": "runbook.precision.gate",
     "verdict": "notebook.worth",
     "who_holds": "training.holders",
     "worker_ladder": "training.loaders",

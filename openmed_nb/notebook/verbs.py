@@ -1,10 +1,9 @@
-# ruff: noqa: D417, PLR0913, PLR0917 - these functions are on their way to their rooms
+# ruff: noqa: D417 - these functions are on their way to their rooms
 """What the faces ask of the rooms that stand above the session: each of these goes to its room."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from ..runbook.logbook.logbook import Logbook
     from ..runbook.measure.benches import Asked
     from ..runbook.measure.workloads import Subject
-    from ..runbook.precision.gate import PrecisionVerdict
-    from ..runbook.precision.parity import ParityReport
     from ..runbook.profile import Profile
     from ..runbook.signals.values import Signals
     from ..runbook.sweep import SweepReport
@@ -158,50 +155,3 @@ def signals(session: Session) -> Signals:
     with session.lock:
         choice = session.choice_or_error(confirm=False)
         return signals_of(session.computer.machine, "cpu" if isinstance(choice, OpenMedError) else choice.device)
-
-
-def parity(session: Session, model: Any, texts: Any, arguments: Mapping[str, Any], /, **measuring: Any) -> ParityReport:
-    """Return how far a model on a device, in a type, is from the CPU in float32; no model of the session is used.
-
-    Args:
-        model: The name of a model, ``None`` for the bundled one, or a pipeline of ours, compared as it is.
-        texts: Any series of texts.
-        arguments: Those of :meth:`load_model`, for a name.
-        measuring: Those of ``runbook.precision.measurement.parity_of``.
-    """
-    from ..annotation.corpus import checked_pipeline
-    from ..runbook.precision.measurement import checked_texts, pair_of_files, pair_of_pipeline, parity_of
-
-    with session.told_after():
-        read = checked_texts(texts)
-        if model is None or isinstance(model, (str, os.PathLike)):
-            pair = pair_of_files(*session.files(model, arguments))
-        else:
-            pair = pair_of_pipeline(checked_pipeline(model, arguments))
-        session.tell(Activity("Comparing", pair.name))
-        return parity_of(pair, read, **measuring)
-
-
-def validate_precision(
-    session: Session, model: Any, texts: Any, dtype: str, arguments: Mapping[str, Any], gold: Any = None
-) -> PrecisionVerdict:
-    """Return whether a model keeps its entities in a reduced type, and store the certificate where it does.
-
-    Args:
-        model: The name of a model, ``None`` for the bundled one.
-        texts: Any series of texts.
-        dtype: The reduced type.
-        arguments: Those of :meth:`load_model`.
-        gold: The gold entities of each text, where there are some.
-    """
-    from ..models.certificates import certificate_store, identity_of
-    from ..runbook.precision.gate import check_named, check_reduced, validate
-    from ..runbook.precision.measurement import checked_texts
-
-    with session.told_after():
-        check_named(model)
-        read = list(checked_texts(texts))
-        spec, device = session.files(model, {**arguments, "dtype": check_reduced(dtype)})
-        identity = identity_of(spec, spec.dtype, device, session.computer)
-        session.tell(Activity("Validating", spec.reference.name))
-        return validate(spec, device, read, gold, identity, certificate_store(session.environ))

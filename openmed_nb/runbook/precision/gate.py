@@ -1,12 +1,14 @@
-"""The precision gate: whether a model may be used in a reduced type, by what became of its entities on texts of the person."""
+"""``nb.validate_precision``: whether a model may be used in a reduced type, by what becomes of its entities on your texts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ...activity import Activity
 from ...devices.request import kind_of
 from ...display import Report, Shown, counted
 from ...errors import ConfigurationError, ModelUnusable
@@ -17,25 +19,21 @@ from ...models.certificates import (
     Gate,
     GateRefusal,
     Identity,
+    certificate_store,
+    identity_of,
     refusals,
 )
 from ...models.config import dtype_name
 from ...models.dtypes import REDUCED
 from ...models.files import content_of
 from ...models.loading import LoadSpec, load, model_folder
-from .measurement import Pair, distinct, in_every_strategy, pair_of_files, parity_of, speed_up, undisturbed, with_model
+from ...session import SESSION
+from .measurement import Pair, checked_texts, distinct, pair_of_files, parity_of, speed_up, undisturbed, with_model
 from .parity import ParityReport
 from .spans import Score
 
 if TYPE_CHECKING:
     from ...annotation.stream import Annotator
-
-
-USED = {
-    False: "dtype='auto' takes it from now on where it is faster than float32.",
-    True: "dtype='auto' takes it from now on under the simulation, where no speed is measured.",
-}
-"""What an accepted type is good for, by whether the device is simulated."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,8 +43,8 @@ class PrecisionVerdict(Shown):
     Attributes:
         parity: What was measured.
         gate: What was asked for.
-        refusals: Why it may not; empty where it may.
-        certificate: The certificate, where it may.
+        refusals: Why it may not; empty if it may.
+        certificate: The certificate, if it may.
     """
 
     parity: ParityReport
@@ -54,20 +52,17 @@ class PrecisionVerdict(Shown):
     refusals: tuple[GateRefusal, ...] = ()
     certificate: Certificate | None = None
 
+    ALSO = ("accepted",)
+
     @property
     def accepted(self) -> bool:
         """Whether the model may be used so."""
         return not self.refusals
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
-        return {
-            "accepted": self.accepted,
-            "refusals": [asdict(one) for one in self.refusals],
-            "gate": asdict(self.gate),
-            "certificate": self.certificate and self.certificate.to_dict(),
-            "parity": self.parity.to_dict(),
-        }
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is a simulated one."""
+        return self.parity.simulated
 
     def report(self) -> Report:
         """Return the verdict with its reasons, and what was measured."""
@@ -75,16 +70,94 @@ class PrecisionVerdict(Shown):
         verdict = "Accepted" if self.accepted else "Refused"
         title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
         asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, in every strategy."
-        reasons = [f"{one.reason} {one.remedy}" for one in self.refusals]
+        reasons, figures = [f"{one.reason} {one.remedy}" for one in self.refusals], measured.figures
         if self.certificate:
-            reasons = [self.certificate.summary, USED[self.certificate.identity.simulated]]
-        figures = self.certificate.report().figures if self.certificate else ()
-        return Report(
-            title,
-            (*reasons, asked, *measured.sentences),
-            measured.tables,
-            figures=(*figures, *measured.figures),
-        )
+            where = (
+                "under the simulation, where no speed is measured"
+                if self.simulated
+                else "where it is faster than float32"
+            )
+            reasons = [self.certificate.summary, f"dtype='auto' takes it from now on {where}."]
+            figures = (*self.certificate.report().figures, *figures)
+        return Report(title, (*reasons, asked, *measured.sentences), measured.tables, figures=figures)
+
+
+def validate_precision(
+    model: Any = None,
+    texts: Iterable[Any] | None = None,
+    dtype: str = "bfloat16",
+    *,
+    device: str | None = None,
+    gold: Iterable[Any] | None = None,
+    **arguments: Any,
+) -> PrecisionVerdict:
+    """Measure on your own texts whether a model keeps its entities in a reduced type, and remember it if it does.
+
+    The type is accepted if at least 99 percent of the entities are the same as on the CPU in float32, in the aggregation
+    strategy that loses most, and if at most one percent of the gold entities is lost; of at least 50 entities, 10 of them
+    different, in 20 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
+    names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
+    ``dtype="auto"`` takes the type from then on if nearly every reading was faster than float32, and loading the model in
+    this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its
+    counts are enough for what is asked for. If something speaks against the type, which too few texts do not, an older
+    certificate of the same is removed. A text whose words come again, with other numbers or spaces, does not count.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+        texts: Any series of texts, such as those that it will read; they are held in memory.
+        dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
+        device: The device; ``None`` is the session's.
+        gold: As for :func:`parity`, with labels of the model alone.
+        arguments: Those of :meth:`ModelLoader.load_model`, such as ``revision``.
+
+    Returns:
+        The verdict with its reasons, what was measured, and the certificate.
+
+    Raises:
+        ConfigurationError: As for :func:`parity`, for a pipeline, which is no file, and if a certificate cannot be stored.
+        UnreadableText, ModelError, DeviceError: As for :func:`parity`.
+
+    Example:
+        >>> validate_precision("bundled_small", ["She has asthma."], dtype="float64")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced type. Use one of bfloat16, float16, int8.
+    """
+    given = {**arguments, **({} if device is None else {"device": device})}
+    with SESSION.told_after():
+        if model is not None and not isinstance(model, (str, os.PathLike)):
+            what = f"A certificate is of the files of a model, and {type(model).__name__} names none."
+            raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
+        read, name = list(checked_texts(texts)), dtype_name(dtype)
+        if name not in REDUCED:
+            raise ConfigurationError(f"{name!r} is not a reduced type.", f"Use one of {', '.join(REDUCED)}.")
+        spec, on = SESSION.files(model, {**given, "dtype": name})
+        identity = identity_of(spec, spec.dtype, on, SESSION.computer)
+        SESSION.tell(Activity("Validating", spec.reference.name))
+        verdict = measured(spec, on, read, gold, identity)
+        if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
+            what = f"The files of {identity.model!r} changed while it was measured."
+            raise ModelUnusable(what, "Repeat it when they are complete.")
+        settle(verdict, identity, certificate_store(SESSION.environ))
+        return verdict
+
+
+def measured(spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity) -> PrecisionVerdict:
+    """Measure a model in a reduced type, and judge it; its speed only if it is accepted."""
+    pair, gate = pair_of_files(spec, device), Gate()
+    given, (texts, gold) = len(texts), distinct(texts, gold)
+    report = parity_of(pair.in_every_strategy(), texts, gold)
+    if len(texts) < given:
+        repeated = f"{counted(given - len(texts), 'text')} with the words of another one did not count."
+        report = replace(report, notes=(*report.notes, repeated))
+    verdict = judge(report, gate, identity)
+    if not verdict.accepted:
+        return verdict
+    gain = None
+    if not identity.simulated:
+        with undisturbed(pair):
+            gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
+    return judge(report, gate, identity, gain, datetime.now(timezone.utc).date().isoformat())
 
 
 def judge(
@@ -96,20 +169,12 @@ def judge(
         report: What was measured.
         gate: What is asked for.
         identity: The model, its type, the device and the versions that a certificate is made of.
-        gain: How many times faster it is than float32; ``None`` where that was not measured.
+        gain: How many times faster it is than float32; ``None`` if that was not measured.
         date: The day, as ``2026-03-01``.
     """
-    evidence = evidence_of(report, gain)
-    found = tuple(refusals(evidence, report.dtype, gate))
-    certificate = None if found else Certificate(identity, evidence, date, asdict(gate))
-    return PrecisionVerdict(report, gate, found, certificate)
-
-
-def evidence_of(report: ParityReport, gain: float | None) -> CertificateEvidence:
-    """Return what a certificate keeps of a comparison: counts, and no place of an entity."""
     spans = report.spans
     recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
-    return CertificateEvidence(
+    evidence = CertificateEvidence(  # Counts, and no place of an entity.
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,
@@ -124,83 +189,17 @@ def evidence_of(report: ParityReport, gain: float | None) -> CertificateEvidence
         recall=recalls[1],
         speed_up=gain and round(gain, 3),
     )
-
-
-def check_reduced(dtype: object) -> str:
-    """Return a type that needs a certificate.
-
-    Raises:
-        ConfigurationError: For any other.
-
-    Example:
-        >>> check_reduced("int8")
-        'int8'
-    """
-    name = dtype_name(dtype)
-    if name not in REDUCED:
-        raise ConfigurationError(f"{name!r} is no reduced type.", f"Use one of {', '.join(REDUCED)}.")
-    return name
-
-
-def check_named(model: Any) -> None:
-    """Check that a model is named, so that a certificate can be of its files.
-
-    Raises:
-        ConfigurationError: For a pipeline or anything else; its weights need not be those of any file.
-    """
-    if model is not None and not isinstance(model, (str, os.PathLike)):
-        what = f"A certificate is of the files of a model, and {type(model).__name__} names none."
-        raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
-
-
-def validate(  # noqa: PLR0913, PLR0917 - what is measured, on what, and where it is kept
-    spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity, store: CertificateStore
-) -> PrecisionVerdict:
-    """Measure a model in a reduced type, judge it, and store its certificate, or remove an older one that is refuted.
-
-    Args:
-        spec: The model in the reduced type.
-        device: The device.
-        texts: The texts.
-        gold: Their gold entities, ``None`` where there are none.
-        identity: What a certificate would be of.
-        store: Where it is stored.
-    """
-    pair, gate = pair_of_files(spec, device), Gate()
-    given, (texts, gold) = len(texts), distinct(texts, gold)
-    report = parity_of(in_every_strategy(pair), texts, gold)
-    if len(texts) < given:
-        repeated = f"{counted(given - len(texts), 'text')} with the words of another one did not count."
-        report = replace(report, notes=(*report.notes, repeated))
-    verdict = judge(report, gate, identity)
-    if verdict.accepted:
-        gain = None
-        if not identity.simulated:
-            with undisturbed(pair):
-                gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
-        verdict = judge(report, gate, identity, gain, today())
-    check_unchanged(spec, identity)
-    settle(verdict, identity, store)
-    return verdict
+    found = tuple(refusals(evidence, report.dtype, gate))
+    certificate = None if found else Certificate(identity, evidence, date, asdict(gate))
+    return PrecisionVerdict(report, gate, found, certificate)
 
 
 def settle(verdict: PrecisionVerdict, identity: Identity, store: CertificateStore) -> None:
-    """Store the certificate of a verdict, or remove an older one where something speaks against the type."""
+    """Store the certificate of a verdict, or remove an older one if something speaks against the type."""
     if verdict.certificate:
         store.store(verdict.certificate)
     elif any(one.against for one in verdict.refusals):
         store.remove(identity)
-
-
-def check_unchanged(spec: LoadSpec, identity: Identity) -> None:
-    """Check that the files of a model are those that a certificate would be of, after they were read and measured.
-
-    Raises:
-        ModelUnusable: Where one was changed meanwhile.
-    """
-    if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
-        what = f"The files of {identity.model!r} changed while it was measured."
-        raise ModelUnusable(what, "Repeat it when they are complete.")
 
 
 def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:
@@ -208,8 +207,3 @@ def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:
     if kind_of(device) == "cpu":
         return pair.reference
     return with_model(pair.candidate, load(spec.in_dtype("float32"), device).model)
-
-
-def today() -> str:
-    """Return the day in UTC, as ``2026-03-01``."""
-    return datetime.now(timezone.utc).date().isoformat()

@@ -1,20 +1,14 @@
-"""One model run in two ways over the same texts: what is given, the pair, their entities, gradients and speed.
-
-The gradients of one training step in two ways: on the CPU in float32, and on a device in a type.
-
-Dropout is off, the labels are those that the reference itself gives, and the inputs are made on the CPU: a seed gives other
-numbers on MPS.
-
-Running a model in two ways over the same texts, batch by batch, and counting how far apart they are.
+"""``nb.parity``: one model run in two ways over the same texts, on the CPU in float32 and on a device in a type.
 
 Tokens, windows and padded batches are made once, on the CPU, and given to both; nothing is truncated. Of the logits only
-the difference of each token is kept, four bytes on the host.
+the difference of each token is kept, four bytes on the host. The gradients of one training step can be compared too, with
+dropout off and against the labels that the reference itself gives: a seed gives other numbers on MPS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import os
 import re
 import statistics
 import time
@@ -23,108 +17,108 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...annotation.corpus import stream_of
-from ...annotation.fingerprints import fingerprint_of
-from ...annotation.pipeline import build_pipeline
-from ...annotation.results import span_of
-from ...annotation.stream import chunk_characters, in_chunks
+from ...activity import Activity
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.simulated import shown_device
 from ...display import counted
-from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, whole_number
+from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.dtypes import WORTH
 from ...models.loading import LoadSpec, load
 from ...models.quantization import INT8, dtype_of, is_quantized
+from ...session import SESSION
+from ..operators.copies import cpu_copy
 from .parity import TOLERANCES, Differences, GradientDifference, ParityReport
-from .spans import Score, Span, Spans, compare_spans, score
+from .spans import Score, Span, Spans, compare_spans, gold_spans, score
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from ...annotation.forward import Batch, Inputs, Network
     from ...annotation.pipeline import AnnotationPipeline
     from ...annotation.stream import Annotator, Answer, Prepared
 
+LETTERS = re.compile(r"[^\W\d_]+")
 
-GOLD_REMEDY = (
-    "For each text give a list of (start, end, label), or of mappings with start, end, and label or entity_group."
-)
+# One training step has at most this many tokens; its activations are kept on both devices.
+TOKENS = 1024
+# The loss is multiplied by this and the gradients divided, as a GradScaler does: float16 would make 0 of small ones.
+SCALE = 1024.0
+# Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
+# attention, are zero but for rounding.
+SMALLEST = 1e-2
+
+# How often both ways read the texts, in turn, to be timed; and about how many characters of the texts.
+PAIRS = 9
+TIMED_CHARACTERS = 16384
 
 
-def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
-    """Return the gold entities of each text.
+def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
+    model: Any = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    gold: Iterable[Any] | None = None,
+    gradients: bool = False,
+    **arguments: Any,
+) -> ParityReport:
+    """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
+
+    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. The models are
+    loaded for the comparison and let go after it: those of the session, and its device, stay as they are.
 
     Args:
-        gold: For each text a list of ``(start, end, label)``, or of mappings with ``start``, ``end``, and ``label``,
-            ``entity_group`` or ``entity``.
+        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model; or a pipeline of
+            :func:`load_pipeline`, which is compared as it is with a float32 copy of its model on the CPU.
+        texts: Any series of texts, at least one.
+        device: The device of the candidate; ``None`` is the session's.
+        dtype: Its type: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or ``"auto"``.
+        gold: For each text its true entities, as ``(start, end, label)`` or as mappings like those of :func:`annotate`;
+            both ways are scored against them, with borders and labels exact.
+        gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
+            the reference itself gives.
+        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+
+    Returns:
+        Counts, figures and what they mean. Its text form has no figure that differs from run to run; no form of it has a
+        word of a text, and where entities differ, it names numbers of texts and characters.
 
     Raises:
-        ConfigurationError: For anything else, with the number of the text.
+        ConfigurationError: Without a text, for gold that is not gold or of other texts, for gradients in int8, and for a
+            type that the device does not have.
+        UnreadableText: For a text that cannot be read, by its number.
+        ModelError: If the model cannot be loaded, or computes no numbers on the CPU in float32.
+        DeviceError: If the device cannot be used, or fails.
 
     Example:
-        >>> gold_spans([[(0, 6, "DISEASE")], [{"start": 4, "end": 9, "entity_group": "DISEASE"}]])
-        (((0, 6, 'DISEASE'),), ((4, 9, 'DISEASE'),))
-        >>> gold_spans([[], [(0, "6", "DISEASE")]])
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: The gold of text 1 has no entity at its place 0. For each text give a list \
-of (start, end, label), or of mappings with start, end, and label or entity_group.
+        >>> report = parity("bundled_small", ["She has asthma.", "No fever."], device="cpu", dtype="bfloat16")
+        >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
+        (2, 0, 'every logit is a number')
     """
-    if not is_list(gold):
-        raise ConfigurationError(f"The gold cannot be {type(gold).__name__}.", GOLD_REMEDY)
-    return tuple(spans_of(entities, number) for number, entities in enumerate(gold))
+    from ...annotation.corpus import checked_pipeline
 
-
-def spans_of(entities: Any, number: int) -> tuple[Span, ...]:
-    """Return the gold entities of one text."""
-    if not is_list(entities):
-        raise ConfigurationError(f"The gold of text {number} cannot be {type(entities).__name__}.", GOLD_REMEDY)
-    spans = [gold_span(entity) for entity in entities]
-    if None in spans:
-        what = f"The gold of text {number} has no entity at its place {spans.index(None)}."
-        raise ConfigurationError(what, GOLD_REMEDY)
-    return tuple(span for span in spans if span)
-
-
-def gold_span(entity: Any) -> Span | None:
-    """Return an entity as a span, ``None`` where it is none."""
-    if isinstance(entity, Mapping):
-        label = next((entity[key] for key in ("entity_group", "label", "entity") if key in entity), None)
-        entity = (entity.get("start"), entity.get("end"), label)
-    if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
-        return None
-    start, end, label = entity
-    first, last = whole_number(start), whole_number(end)
-    if first is None or last is None or not isinstance(label, str):
-        return None
-    return (first, last, label) if 0 <= first < last else None
-
-
-def is_list(thing: Any) -> bool:
-    """Tell whether something is a series of things, and no text and no mapping."""
-    return hasattr(thing, "__iter__") and not isinstance(thing, (str, bytes, Mapping))
-
-
-WORD = re.compile(r"[^\W\d_]+")
-"""Letters that stand together."""
+    named = {"device": device, "dtype": dtype, **arguments}
+    given = {name: value for name, value in named.items() if value is not None}
+    with SESSION.told_after():
+        read = checked_texts(texts)
+        if model is None or isinstance(model, (str, os.PathLike)):
+            pair = pair_of_files(*SESSION.files(model, given))
+        else:
+            pair = pair_of_pipeline(checked_pipeline(model, given))
+        SESSION.tell(Activity("Comparing", pair.name))
+        return parity_of(pair, read, gold, gradients)
 
 
 def checked_texts(texts: Any) -> Any:
-    """Return texts as they are, where they are a series of texts.
+    """Return texts as they are, if they are a series of texts.
 
     Raises:
         ConfigurationError: For anything else, and for none at all.
-
-    Example:
-        >>> checked_texts(None)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There is no text to compare on. Pass the model first and then the texts; None is \
-the bundled model.
     """
+    from ...annotation.corpus import stream_of
+
     if texts is None:
         raise no_text()
     if isinstance(texts, str):
@@ -138,7 +132,6 @@ the bundled model.
 
 
 def no_text() -> ConfigurationError:
-    """Return the error for no text at all."""
     what = "Pass the model first and then the texts; None is the bundled model."
     return ConfigurationError("There is no text to compare on.", what)
 
@@ -152,6 +145,8 @@ def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
         >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
+    from ...annotation.fingerprints import fingerprint_of
+
     gold = list(gold) if isinstance(gold, Iterator) else gold
     if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
         return texts, gold
@@ -162,25 +157,24 @@ def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
 
 
 def words_of(text: Any) -> Any:
-    """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text.
-
-    Example:
-        >>> words_of("12. She has  Asthma!")
-        'she has asthma'
-    """
-    return " ".join(WORD.findall(text)).casefold() if isinstance(text, str) else text
+    """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text."""
+    return " ".join(LETTERS.findall(text)).casefold() if isinstance(text, str) else text
 
 
 def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
     """Return gold entities, checked before anything runs.
 
     Raises:
-        ConfigurationError: For what is no gold, gold of another number of texts, and labels that the model does not have.
+        ConfigurationError: For anything else, gold of another number of texts, and labels that the model does not have.
     """
     spans = gold_spans(gold)
     if isinstance(texts, Sized) and len(texts) != len(spans):
         raise other_number(len(spans), len(texts))
-    known = labels_given(pair.candidate)
+    tables = pair.candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
+    if pair.candidate.settings.aggregation_strategy == "none":
+        known = {name for name, kept in zip(tables.names, tables.label_kept, strict=True) if kept}
+    else:
+        known = {group for group, kept in zip(tables.groups, tables.group_kept, strict=True) if kept}
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in known for label in labels)
     if unknown:  # They are not named: they could be words of a text.
@@ -189,22 +183,9 @@ def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], .
     return spans
 
 
-def labels_given(annotator: Annotator) -> set[str]:
-    """Return the labels that entities can have, without those that are no answer, such as ``O``."""
-    tables = annotator.decoder.tables
-    if annotator.settings.aggregation_strategy == "none":
-        return {name for name, kept in zip(tables.names, tables.label_kept, strict=True) if kept}
-    return {group for group, kept in zip(tables.groups, tables.group_kept, strict=True) if kept}
-
-
 def other_number(gold: int, texts: int) -> ConfigurationError:
-    """Return the error for gold of another number of texts."""
-    return ConfigurationError(
-        f"The gold is of {counted(gold, 'text')}, and there are {texts:,}.", "Pass the gold of the same texts."
-    )
-
-
-ROUNDED = "The reference has this pipeline's weights, rounded to {dtype} already; pass the model's name to compare with its files."
+    what = f"The gold is of {counted(gold, 'text')}, and there are {texts:,}."
+    return ConfigurationError(what, "Pass the gold of the same texts.")
 
 
 @dataclass(frozen=True)
@@ -217,7 +198,7 @@ class Pair:
         candidate: The way in question.
         dtype: The candidate's type.
         notes: What to know about the comparison.
-        strategies: How tokens become the entities that are compared; empty where as the reference does it.
+        strategies: How tokens become the entities that are compared; empty for the reference's own strategy.
     """
 
     name: str
@@ -227,10 +208,17 @@ class Pair:
     notes: tuple[str, ...] = ()
     strategies: tuple[str, ...] = ()
 
+    def in_every_strategy(self) -> Pair:
+        """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
+        reference, candidate = (
+            replace(side, network=replace(side.network, whole=True)) for side in (self.reference, self.candidate)
+        )
+        return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
+
 
 def pair_of_files(spec: LoadSpec, device: str) -> Pair:
     """Return a model from its files twice: on the CPU in float32, and on a device in the type of the specification."""
-    from ...annotation.pipeline import device_budget
+    from ...annotation.pipeline import build_pipeline, device_budget
 
     model = load(spec, device).model
     # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
@@ -247,6 +235,8 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     Raises:
         ConfigurationError: For a pipeline in int8, whose weights were rounded away, and in a type without a tolerance.
     """
+    import torch
+
     dtype, name = dtype_of(pipe.model), type(pipe.model).__name__
     if is_quantized(pipe.model):
         what = f"The float32 weights of this {name} in int8 are gone."
@@ -255,16 +245,13 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
         what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
         raise ConfigurationError(what, "Call .float() on its model.")
     candidate = whole_texts(pipe.own_annotator())
-    notes = () if dtype == "float32" else (ROUNDED.format(dtype=dtype),)
-    return Pair(name, with_model(candidate, float32_copy(pipe.model)), candidate, dtype, notes)
-
-
-def in_every_strategy(pair: Pair) -> Pair:
-    """Return a pair whose entities are compared as each strategy makes them of the same probabilities."""
-    reference, candidate = (
-        replace(side, network=replace(side.network, whole=True)) for side in (pair.reference, pair.candidate)
-    )
-    return replace(pair, reference=reference, candidate=candidate, strategies=STRATEGIES)
+    notes: tuple[str, ...] = ()
+    if dtype != "float32":
+        rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
+        notes = (f"{rounded}; pass the model's name to compare with its files.",)
+    with TENSOR_LOCK:
+        reference = with_model(candidate, cpu_copy(pipe.model, torch.float32).eval())
+    return Pair(name, reference, candidate, dtype, notes)
 
 
 def whole_texts(annotator: Annotator) -> Annotator:
@@ -277,34 +264,9 @@ def with_model(annotator: Annotator, model: Any) -> Annotator:
     return replace(annotator, network=replace(annotator.network, model=model, compiled=False))
 
 
-def float32_copy(model: Any) -> Any:
-    """Return a copy of a model on the CPU in float32; the device holds nothing more for it.
-
-    Raises:
-        ConfigurationError: Where the model cannot be copied.
-    """
-    import torch
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
-        return tensor.detach().to("cpu", kind, copy=True)
-
-    with TENSOR_LOCK:
-        parameters: dict[int, Any] = {
-            id(one): torch.nn.Parameter(copied(one), requires_grad=one.requires_grad) for one in model.parameters()
-        }
-        buffers = {id(one): copied(one) for one in model.buffers()}
-        try:
-            return copy.deepcopy(model, {**parameters, **buffers}).eval()
-        except Exception as error:
-            # A model can hold anything, such as a hook with a lock, and each thing fails in its own way.
-            what = f"{type(model).__name__} cannot be copied: {cause(error)}."
-            raise ConfigurationError(what, "Take out of the model what cannot be copied, or pass its name.") from error
-
-
 @contextlib.contextmanager
 def undisturbed(pair: Pair) -> Iterator[None]:
-    """Compute as if the caller had set nothing: an autocast around would round the reference as it rounds the candidate."""
+    """Compute without the caller's autocast, which would round the reference as it rounds the candidate."""
     import torch
 
     kinds = dict.fromkeys(("cpu", pair.candidate.network.model.device.type))
@@ -326,44 +288,26 @@ def evaluating(model: Any) -> Iterator[None]:
             part.training = True
 
 
-TOKENS = 1024
-"""How many tokens the step has at most; its activations are kept on both devices."""
-
-SCALE = 1024.0
-"""The loss is multiplied by this, and the gradients divided, as a ``GradScaler`` does: float16 would make 0 of small ones."""
-
-SMALLEST = 1e-2
-"""Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
-attention, are zero but for rounding."""
-
-
 def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
-    """Return how far the gradients of one batch are apart; ``None`` where no parameter has one.
+    """Return how far the gradients of one batch are apart; ``None`` if no parameter has one.
 
     Raises:
-        DeviceUnavailable: Where the device fails.
+        DeviceUnavailable: If the device fails.
     """
+    import torch
+
     from ...annotation.forward import fill
 
     batch = candidate.batches(prepared, candidate.budget.within(TOKENS))[0]
     inputs = fill(prepared.tokens, prepared.windows, batch, candidate.network)
-    labels = best_labels(reference.network, inputs)
+    with TENSOR_LOCK, torch.no_grad():
+        labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
     try:
         ours, theirs = (gradients_of(side.network, inputs, labels) for side in (reference, candidate))
     except RuntimeError as error:
-        place = shown_device(str(candidate.network.model.device))
-        what = f"A step could not be computed on {place}: {cause(error)}."
+        what = f"A step could not be computed on {shown_device(str(candidate.network.model.device))}: {cause(error)}."
         raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
     return largest_difference(ours, theirs) if ours else None
-
-
-def best_labels(network: Network, inputs: Inputs) -> np.ndarray:
-    """Return the labels that a model gives to a batch, ``(rows, length)`` int64."""
-    import torch
-
-    with TENSOR_LOCK, torch.no_grad():
-        labels: np.ndarray = network.logits(inputs).argmax(-1).cpu().numpy()
-    return labels
 
 
 def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
@@ -387,54 +331,33 @@ def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[s
 
 
 def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> GradientDifference:
-    """Return the largest relative difference of two sets of gradients, and the parameter where it is.
-
-    Args:
-        reference: Gradients by the names of parameters, as tensors on the CPU.
-        candidate: The same in another way; one that is missing counts as zero.
-
-    Example:
-        >>> import torch
-        >>> ones = {"weight": torch.ones(4), "bias": torch.ones(2)}
-        >>> largest_difference(ones, {**ones, "bias": torch.tensor([1.0, 2.0])}).parameter
-        'bias'
-    """
+    """Return the largest relative difference of two sets of gradients by parameter; one that is missing counts as zero."""
     lengths = {name: float(one.norm()) for name, one in reference.items()}
     least = SMALLEST * max(lengths.values()) or 1.0
     apart = {
         name: float((candidate[name] - one).norm() if name in candidate else one.norm()) / max(lengths[name], least)
         for name, one in reference.items()
     }
-    unknown = float("inf")
-    apart = {name: unknown if one != one else one for name, one in apart.items()}  # noqa: PLR0124 - NaN is unlike itself
+    apart = {name: float("inf") if one != one else one for name, one in apart.items()}  # noqa: PLR0124 - NaN is unlike itself
     worst = max(apart, key=apart.__getitem__)
     return GradientDifference(apart[worst], worst, len(apart))
 
 
-PAIRS = 9
-"""How many times both ways read the texts, in turn, to be timed."""
-
-TIMED_CHARACTERS = 16384
-"""About how many characters of the texts are read to be timed."""
-
-
 def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
-    """Return how many times faster one way is than another on the same device, 1 where that is not certain."""
-    some = first_texts(texts, TIMED_CHARACTERS)
+    """Return how many times faster one way is than another on the same device, 1 if that is not certain."""
+    from ...annotation.stream import in_chunks
+
+    some: list[Any] = next((chunk.texts for chunk in in_chunks(texts, 8 * TIMED_CHARACTERS)), [])
     return gain_of(seconds_in_turn(lambda: plain.entities(some), lambda: reduced.entities(some), PAIRS))
 
 
 def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
-    """Return how many times faster the second way is: the middle of all pairs, 1 where two of them do not say so.
+    """Return how many times faster the second way is: the middle of all pairs, 1 if two of them do not say so.
 
     On a busy computer a pair can say anything: one way read against itself gave ratios from 0.66 to 2.16.
 
     Args:
         seconds: How long each way took, in pairs, at least two.
-
-    Example:
-        >>> gain_of([(2.0, 1.0)] * 8 + [(1.0, 3.0)]), gain_of([(2.0, 1.0), (1.0, 1.0), (1.0, 2.0)])
-        (2.0, 1.0)
     """
     ratios = sorted(plain / reduced for plain, reduced in seconds)
     return statistics.median(ratios) if ratios[1] > WORTH else 1.0
@@ -442,6 +365,12 @@ def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
 
 def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
     """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
+
+    def timed(function: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        function()
+        return time.perf_counter() - begin
+
     seconds = []
     for number in range(pairs + 1):
         if number % 2:
@@ -453,38 +382,10 @@ def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], p
     return seconds[1:]
 
 
-def first_texts(texts: Sequence[Any], characters: int) -> list[Any]:
-    """Return the first texts, of about so many characters together.
-
-    Example:
-        >>> first_texts(["aaaa", "bbbb", "cccc"], 6)
-        ['aaaa', 'bbbb']
-    """
-    return next((chunk.texts for chunk in in_chunks(texts, 8 * characters)), [])
-
-
-def timed(function: Callable[[], object]) -> float:
-    """Return how long a function takes, in seconds."""
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
-    """Run a model in two ways over texts, and return how far apart they are.
+    """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
+    from ...annotation.corpus import stream_of
 
-    Args:
-        pair: The model in two ways.
-        texts: A series of texts, at least one.
-        gold: The gold entities of each text; see :func:`.gold.gold_spans`.
-        gradients: Whether the gradients of one step are compared too.
-
-    Raises:
-        ConfigurationError: For no text, for gold of another number of texts, and for gradients in int8.
-        UnreadableText: For a text that cannot be read, by its number.
-        ModelUnusable: Where the reference itself computes no numbers.
-        DeviceUnavailable: Where the device fails.
-    """
     tally = Tally(pair, None if gold is None else checked_gold(gold, texts, pair))
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
@@ -498,12 +399,9 @@ def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False)
 
 
 def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prepared]:
-    """Yield texts ready for both ways, some hundred at a time.
+    """Yield texts ready for both ways, some hundred at a time; an unreadable text, or a stream that fails, raises."""
+    from ...annotation.stream import chunk_characters, in_chunks
 
-    Raises:
-        UnreadableText: For the first text that cannot be read.
-        Exception: What the stream itself raises.
-    """
     for chunk in in_chunks(texts, chunk_characters(annotator.budget)):
         prepared = annotator.prepare(chunk)
         if chunk.error:
@@ -520,7 +418,7 @@ class Tally:
 
     Attributes:
         pair: The model in two ways.
-        gold: The gold entities of each text; ``None`` where none were given.
+        gold: The gold entities of each text; ``None`` if none were given.
     """
 
     pair: Pair
@@ -542,23 +440,22 @@ class Tally:
 
     def add(self, prepared: Prepared) -> None:
         """Run a chunk of texts both ways, and count."""
+        from ...annotation.fingerprints import fingerprint_of
         from ...annotation.forward import ForwardRun, settled
 
-        reference, candidate = self.pair.reference, self.pair.candidate
+        sides = (self.pair.reference, self.pair.candidate)
         outputs: tuple[list[Any], list[Any]] = ([], [])
-        for batch in candidate.batches(prepared, candidate.budget):
-            for part, outcomes in run_both(reference.network, candidate.network, prepared, batch):
-                self.count_logits(prepared, part, *(outcome.logits for outcome in outcomes))
-                for kept, outcome in zip(outputs, outcomes, strict=True):
-                    kept.append((part, outcome.answers))
+        for batch in sides[1].batches(prepared, sides[1].budget):
+            for part, ways in run_both(sides[0].network, sides[1].network, prepared, batch):
+                self.count_logits(prepared, part, *(logits for logits, _answers in ways))
+                for kept, (_logits, answers) in zip(outputs, ways, strict=True):
+                    kept.append((part, answers))
         run = ForwardRun(prepared.tokens, prepared.windows)
-        said = [
-            (side, settled(run, side.network, kept)) for side, kept in zip((reference, candidate), outputs, strict=True)
-        ]
+        of_tokens = [settled(run, side.network, kept) for side, kept in zip(sides, outputs, strict=True)]
         for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
             first, second = (
-                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, of_tokens)
-                for side, of_tokens in said
+                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, found)
+                for side, found in zip(sides, of_tokens, strict=True)
             )
             self.count_entities(strategy, prepared, first, second)
         self.texts += [fingerprint_of(text) for text in prepared.texts]
@@ -569,7 +466,7 @@ class Tally:
         """Count how far apart the logits of a batch are, each token in the window that owns it.
 
         Raises:
-            ModelUnusable: Where those of the reference are no numbers.
+            ModelUnusable: If those of the reference are no numbers.
         """
         import numpy as np
 
@@ -589,9 +486,14 @@ class Tally:
         self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
     ) -> None:
         """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
+        from ...annotation.fingerprints import fingerprint_of
+        from ...annotation.results import span_of
+
         for place, answers in enumerate(zip(reference, candidate, strict=True)):
             number, text = prepared.first + place, prepared.texts[place]
-            ours, theirs = (spans_of_answer(answer) for answer in answers)
+            ours, theirs = (
+                [] if isinstance(answer, OpenMedError) else [span_of(one) for one in answer] for answer in answers
+            )
             self.spans[strategy] += compare_spans(ours, theirs, number)
             if strategy == self.own:
                 self.distinct.update(
@@ -606,7 +508,7 @@ class Tally:
         """Return the gold entities of a text.
 
         Raises:
-            ConfigurationError: Where there are none for it, or one ends after the text.
+            ConfigurationError: If there are none for it, or one ends after the text.
         """
         remedy = "Pass the gold of the same texts, in the same order."
         if self.gold is None or number >= len(self.gold):
@@ -620,8 +522,10 @@ class Tally:
         """Return what was counted.
 
         Raises:
-            ConfigurationError: Where there was no text, or gold for more texts than there were.
+            ConfigurationError: If there was no text, or gold for more texts than there were.
         """
+        from ...annotation.fingerprints import fingerprint_of
+
         if not self.texts:
             raise no_text()
         if self.gold is not None and len(self.gold) != len(self.texts):
@@ -646,26 +550,17 @@ class Tally:
         )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one way says of a batch, on the host.
-
-    Attributes:
-        logits: ``(rows, length, labels)`` float32.
-        answers: What the annotation makes of them, as ``Network.answers`` returns it.
-    """
-
-    logits: np.ndarray
-    answers: list[np.ndarray]
+# What one way gives for a batch, on the host: (rows, length, labels) float32, and what Network.answers makes of that.
+Outcome = tuple["np.ndarray", "list[np.ndarray]"]
 
 
 def run_both(
     reference: Network, candidate: Network, prepared: Prepared, batch: Batch
 ) -> Iterator[tuple[Batch, tuple[Outcome, Outcome]]]:
-    """Run a batch both ways; where memory is short, its halves.
+    """Run a batch both ways; if memory is short, its halves.
 
     Raises:
-        DeviceUnavailable: Where a single window does not fit, and where the device fails for another reason.
+        DeviceUnavailable: If a single window does not fit, and if the device fails for another reason.
     """
     from ...annotation.forward import fill
 
@@ -678,8 +573,7 @@ def run_both(
         empty_cache(str(candidate.model.device))
         halves = batch.halves(prepared.windows.lengths + candidate.frame.size) if is_out_of_memory(error) else []
         if not halves:
-            place = shown_device(str(candidate.model.device))
-            what = f"The model could not be compared on {place}: {cause(error)}."
+            what = f"The model could not be compared on {shown_device(str(candidate.model.device))}: {cause(error)}."
             raise DeviceUnavailable(what, "Use another device or another type.") from error
     else:
         yield batch, outcomes
@@ -697,12 +591,7 @@ def outcome(network: Network, inputs: Inputs) -> Outcome:
         tensors = logits.float(), *network.answers(logits)
         synchronize(network.model.device)
         array, *answers = (to_array(tensor) for tensor in tensors)
-    return Outcome(array, answers)
-
-
-def spans_of_answer(answer: Answer) -> list[Span]:
-    """Return the places and labels of entities; none where a text has no answer."""
-    return [] if isinstance(answer, OpenMedError) else [span_of(entity) for entity in answer]
+    return array, answers
 
 
 def quantiles(differences: Sequence[np.ndarray]) -> Differences:

@@ -1,7 +1,4 @@
-"""Parity: whether a model gives on a device, in a type, what it gives on the CPU in float32; the value that says so.
-
-:mod:`.measurement` runs both and counts, and :mod:`.judgement` says what the counts mean.
-"""
+"""The report of a comparison with the CPU in float32, and what its counts mean; ``measurement`` makes it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from ...devices.simulated import shows_simulated
 from ...display import (
     FAILED,
     NOT_APPLICABLE,
-    NOTE,
     OK,
     WARNING,
     Finding,
+    Plain,
     Report,
     Shown,
     Table,
@@ -25,135 +22,45 @@ from ...display import (
     worst,
 )
 from ...models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT
-from .spans import Score, Spans
+from .spans import Score, Span, Spans
+
+REFERENCE = "cpu in float32"
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a type may be from float32 on the CPU before that is told.
+    """How far a type may be from float32 on the CPU before the report says so.
 
     Attributes:
-        logits: The largest absolute difference of a logit; ``None`` where logits tell nothing.
-        gradients: The largest relative difference of the gradient of a parameter; ``None`` where there are none.
+        logits: The largest absolute difference of a logit; ``None`` if logits tell nothing.
+        gradients: The largest relative difference of the gradient of a parameter; ``None`` if there are none.
     """
 
     logits: float | None
     gradients: float | None
 
 
+# For each type, some times the largest difference seen with the two bundled models in 5,524 texts of 203,905 tokens
+# whose logits go up to 11. On an NVIDIA H200 (torch 2.11): logits 2.0e-05 in float32, 0.012 in float16 and 0.16 in
+# bfloat16, gradients 9.2e-06, 0.0067 and 0.031; at least 0.9998 of the entities were the same in float16 and 0.9974 in
+# bfloat16. On a CPU: logits 0.017 in float16 and 0.13 in bfloat16, which is about three times the rounding of one such
+# number (2**-11 and 2**-8 of it), gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a
+# few tokens were off by up to 3.0: its logits tell nothing, and the entities decide. ``benchmarks/parity.py`` prints
+# the figures.
 TOLERANCES = {
     "float32": Tolerance(1e-4, 1e-3),
     "float16": Tolerance(5e-2, 1e-1),
     "bfloat16": Tolerance(5e-1, 5e-1),
     "int8": Tolerance(None, None),
 }
-"""For each type, some times the largest difference seen with the two bundled models in 5,524 texts of 203,905 tokens whose
-logits go up to 11. On an NVIDIA H200 (torch 2.11): logits 2.0e-05 in float32, 0.012 in float16 and 0.16 in bfloat16, gradients
-9.2e-06, 0.0067 and 0.031; at least 0.9998 of the entities were the same in float16 and 0.9974 in bfloat16. On a CPU: logits
-0.017 in float16 and 0.13 in bfloat16, which is about three times the rounding of one such number (2**-11 and 2**-8 of it),
-gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a few tokens were off by up to 3.0: its logits
-tell nothing, and the entities decide. ``benchmarks/parity.py`` prints the figures."""
 
 LOAD_AGAIN = "Load the model again."
 ENTITIES_DECIDE = "Look at the entities: they decide."
 
 
-def judged(report: ParityReport) -> Iterator[Finding]:
-    """Yield what the counts of a comparison mean."""
-    yield of_numbers(report)
-    yield of_logits(report)
-    yield of_labels(report)
-    yield of_entities(report)
-    if report.gold:
-        yield of_gold(report, *report.gold)
-    if report.gradients:
-        yield of_gradients(report, report.gradients, report.tolerance.gradients or 0.0)
-
-
-def way_out(report: ParityReport) -> str:
-    """Return what to do where a type or a device gives wrong answers: leave the type, else the device."""
-    if report.dtype != "float32":
-        return FLOAT32_INSTEAD
-    return LOAD_AGAIN if report.is_reference else "Use the CPU for this model."
-
-
-def of_numbers(report: ParityReport) -> Finding:
-    """Judge whether all logits are numbers."""
-    if report.not_numbers:
-        what = f"NaN or infinity in {counted(report.not_numbers, 'token')}"
-        return Finding("numbers", FAILED, what, OTHER_NUMBERS.get(report.dtype, way_out(report)))
-    return Finding("numbers", OK, "every logit is a number")
-
-
-def of_logits(report: ParityReport) -> Finding:
-    """Judge how far logits are apart.
-
-    In a reduced type the entities decide. In float32 they do as long as no logit is further off than float16 may be: a larger
-    model adds up more roundings; what is further off is no rounding.
-    """
-    tolerance = report.tolerance.logits
-    if tolerance is None:
-        return Finding("logits", NOT_APPLICABLE, f"those of {report.dtype} tell nothing; the entities decide")
-    if report.logits.maximum <= tolerance:
-        return Finding("logits", OK, f"within {tolerance:g} of the reference")
-    what = f"more than {tolerance:g} off the reference"
-    if report.dtype == "float32" and not (only_rounded(report) and report.spans.exact == report.spans.all):
-        return Finding("logits", FAILED, what, way_out(report))
-    return Finding("logits", WARNING, what, ENTITIES_DECIDE)
-
-
-def only_rounded(report: ParityReport) -> bool:
-    """Tell whether logits are no further off than the rounding of 16 bits makes them."""
-    return report.logits.maximum <= (TOLERANCES["float16"].logits or 0.0)
-
-
-def of_labels(report: ParityReport) -> Finding:
-    """Judge the labels of tokens; a near tie may fall to either side, and what counts are entities."""
-    if not report.other_labels:
-        return Finding("labels", OK, "every token has the same label")
-    what = f"{report.other_labels:,} of {counted(report.tokens, 'token')} have another label"
-    return Finding("labels", WARNING, what, ENTITIES_DECIDE)
-
-
-def of_entities(report: ParityReport) -> Finding:
-    """Judge the entities, by the share that is the same."""
-    spans = report.spans
-    if not spans.all:
-        remedy = "Compare on texts in which it finds some."
-        return Finding("entities", WARNING, "no entity was found in either: nothing can be told", remedy)
-    counts = {name: getattr(spans, name) for name in ("moved", "relabelled", "missing", "extra")}
-    others = "".join(f", {count:,} {name}" for name, count in counts.items() if count)
-    what = f"{spans.exact:,} of {spans.reference:,} exact{others}"
-    if spans.exact == spans.all:
-        return Finding("entities", OK, what)
-    status = WARNING if spans.agreement >= SPAN_AGREEMENT else FAILED
-    return Finding("entities", status, what, way_out(report) if status == FAILED else "Look at the places below.")
-
-
-def of_gold(report: ParityReport, reference: Score, candidate: Score) -> Finding:
-    """Judge how many gold entities are found."""
-    what = f"{candidate.right:,} of {candidate.gold:,} found, the reference {reference.right:,}"
-    lost = reference.recall - candidate.recall
-    status = OK if lost <= 0 else WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED
-    return Finding("gold entities", status, what, "" if status == OK else way_out(report))
-
-
-def of_gradients(report: ParityReport, gradients: GradientDifference, tolerance: float) -> Finding:
-    """Judge the gradients of one step."""
-    where = f"of {counted(gradients.parameters, 'parameter')}"
-    if gradients.largest <= tolerance:
-        return Finding("gradients", OK, f"the gradients {where} are within {tolerance:g} of the reference")
-    what = f"the gradient of {gradients.parameter}, one {where}, is more than {tolerance:g} off the reference"
-    elsewhere = "Train on the CPU." if report.dtype == "float32" else "Train in float32."
-    return Finding("gradients", FAILED, what, LOAD_AGAIN if report.is_reference else elsewhere)
-
-
-REFERENCE = "cpu in float32"
-
-
 @dataclass(frozen=True)
-class Differences:
-    """How far logits are apart, as absolute differences, the largest of each token; 0 where there is no token.
+class Differences(Plain):
+    """How far logits are apart, as absolute differences, the largest of each token; 0 if there is no token.
 
     Attributes:
         maximum: The largest.
@@ -169,7 +76,7 @@ class Differences:
 
 
 @dataclass(frozen=True)
-class GradientDifference:
+class GradientDifference(Plain):
     """How far the gradients of one step are apart.
 
     Attributes:
@@ -189,7 +96,7 @@ class ParityReport(Shown):
 
     Attributes:
         model: What the person calls the model.
-        device: The device, marked where it is simulated.
+        device: The device, marked if it is simulated.
         dtype: The type.
         texts: How many texts were compared.
         texts_fingerprint: Tells them from others, and holds none of them.
@@ -199,8 +106,8 @@ class ParityReport(Shown):
         other_labels: How many tokens have another best label.
         not_numbers: How many tokens have NaN or infinity in the candidate.
         spans: What became of the entities.
-        gold: The scores of reference and candidate against gold entities; ``None`` where none were given.
-        gradients: How far the gradients of one step are apart; ``None`` where they were not compared.
+        gold: The scores of reference and candidate against gold entities; ``None`` if none were given.
+        gradients: How far the gradients of one step are apart; ``None`` if they were not compared.
         distinct: How many entities of the reference differ in their words or labels.
         notes: What to know about the comparison.
     """
@@ -220,6 +127,13 @@ class ParityReport(Shown):
     gradients: GradientDifference | None = None
     distinct: int = 0
     notes: tuple[str, ...] = ()
+
+    ALSO = ("findings", "status")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is a simulated one."""
+        return shows_simulated(self.device)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -244,21 +158,25 @@ class ParityReport(Shown):
     @property
     def differs(self) -> bool:
         """Whether anything is not as in the reference, within the tolerances."""
-        judged_so = {one.name for one in self.findings if one.status in {WARNING, FAILED}}
-        return bool(judged_so - {"entities"}) or self.spans.exact != self.spans.all
+        bad = {one.name for one in self.findings if one.status in {WARNING, FAILED}}
+        return bool(bad - {"entities"}) or self.spans.exact != self.spans.all
+
+    @property
+    def way_out(self) -> str:
+        """What to do if a type or a device gives wrong answers: leave the type, else the device."""
+        if self.dtype != "float32":
+            return FLOAT32_INSTEAD
+        return LOAD_AGAIN if self.is_reference else "Use the CPU for this model."
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, strings and numbers, ready for JSON; no word of a text."""
+        gold, gradients = self.gold, self.gradients
         return {
-            **vars(self),
+            **super().to_dict(),
             "reference": REFERENCE,
-            "logits": {**vars(self.logits), "tolerance": self.tolerance.logits},
-            "spans": self.spans.to_dict(),
-            "gold": self.gold and {"reference": self.gold[0].to_dict(), "candidate": self.gold[1].to_dict()},
-            "gradients": self.gradients and {**vars(self.gradients), "tolerance": self.tolerance.gradients},
-            "notes": list(self.notes),
-            "findings": [finding.to_dict() for finding in self.findings],
-            "status": self.status,
+            "logits": {**self.logits.to_dict(), "tolerance": self.tolerance.logits},
+            "gold": gold and {"reference": gold[0].to_dict(), "candidate": gold[1].to_dict()},
+            "gradients": gradients and {**gradients.to_dict(), "tolerance": self.tolerance.gradients},
         }
 
     def report(self) -> Report:
@@ -268,30 +186,26 @@ class ParityReport(Shown):
         sentences = [f"{read} in {counted(self.windows, 'window')}."]
         if self.is_reference and self.differs:
             sentences.append("The candidate is computed as the reference is: the difference is a fault.")
-        simulated = (NOTE,) if shows_simulated(self.device) else ()
-        tables = (findings_table("", self.findings), self.changes_table())
-        return Report(title, (*simulated, *sentences, *self.notes), tables, figures=(self.figures_table(),))
+        tables = (findings_table("", self.findings), self._changes())
+        return Report(title, (*sentences, *self.notes), tables, figures=(self._figures(),))
 
-    def changes_table(self) -> Table:
+    def _changes(self) -> Table:
         """Return where the first entities are that are not the same: numbers of texts and of characters."""
         rows = tuple(
             (f"text {one.text}", one.kind, place(one.reference), place(one.candidate)) for one in self.spans.changes
         )
         count = self.spans.all - self.spans.exact
-        caption = (
-            f"Entities that differ (the first {len(rows)} of {count})" if count > len(rows) else "Entities that differ"
-        )
-        return Table(caption, ("where", "what", "reference", "candidate"), rows)
+        first = f" (the first {len(rows)} of {count})" if count > len(rows) else ""
+        return Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), rows)
 
-    def figures_table(self) -> Table:
-        """Return the measured figures."""
-        logits = self.logits
+    def _figures(self) -> Table:
+        logits, same = self.logits, self.tokens - self.other_labels
         rows = [
             ("largest difference of a logit", f"{logits.maximum:.3g}"),
             ("0.99 quantile", f"{logits.ninety_nine:.3g}"),
             ("0.9 quantile", f"{logits.ninety:.3g}"),
             ("median", f"{logits.median:.3g}"),
-            ("tokens with the same label", f"{share(self.tokens - self.other_labels, self.tokens)}"),
+            ("tokens with the same label", f"{100 * same / self.tokens if self.tokens else 100:.2f}%"),
             ("entities that are the same", f"{100 * self.spans.agreement:.2f}%"),
         ]
         for name, one in zip(("reference", "candidate"), self.gold or (), strict=False):
@@ -302,21 +216,72 @@ class ParityReport(Shown):
         return Table("Figures", ("figure", "value"), tuple(rows))
 
 
-def place(span: tuple[int, int, str] | None) -> str:
-    """Return where an entity is and its label, empty where there is none.
-
-    Example:
-        >>> place((9, 20, "DISEASE"))
-        'characters 9 to 20, DISEASE'
-    """
+def place(span: Span | None) -> str:
     return f"characters {span[0]} to {span[1]}, {span[2]}" if span else ""
 
 
-def share(part: int, whole: int) -> str:
-    """Return a part of a whole in percent.
+def judged(report: ParityReport) -> Iterator[Finding]:
+    """Yield what the counts of a comparison mean."""
+    if report.not_numbers:
+        what = f"NaN or infinity in {counted(report.not_numbers, 'token')}"
+        yield Finding("numbers", FAILED, what, OTHER_NUMBERS.get(report.dtype, report.way_out))
+    else:
+        yield Finding("numbers", OK, "every logit is a number")
+    yield of_logits(report)
+    if report.other_labels:  # A near tie may fall to either side.
+        what = f"{report.other_labels:,} of {counted(report.tokens, 'token')} have another label"
+        yield Finding("labels", WARNING, what, ENTITIES_DECIDE)
+    else:
+        yield Finding("labels", OK, "every token has the same label")
+    yield of_entities(report)
+    if report.gold:
+        reference, candidate = report.gold
+        what = f"{candidate.right:,} of {candidate.gold:,} found, the reference {reference.right:,}"
+        lost = reference.recall - candidate.recall
+        status = OK if lost <= 0 else WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED
+        yield Finding("gold entities", status, what, "" if status == OK else report.way_out)
+    if report.gradients:
+        yield of_gradients(report, report.gradients)
 
-    Example:
-        >>> share(999, 1000), share(0, 0)
-        ('99.90%', '100.00%')
+
+def of_logits(report: ParityReport) -> Finding:
+    """Judge how far logits are apart.
+
+    In a reduced type the entities decide. In float32 they do as long as no logit is further off than float16 may be: a larger
+    model adds up more roundings; what is further off is no rounding.
     """
-    return f"{100 * part / whole:.2f}%" if whole else "100.00%"
+    tolerance, largest = report.tolerance.logits, report.logits.maximum
+    if tolerance is None:
+        return Finding("logits", NOT_APPLICABLE, f"those of {report.dtype} tell nothing; the entities decide")
+    if largest <= tolerance:
+        return Finding("logits", OK, f"within {tolerance:g} of the reference")
+    what = f"more than {tolerance:g} off the reference"
+    only_rounded = largest <= (TOLERANCES["float16"].logits or 0.0)
+    if report.dtype == "float32" and not (only_rounded and report.spans.exact == report.spans.all):
+        return Finding("logits", FAILED, what, report.way_out)
+    return Finding("logits", WARNING, what, ENTITIES_DECIDE)
+
+
+def of_entities(report: ParityReport) -> Finding:
+    """Judge the entities, by the share that is the same."""
+    spans = report.spans
+    if not spans.all:
+        remedy = "Compare on texts in which it finds some."
+        return Finding("entities", WARNING, "no entity was found in either: nothing can be told", remedy)
+    counts = {name: getattr(spans, name) for name in ("moved", "relabelled", "missing", "extra")}
+    others = "".join(f", {count:,} {name}" for name, count in counts.items() if count)
+    what = f"{spans.exact:,} of {spans.reference:,} exact{others}"
+    if spans.exact == spans.all:
+        return Finding("entities", OK, what)
+    status = WARNING if spans.agreement >= SPAN_AGREEMENT else FAILED
+    return Finding("entities", status, what, report.way_out if status == FAILED else "Look at the places below.")
+
+
+def of_gradients(report: ParityReport, gradients: GradientDifference) -> Finding:
+    """Judge the gradients of one step."""
+    where, tolerance = f"of {counted(gradients.parameters, 'parameter')}", report.tolerance.gradients or 0.0
+    if gradients.largest <= tolerance:
+        return Finding("gradients", OK, f"the gradients {where} are within {tolerance:g} of the reference")
+    what = f"the gradient of {gradients.parameter}, one {where}, is more than {tolerance:g} off the reference"
+    elsewhere = "Train on the CPU." if report.dtype == "float32" else "Train in float32."
+    return Finding("gradients", FAILED, what, LOAD_AGAIN if report.is_reference else elsewhere)

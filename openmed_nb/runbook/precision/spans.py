@@ -1,31 +1,33 @@
-"""Two lists of entities of one text: which are the same, which moved, which have another label, are missing or extra."""
+"""Two lists of entities of one text: which are the same, which moved, which have another label, are missing or extra.
+
+And the gold entities that a person gives for texts, and how many of them a model finds.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...display import Plain
+from ...errors import ConfigurationError, whole_number
 from ...models.certificates import EntityCounts
 
-Span = tuple[int, int, str]
-"""Where an entity begins and ends, in characters, and its label."""
+Span = tuple[int, int, str]  # Where an entity begins and ends, in characters, and its label.
 
-SHOWN_CHANGES = 20
-"""So many changes are kept with their places; all are counted."""
+SHOWN_CHANGES = 20  # This many changes are kept with their places; all are counted.
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Plain):
     """An entity that is not the same in both; never a word of it.
 
     Attributes:
         text: The number of the text.
         kind: ``"moved"``, ``"relabelled"``, ``"missing"`` or ``"extra"``.
-        reference: Its place and label in the reference; ``None`` where it is extra.
-        candidate: Its place and label in the candidate; ``None`` where it is missing.
+        reference: Its place and label in the reference; ``None`` if it is extra.
+        candidate: Its place and label in the candidate; ``None`` if it is missing.
     """
 
     text: int
@@ -33,14 +35,9 @@ class Change:
     reference: Span | None
     candidate: Span | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the change as a mapping, ready for JSON."""
-        spans = {"reference": self.reference, "candidate": self.candidate}
-        return {"text": self.text, "kind": self.kind, **{name: span and list(span) for name, span in spans.items()}}
-
 
 @dataclass(frozen=True)
-class Spans(EntityCounts):
+class Spans(EntityCounts, Plain):
     """What became of all entities; each of the reference is one of the first four.
 
     Attributes:
@@ -59,6 +56,8 @@ class Spans(EntityCounts):
     extra: int = 0
     changes: tuple[Change, ...] = ()
 
+    ALSO = ("reference", "agreement")
+
     def __add__(self, other: Spans) -> Spans:
         return Spans(
             self.exact + other.exact,
@@ -68,12 +67,6 @@ class Spans(EntityCounts):
             self.extra + other.extra,
             (self.changes + other.changes)[:SHOWN_CHANGES],
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts and the first changes, ready for JSON."""
-        counts = {name: value for name, value in vars(self).items() if name != "changes"}
-        changes = [change.to_dict() for change in self.changes]
-        return {**counts, "reference": self.reference, "agreement": self.agreement, "changes": changes}
 
 
 def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: int = 0) -> Spans:
@@ -86,19 +79,14 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
         reference: The entities of the reference.
         candidate: The entities of the candidate.
         text: The number of the text.
-
-    Example:
-        >>> found = compare_spans([(0, 6, "DISEASE"), (9, 20, "DISEASE")], [(0, 6, "DISEASE"), (9, 15, "DISEASE")], 3)
-        >>> found.exact, found.changes
-        (1, (Change(text=3, kind='moved', reference=(9, 20, 'DISEASE'), candidate=(9, 15, 'DISEASE')),))
     """
     ours, theirs = Counter(reference), Counter(candidate)
     exact = sum((ours & theirs).values())
     left, right = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
-    relabelled = paired(left, right, lambda one, other: one[:2] == other[:2])
-    left, right = without(left, [one for one, _ in relabelled]), without(right, [other for _, other in relabelled])
-    moved = paired(left, right, lambda one, other: one[2] == other[2] and overlap(one, other))
-    missing, extra = without(left, [one for one, _ in moved]), without(right, [other for _, other in moved])
+    relabelled = _same_borders(left, right)
+    left, right = _without(left, [one for one, _ in relabelled]), _without(right, [other for _, other in relabelled])
+    moved = _overlapping(left, right)
+    missing, extra = _without(left, [one for one, _ in moved]), _without(right, [other for _, other in moved])
     changes = (
         *(Change(text, "moved", one, other) for one, other in moved),
         *(Change(text, "relabelled", one, other) for one, other in relabelled),
@@ -108,81 +96,43 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     return Spans(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:SHOWN_CHANGES])
 
 
-def overlap(one: Span, other: Span) -> bool:
-    """Tell whether two entities share a character."""
-    return max(one[0], other[0]) < min(one[1], other[1])
+def _same_borders(left: Sequence[Span], right: Sequence[Span]) -> list[tuple[Span, Span]]:
+    """Pair spans with equal borders; each is in one pair at most."""
+    free: dict[tuple[int, int], list[Span]] = {}
+    for other in right:
+        free.setdefault(other[:2], []).append(other)
+    return [(one, free[one[:2]].pop(0)) for one in left if free.get(one[:2])]
 
 
-def without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
-    """Return what is left of spans, each counted as often as it is there."""
+def _overlapping(left: Sequence[Span], right: Sequence[Span]) -> list[tuple[Span, Span]]:
+    """Pair spans of one label that share a character, as many as can be; each is in one pair at most.
+
+    The span that ends first, of either side, takes the one of the other side that ends first among those that begin before
+    it ends. All that overlap it reach over its end, so the one that ends first has the fewest others to pair with, and no
+    other choice leaves more pairs: greedy pairing finds as many as there can be.
+    """
+    pairs = []
+    for label in dict.fromkeys(label for _, _, label in left):
+        ours, theirs = (
+            sorted((one for one in side if one[2] == label), key=lambda one: (one[1], one[0])) for side in (left, right)
+        )
+        while ours and theirs:
+            turned = theirs[0][1] < ours[0][1]
+            ahead, others = (theirs, ours) if turned else (ours, theirs)
+            one = ahead.pop(0)
+            other = next((each for each in others if each[0] < one[1]), None)
+            if other is not None:
+                others.remove(other)
+                pairs.append((other, one) if turned else (one, other))
+    return sorted(pairs, key=lambda pair: pair[1])
+
+
+def _without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
     return sorted((Counter(spans) - Counter(gone)).elements())
 
 
-def paired(left: Sequence[Span], right: Sequence[Span], fits: Callable[[Span, Span], bool]) -> list[tuple[Span, Span]]:
-    """Return as many pairs as there can be of spans that fit, each span in one (Kuhn's algorithm, the shortest way first).
-
-    Args:
-        left: The spans of one side.
-        right: Those of the other, in order.
-        fits: Tells whether two make a pair, which must touch.
-    """
-    touching = zip(left, those_that_touch(left, right), strict=True)
-    fitting = [[number for number in numbers if fits(one, right[number])] for one, numbers in touching]
-    holder: dict[int, int] = {}
-    held: dict[int, int] = {}
-    for place in range(len(left)):
-        for number, one in way_to_a_free_one(place, fitting, holder, held):
-            holder[number], held[one] = one, number
-    return [(left[place], right[number]) for number, place in sorted(holder.items())]
-
-
-def those_that_touch(left: Sequence[Span], right: Sequence[Span]) -> list[range]:
-    """Return for each span the places of others, which are in order, among which all are that touch it.
-
-    Example:
-        >>> those_that_touch([(10, 12, "DRUG")], [(0, 3, "DRUG"), (8, 11, "DRUG"), (11, 14, "DRUG"), (20, 22, "DRUG")])
-        [range(1, 3)]
-    """
-    starts = [start for start, _, _ in right]
-    longest = max((end - start for start, end, _ in right), default=0)
-    return [range(bisect_left(starts, start - longest), bisect_right(starts, end)) for start, end, _ in left]
-
-
-def way_to_a_free_one(
-    place: int, fitting: Sequence[Sequence[int]], holder: Mapping[int, int], held: Mapping[int, int]
-) -> list[tuple[int, int]]:
-    """Return who of the left gets which of the right so that one more gets one; empty where there is no way.
-
-    Args:
-        place: Who has none.
-        fitting: Which of the right fit each of the left.
-        holder: Who has each of the right that somebody has.
-        held: The same the other way round.
-    """
-    asked: dict[int, int] = {}
-    waiting = deque([place])
-    while waiting:
-        one = waiting.popleft()
-        for number in fitting[one]:
-            if number not in asked:
-                asked[number] = one
-                if number not in holder:
-                    return way_back(number, place, asked, held)
-                waiting.append(holder[number])
-    return []
-
-
-def way_back(number: int, place: int, asked: Mapping[int, int], held: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return who gets which, from a free one of the right back to the one of the left that began to ask."""
-    way = [(number, asked[number])]
-    while way[-1][1] != place:
-        number = held[way[-1][1]]
-        way.append((number, asked[number]))
-    return way
-
-
 @dataclass(frozen=True)
-class Score:
+class Score(Plain):
     """How many gold entities were found, each with both borders and its label right.
 
     Attributes:
@@ -195,14 +145,16 @@ class Score:
     found: int = 0
     right: int = 0
 
+    ALSO = ("recall", "precision", "f1")
+
     @property
     def recall(self) -> float:
-        """The share of the gold entities that were found; 1 where there are none."""
+        """The share of the gold entities that were found; 1 if there are none."""
         return self.right / self.gold if self.gold else 1.0
 
     @property
     def precision(self) -> float:
-        """The share of the entities found that are gold; 1 where there are none."""
+        """The share of the entities found that are gold; 1 if there are none."""
         return self.right / self.found if self.found else 1.0
 
     @property
@@ -213,17 +165,54 @@ class Score:
     def __add__(self, other: Score) -> Score:
         return Score(self.gold + other.gold, self.found + other.found, self.right + other.right)
 
-    def to_dict(self) -> dict[str, float]:
-        """Return counts and shares, ready for JSON."""
-        return {**vars(self), "recall": self.recall, "precision": self.precision, "f1": self.f1}
-
 
 def score(gold: Iterable[Span], found: Iterable[Span]) -> Score:
-    """Return the score of the entities found in one text.
-
-    Example:
-        >>> score([(0, 6, "DISEASE"), (9, 20, "DISEASE")], [(0, 6, "DISEASE")]).recall
-        0.5
-    """
+    """Return the score of the entities found in one text."""
     wanted, there = Counter(gold), Counter(found)
     return Score(wanted.total(), there.total(), (wanted & there).total())
+
+
+GOLD_REMEDY = (
+    "For each text give a list of (start, end, label), or of mappings with start, end, and label or entity_group."
+)
+
+
+def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
+    """Return the gold entities of each text.
+
+    Args:
+        gold: For each text a list of ``(start, end, label)``, or of mappings with ``start``, ``end``, and ``label``,
+            ``entity_group`` or ``entity``.
+
+    Raises:
+        ConfigurationError: For anything else, with the number of the text.
+    """
+    if not _is_series(gold):
+        raise ConfigurationError(f"The gold cannot be {type(gold).__name__}.", GOLD_REMEDY)
+    texts = []
+    for number, entities in enumerate(gold):
+        if not _is_series(entities):
+            raise ConfigurationError(f"The gold of text {number} cannot be {type(entities).__name__}.", GOLD_REMEDY)
+        spans = [_gold_span(entity) for entity in entities]
+        if None in spans:
+            what = f"The gold of text {number} has no entity at its place {spans.index(None)}."
+            raise ConfigurationError(what, GOLD_REMEDY)
+        texts.append(tuple(span for span in spans if span))
+    return tuple(texts)
+
+
+def _gold_span(entity: Any) -> Span | None:
+    """Return what a person gives as an entity as a span; ``None`` for anything else."""
+    if isinstance(entity, Mapping):
+        label = next((entity[key] for key in ("entity_group", "label", "entity") if key in entity), None)
+        entity = (entity.get("start"), entity.get("end"), label)
+    if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
+        return None
+    first, last, label = whole_number(entity[0]), whole_number(entity[1]), entity[2]
+    if first is None or last is None or not isinstance(label, str):
+        return None
+    return (first, last, label) if 0 <= first < last else None
+
+
+def _is_series(thing: Any) -> bool:
+    return hasattr(thing, "__iter__") and not isinstance(thing, (str, bytes, Mapping))

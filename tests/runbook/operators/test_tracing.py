@@ -393,16 +393,21 @@ def test_float64_is_told_where_it_begins():
 
 
 def test_copy_is_on_the_cpu_and_shares_nothing():
-    """A copy of a model has its own tensors, ties those that are tied, and has no gradients."""
-    model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)})
+    """A copy of a model has its own tensors, ties those that are tied, and has no gradients; it may have another type."""
+    model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2)})
     model["second"].weight = model["first"].weight
+    model["second"].bias.requires_grad_(False)
     model["first"](torch.ones(1, 2)).sum().backward()
-    copied = cpu_copy(model)
+    for dtype in (None, torch.float64):
+        copied = cpu_copy(model, dtype)
 
-    assert copied["second"].weight is copied["first"].weight
-    assert copied["first"].weight.data_ptr() != model["first"].weight.data_ptr()
-    assert all(parameter.grad is None for parameter in copied.parameters())
-    assert torch.equal(copied["first"].bias, model["first"].bias)
+        assert copied["second"].weight is copied["first"].weight
+        assert copied["first"].weight.data_ptr() != model["first"].weight.data_ptr()
+        assert all(parameter.grad is None for parameter in copied.parameters())
+        assert not copied["second"].bias.requires_grad
+        assert torch.equal(copied["first"].bias.float(), model["first"].bias)
+        assert {one.dtype for one in copied.parameters()} == {dtype or torch.float32}
+        assert copied["norm"].num_batches_tracked.dtype == torch.int64
 
 
 def test_model_that_cannot_be_copied():

@@ -48,8 +48,9 @@ def tail_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pyt
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A folder for what is kept for a person."""
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for what is kept for a person, also by the session of this process."""
+    monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 

@@ -14,8 +14,7 @@ import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.notebook import verbs
-from openmed_nb.runbook.precision.measurement import float32_copy
+from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
@@ -205,17 +204,6 @@ class TestWhatDiffers:
             nb.parity(pipe, [NOTE])
 
 
-def test_copy_shares_nothing(pipe):
-    """A float32 copy has tensors of its own, ties included, and the same settings of gradients."""
-    pipe.model.classifier.bias.requires_grad_(False)
-    copied = float32_copy(pipe.model)
-
-    theirs = {one.data_ptr() for one in (*copied.parameters(), *copied.buffers())}
-    assert not theirs & {one.data_ptr() for one in (*pipe.model.parameters(), *pipe.model.buffers())}
-    assert [one.requires_grad for one in copied.parameters()] == [one.requires_grad for one in pipe.model.parameters()]
-    assert {one.dtype for one in copied.buffers()} == {one.dtype for one in pipe.model.buffers()}
-
-
 def test_model_that_cannot_be_copied(pipe):
     """A pipeline whose model holds what nobody can copy, such as a hook with a lock, gives an error that says so."""
     lock = threading.Lock()
@@ -354,21 +342,22 @@ def test_batch_that_does_not_fit_is_halved(pipe):
         nb.parity(pipe, texts)
 
 
-class TestVerb:
-    """What the session and the public function do."""
+class TestPublicFunction:
+    """What it takes, and what it leaves alone."""
 
-    def test_nothing_of_the_session_changes(self, session, keyword_model):
+    def test_nothing_of_the_session_changes(self, keyword_model):
         """The models that are loaded for a comparison are gone after it; those of the session stay."""
-        kept = session.load_model(str(keyword_model), OpenMedConfig())
+        kept = SESSION.load_model(str(keyword_model), OpenMedConfig())
         before = sum(type(one) is type(kept.model) for one in gc.get_objects())
-        report = verbs.parity(session, str(keyword_model), [NOTE], {"dtype": "bfloat16"})
+        report = nb.parity(str(keyword_model), [NOTE], dtype="bfloat16")
         gc.collect()
 
         assert (report.model, report.device, report.dtype) == (str(keyword_model), "cpu", "bfloat16")
-        assert session.inventory().names == (str(keyword_model),)
-        assert session.load_model(str(keyword_model), OpenMedConfig()).model is kept.model
+        assert SESSION.inventory().names == (str(keyword_model),)
+        assert SESSION.load_model(str(keyword_model), OpenMedConfig()).model is kept.model
         assert sum(type(one) is type(kept.model) for one in gc.get_objects()) <= before
-        assert session.device().device == "cpu"
+        assert SESSION.device().device == "cpu"
+        SESSION.unload()
 
     def test_auto_is_compared_in_what_it_takes(self, keyword_model):
         """With dtype="auto" the type is compared that a load would take."""

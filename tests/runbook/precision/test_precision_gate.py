@@ -19,13 +19,12 @@ from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
 from openmed_nb.models.certificates import Gate, Identity, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.notebook import verbs
 from openmed_nb.runbook.precision.gate import judge, settle
 from openmed_nb.runbook.precision.parity import Differences, ParityReport
 from openmed_nb.runbook.precision.spans import Score, Spans
-from openmed_nb.session import Session
+from openmed_nb.session import SESSION
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
+pytestmark = [pytest.mark.usefixtures("one_thread", "data"), pytest.mark.real_computer]
 
 BEFORE = ["", "the", "the patient", "the patient has", "no", "no history", "no history of"]
 AFTER = ["and", "was seen", "of a", "a patient", "the", "type", "no", "has", "seen ,"]
@@ -138,7 +137,7 @@ def test_what_is_shown():
 
 def test_model_whose_entities_are_lost_is_refused(session, close_model):
     """A model that loses its entities in bfloat16 is refused, and gets no certificate."""
-    verdict = verbs.validate_precision(session, str(close_model), CLOSE, "bfloat16", {})
+    verdict = nb.validate_precision(str(close_model), CLOSE, "bfloat16", device="cpu")
 
     assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
     assert (verdict.parity.spans.missing, verdict.certificate) == (60, None)
@@ -146,9 +145,9 @@ def test_model_whose_entities_are_lost_is_refused(session, close_model):
         create_pipeline(session, str(close_model), OpenMedConfig(), dtype="bfloat16")
 
 
-def test_model_whose_borders_move_is_refused(session, border_model, close_models):
+def test_model_whose_borders_move_is_refused(border_model, close_models):
     """A model that finds every entity in bfloat16, but with another end, is refused."""
-    verdict = verbs.validate_precision(session, str(border_model), texts_with("diabetes mellitus"), "bfloat16", {})
+    verdict = nb.validate_precision(str(border_model), texts_with("diabetes mellitus"), "bfloat16", device="cpu")
     spans = nb.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
 
     assert (spans.moved, spans.all, verdict.certificate) == (1, 1, None)
@@ -156,11 +155,11 @@ def test_model_whose_borders_move_is_refused(session, border_model, close_models
     assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
 
 
-def test_worst_strategy_counts(session, tail_model):
+def test_worst_strategy_counts(tail_model):
     """A certificate counts for every strategy: a model whose words keep their first piece and lose others is refused."""
     texts = texts_with("hypertension")
     by_first = nb.parity(str(tail_model), texts, dtype="bfloat16", device="cpu").spans
-    verdict = verbs.validate_precision(session, str(tail_model), texts, "bfloat16", {})
+    verdict = nb.validate_precision(str(tail_model), texts, "bfloat16", device="cpu")
 
     assert (by_first.exact, by_first.all) == (60, 60)
     assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same."
@@ -169,7 +168,7 @@ def test_worst_strategy_counts(session, tail_model):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
 def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
-    verdict = verbs.validate_precision(session, str(keyword_model), SURE, dtype, {})
+    verdict = nb.validate_precision(str(keyword_model), SURE, dtype, device="cpu")
 
     assert verdict.accepted, verdict
     assert verdict.certificate.evidence.reference == 60
@@ -187,9 +186,9 @@ SAME = {
 
 
 @pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
-def test_texts_that_say_the_same_give_no_certificate(session, keyword_model, texts):
+def test_texts_that_say_the_same_give_no_certificate(keyword_model, texts):
     """Neither the same words again and again, with other spaces or numbers, nor one long text says how a type does."""
-    verdict = verbs.validate_precision(session, str(keyword_model), texts, "bfloat16", {})
+    verdict = nb.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
 
     (refused,) = verdict.refusals
     assert "1 of the 10 different entities, 1 of the 20 different texts that are needed." in refused.reason
@@ -201,11 +200,11 @@ def test_gold_is_part_of_the_certificate(session, keyword_model):
     model, pipe = str(keyword_model), create_pipeline(session, str(keyword_model), OpenMedConfig())
     right = [[entity for entity in found if entity["word"] != "asthma"] for found in pipe(SURE)]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
-        evidence = verbs.validate_precision(session, model, SURE, "bfloat16", {}, gold).certificate.evidence
+        evidence = nb.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).certificate.evidence
         assert (evidence.recall_reference, evidence.recall) == (recall, recall)
 
 
-def test_files_that_change_meanwhile(session, keyword_model, close_model, tmp_path, data):
+def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data):
     """Where other weights are put in place while a model is measured, nothing is stored for those that were there before."""
     folder = shutil.copytree(close_model, tmp_path / "model")
 
@@ -213,9 +212,12 @@ def test_files_that_change_meanwhile(session, keyword_model, close_model, tmp_pa
         if activity and activity.doing == "Validating":
             shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
 
-    session.listen(put_others_in_place)
-    with pytest.raises(ModelUnusable, match="changed while it was measured"):
-        verbs.validate_precision(session, str(folder), CLOSE, "bfloat16", {})
+    stop = SESSION.listen(put_others_in_place)
+    try:
+        with pytest.raises(ModelUnusable, match="changed while it was measured"):
+            nb.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
+    finally:
+        stop()
     assert not data.exists()
 
 
@@ -224,8 +226,9 @@ def certified(keyword_model, tmp_path_factory):
     """The place of a model that was accepted in bfloat16, which is gone from it, and a folder with its certificate."""
     folder, data = tmp_path_factory.mktemp("certified") / "model", tmp_path_factory.mktemp("certificates")
     shutil.copytree(keyword_model, folder)
-    session = Session({"OPENMED_NB_DATA": str(data), "OPENMED_DEVICE": "cpu"})
-    assert verbs.validate_precision(session, str(folder), SURE, "bfloat16", {}).accepted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENMED_NB_DATA", str(data))
+        assert nb.validate_precision(str(folder), SURE, "bfloat16", device="cpu").accepted
     shutil.rmtree(folder)
     return folder, data
 
@@ -284,7 +287,7 @@ class TestExpiry:
 
     def test_too_few_texts_do_not_remove_it(self, session, accepted, data):
         """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
-        assert not verbs.validate_precision(session, str(accepted), SURE[:2], "bfloat16", {}).accepted
+        assert not nb.validate_precision(str(accepted), SURE[:2], "bfloat16", device="cpu").accepted
         assert len(list((data / "certificates").iterdir())) == 1
         self.loads(session, accepted)
 
@@ -312,7 +315,7 @@ class TestArguments:
     def test_types(self, keyword_model):
         """Only a reduced type can be validated."""
         for dtype in ("float32", "auto", "float64", "", None):
-            with pytest.raises(ConfigurationError, match=r"is no reduced type.*bfloat16, float16, int8"):
+            with pytest.raises(ConfigurationError, match=r"is not a reduced type.*bfloat16, float16, int8"):
                 nb.validate_precision(str(keyword_model), SURE, dtype=dtype)
 
     def test_pipeline_is_no_name(self, session, keyword_model):
@@ -332,22 +335,20 @@ class TestArguments:
         with nb.simulated_mps(), pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
             nb.validate_precision(str(keyword_model), SURE, dtype="int8")
 
-    def test_folder_that_cannot_be_written(self, keyword_model, tmp_path):
+    def test_folder_that_cannot_be_written(self, keyword_model, tmp_path, monkeypatch):
         """A certificate that cannot be stored is an error, and nothing else changes."""
         (tmp_path / "file").write_text("no folder")
-        session = Session({"OPENMED_NB_DATA": str(tmp_path / "file"), "OPENMED_DEVICE": "cpu"})
+        monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a folder that can be written"):
-            verbs.validate_precision(session, str(keyword_model), SURE, "bfloat16", {})
+            nb.validate_precision(str(keyword_model), SURE, "bfloat16", device="cpu")
 
 
 def test_simulated_certificate_counts_on_the_simulated_device_alone(session, keyword_model):
     """What is validated on a simulated MPS says so, counts there, and counts on no other device."""
-    session.simulate("8 GiB")
-    try:
-        verdict = verbs.validate_precision(session, str(keyword_model), SURE, "bfloat16", {})
-        there = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16", device="mps")
-    finally:
-        session.end_simulation()
+    with nb.simulated_mps("8 GiB"):
+        verdict = nb.validate_precision(str(keyword_model), SURE, "bfloat16")
+        there = nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
+    SESSION.unload()
 
     assert verdict.certificate.identity.simulated
     assert "SIMULATED MPS: no figure here is one of MPS." in str(verdict)
