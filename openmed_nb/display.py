@@ -185,12 +185,7 @@ class Shown(Plain):
 
 
 class Json(str):
-    r"""A string of JSON that a notebook shows as it is, without quotes around it.
-
-    Example:
-        >>> Json.of({"device": "cpu"})
-        '{\n  "device": "cpu"\n}'
-    """
+    r"""A string of JSON that a notebook shows as it is, without quotes around it."""
 
     __slots__ = ()
 
@@ -204,12 +199,7 @@ class Json(str):
 
 
 def escape(value: object) -> str:
-    """Return the value as HTML text that can stand in an element or in a quoted attribute.
-
-    Example:
-        >>> escape('<b title="x">')
-        '&lt;b title=&quot;x&quot;&gt;'
-    """
+    """Return the value as HTML text that can stand in an element or in a quoted attribute."""
     return html.escape(str(value), quote=True)
 
 
@@ -234,12 +224,7 @@ def to_text(report: Report) -> str:
 
 
 def to_html(report: Report) -> str:
-    """Return the report as one HTML element with its style sheet.
-
-    Example:
-        >>> to_html(Report("<cpu>")).endswith('<p><strong>&lt;cpu&gt;</strong></p></div>')
-        True
-    """
+    """Return the report as one HTML element with its style sheet."""
     return STYLE + html_element(report)
 
 
@@ -266,12 +251,7 @@ def _html_table(table: Table) -> str:
 
 
 def labels(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Return the labels of a running text in alphabetical order, each with how often it occurs.
-
-    Example:
-        >>> labels([Piece("He has "), Piece("asthma", "DISEASE"), Piece("."), Piece("5 mg", "DOSE")])
-        {'DISEASE': 1, 'DOSE': 1}
-    """
+    """Return the labels of a running text in alphabetical order, each with how often it occurs."""
     return dict(sorted(Counter(piece.label for piece in pieces if piece.label).items()))
 
 
@@ -351,22 +331,12 @@ class Finding(Plain):
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """Return the worst status of findings.
-
-    Example:
-        >>> worst([Finding("torch", OK, "2.13.0"), Finding("MPS", NOT_APPLICABLE, "no Mac")])
-        'ok'
-    """
+    """Return the worst status of findings."""
     return max((one.status for one in findings), key=SEVERITY.index, default=NOT_APPLICABLE)
 
 
 def findings_table(caption: str, findings: Iterable[Finding]) -> Table:
-    """Return findings as a table.
-
-    Example:
-        >>> findings_table("Checks", [Finding("torch", OK, "2.13.0")]).rows
-        (('torch', 'ok', '2.13.0', ''),)
-    """
+    """Return findings as a table."""
     rows = tuple((one.name, one.status, one.evidence, one.remedy) for one in findings)
     return Table(caption, ("check", "result", "evidence", "what to do"), rows)
 

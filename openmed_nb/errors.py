@@ -167,13 +167,7 @@ IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotatio
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run over many texts was stopped; it is no ``Exception``, so that no ``except Exception`` goes on after it.
-
-    Args:
-        done: How many texts have their answer.
-        annotations: The answers.
-        file: The file that they are in too, empty where there is none.
-    """
+    """A run over many texts was stopped; it is no ``Exception``, so that no ``except Exception`` goes on after it."""
 
     def __init__(self, done: int, annotations: object, file: str) -> None:
         self.done, self.annotations, self.file = done, annotations, file
@@ -227,44 +221,20 @@ def shorten(text: str, length: int = 60) -> str:
 
 
 def check_is_real(module: Any, needs: str, error: type[OpenMedError] = ConfigurationError) -> None:
-    """Check that an imported module is the package of that name, and not a file of the person's own beside the notebook.
-
-    Args:
-        module: The module.
-        needs: A name that the package has.
-        error: What is raised otherwise.
-
-    Example:
-        >>> check_is_real(os, "getcwd")
-    """
+    """Check that an imported module is the package of that name, and not a file of the person's own beside the notebook."""
     if not hasattr(module, needs):
         where = getattr(module, "__file__", None) or f"A module named {module.__name__!r} without a file"
         raise error(f"{where} hides the real {module.__name__}.", "Rename it, then restart the kernel.")
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither true nor false: of many values, such as tensors, nobody can tell which they are.
-
-    Raises:
-        ConfigurationError: For anything but ``True`` and ``False``.
-
-    Example:
-        >>> check_flag("training", "no")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: training cannot be 'no'. Pass True or False.
-    """
+    """Refuse what is neither true nor false: of many values, such as tensors, nobody can tell which they are."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass True or False.")
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false.
-
-    Example:
-        >>> whole_number(3), whole_number(3.0), whole_number(True)
-        (3, None, None)
-    """
+    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -356,23 +326,7 @@ def offered(word: str, words: Iterable[str]) -> str:
 
 
 def given_path(path: Any, what: str) -> Path:
-    """Return a path that a person passes, with their home in the place of ``~``; nothing need be there.
-
-    Args:
-        path: The path. It is not shown in an error, because a note may have been passed in its place.
-        what: Which argument it is.
-
-    Raises:
-        ConfigurationError: For another type, a text that no file system takes as a path, the home of somebody unknown,
-            and a folder that the person may not look into.
-
-    Example:
-        >>> given_path("x" * 300, "the file of a logbook")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: What was passed as the file of a logbook is not a usable path: File name \
-too long. Pass another path.
-    """
+    """Return a path that a person passes, with their home in the place of ``~``; nothing need be there."""
     try:
         found = Path(path).expanduser()
         os.stat(found)  # noqa: PTH116 - it answers alike in every Python; Path.exists hides some errors in some
@@ -387,10 +341,5 @@ too long. Pass another path.
 
 
 def cause(error: BaseException) -> str:
-    """Return what an error of someone else says, in one short line without a full stop at its end.
-
-    Example:
-        >>> cause(ValueError("no such file.")), cause(MemoryError())
-        ('no such file', 'MemoryError')
-    """
+    """Return what an error of someone else says, in one short line without a full stop at its end."""
     return shorten(str(error), 200).rstrip(".") or type(error).__name__

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
-from openmed_nb.errors import OpenMedError, one_line, shorten
+from openmed_nb.errors import ConfigurationError, OpenMedError, cause, check_flag, one_line, shorten, whole
 
 
 def family(kind: type[OpenMedError]) -> list[type[OpenMedError]]:
@@ -115,3 +115,26 @@ def test_shortened_text(text: str, length: int):
 
     assert len(short) <= length + 1
     assert short == one_line(text) or short.endswith("…")
+
+
+@pytest.mark.parametrize("value", ["no", 1, None, [], float("nan")])
+def test_a_flag_is_true_or_false(value):
+    """What is neither True nor False is refused as a flag, with the value."""
+    with pytest.raises(
+        ConfigurationError, match=rf"training cannot be {re.escape(repr(value))}\. Pass True or False\."
+    ):
+        check_flag("training", value)
+
+
+@pytest.mark.parametrize("value", [True, 3.0, "3", None])
+def test_a_whole_number_is_no_other_type(value):
+    """What is equal to a whole number, or reads like one, is refused all the same."""
+    assert whole("batch_size", 3) == 3
+    with pytest.raises(ConfigurationError, match="Pass a whole number from 1"):
+        whole("batch_size", value)
+
+
+def test_the_cause_of_another_error():
+    """What an error of someone else says stands in ours without its full stop, or else the name of its class."""
+    assert cause(ValueError("no such file.")) == "no such file"
+    assert cause(MemoryError()) == "MemoryError"
