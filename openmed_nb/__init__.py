@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from . import errors
     from .annotation.corpus import annotate
     from .annotation.loading import ModelLoader, load_model, load_pipeline
+    from .compat import apply_mps_tuning, resolve_torch_device
     from .devices.choice import DeviceChoice
     from .devices.environment import EnvPlan
     from .errors import OpenMedError, OpenMedWarning
     from .models.config import OpenMedConfig
     from .notebook.cluster import cluster
-    from .notebook.devices import apply_mps_tuning, device, reset, resolve_torch_device, simulated_mps, use
     from .notebook.evidence import handoff, logbook
     from .notebook.panel.opening import panel
     from .notebook.runbook import signals
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .runbook.operators.forecast import forecast
     from .runbook.precision.gate import validate_precision
     from .runbook.precision.measurement import parity
+    from .session import device, reset, simulated_mps, use
     from .training.activations import checkpoint_activations
     from .training.callbacks import accelerator_arguments, lightning_callback, trainer_arguments, trainer_callback
     from .training.curve import MemoryCurve, MemorySample
@@ -75,12 +76,12 @@ _HOMES = {
     "accelerator_arguments": "training.callbacks",
     "adamw": "training.steps",
     "annotate": "annotation.corpus",
-    "apply_mps_tuning": "notebook.devices",
+    "apply_mps_tuning": "compat",
     "check_loader": "training.loaders",
     "checkpoint_activations": "training.activations",
     "cluster": "notebook.cluster",
     "compare": "notebook.worth",
-    "device": "notebook.devices",
+    "device": "session",
     "doctor": "runbook.doctor.report",
     "epochs": "training.epochs",
     "explain_fused": "training.steps",
@@ -100,15 +101,15 @@ _HOMES = {
     "precision": "training.precision",
     "profile": "notebook.worth",
     "release": "training.release",
-    "reset": "notebook.devices",
-    "resolve_torch_device": "notebook.devices",
+    "reset": "session",
+    "resolve_torch_device": "compat",
     "signals": "notebook.runbook",
-    "simulated_mps": "notebook.devices",
+    "simulated_mps": "session",
     "sweep": "notebook.worth",
     "to_device": "training.loaders",
     "trainer_arguments": "training.callbacks",
     "trainer_callback": "training.callbacks",
-    "use": "notebook.devices",
+    "use": "session",
     "validate_precision": "runbook.precision.gate",
     "verdict": "notebook.worth",
     "who_holds": "training.holders",

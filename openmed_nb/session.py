@@ -20,6 +20,7 @@ from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, precedence, shown_variables
+from .devices.simulated import DEFAULT_MEMORY
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
 
@@ -83,17 +84,26 @@ class Session:
             self._models = ModelStore(self._listeners.tell, self._warn_of_dtype)
         return self._models
 
-    def device(self, argument: str | None = None, source: str = "argument") -> DeviceChoice:
-        """Return the device in force, or the one that an argument asks for.
+    def device(self, device: str | None = None, source: str = "argument") -> DeviceChoice:
+        """Return the device in force and why, or the one that an argument asks for.
 
-        A GPU is confirmed by computing on it, which loads torch; a planned CPU is left planned until torch is loaded.
+        Args:
+            device: Any accepted spelling, to learn what would be chosen for it; ``None`` for the device in force.
+            source: Who asks; the choice names it.
+
+        Returns:
+            The choice. A GPU is confirmed by a tiny computation, which loads torch; a CPU is planned until torch is loaded.
 
         Raises:
-            UnknownDevice: For a bad spelling, in the argument or in a variable.
+            UnknownDevice: For a bad spelling, here or in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
             DeviceUnavailable: For a device that was asked for and cannot be used.
+
+        Example:
+            >>> device().device in ("mps", "cuda", "cpu")
+            True
         """
         with self.unchanged_on_error():
-            wishes = self.wishes(argument, source)
+            wishes = self.wishes(device, source)
             choice = self.computer.confirm(decide(wishes))
             if not wishes[0].asks:
                 self._enter(choice)
@@ -109,17 +119,28 @@ class Session:
         return self.device(None if thing is None else device_of(thing)).device
 
     def use(self, device: str, source: str = "use()") -> DeviceChoice:
-        """Override the device for the session, and move the models that follow it.
+        """Override the device for this session, and move the models that follow it.
 
         Args:
-            device: Any accepted spelling; ``"auto"`` takes the best device, whatever the variables say.
-            source: Who asks.
+            device: ``"auto"`` (the best device, whatever the variables say), ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"``
+                or ``"gpu"``.
+            source: Who asks; the choice names it.
+
+        Returns:
+            The choice; its ``moved`` names the models that moved.
 
         Raises:
-            UnknownDevice, DeviceUnavailable: As for :meth:`device`; the session then keeps its former device.
+            UnknownDevice: For any other spelling.
+            DeviceUnavailable: For a device that cannot be used; the session then keeps its former one.
+
+        Example:
+            >>> use("cpu").reason
+            "'cpu' was asked for by use()."
+            >>> reset().requested_by == "use()"
+            False
         """
         with self.unchanged_on_error():
-            request = DeviceRequest.parse(device, source)
+            request = DeviceRequest.parse(str(device), source)
             choice = self.computer.confirm(request)
             moved = self._models.follow(choice.device) if self._models else ()
             self.override = request
@@ -127,7 +148,14 @@ class Session:
             return replace(choice, moved=moved)
 
     def reset(self) -> DeviceChoice:
-        """Drop the override, so that the variables and the machine decide again, and give the shell's value back."""
+        """Drop the session's override, so that the variables and the machine decide again.
+
+        Returns:
+            The choice that is in force without the override.
+
+        Raises:
+            UnknownDevice, DeviceUnavailable: As for :meth:`device`; the override then stays.
+        """
         with self.unchanged_on_error():
             choice = self.computer.confirm(decide(precedence(self.computer.shell)))
             moved = self._models.follow(choice.device) if self._models else ()
@@ -245,19 +273,7 @@ class Session:
         source: str = "simulated_mps()",
         defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
-        """Let the session run on a simulated Mac until :meth:`end_simulation`; models that follow it move there.
-
-        Args:
-            memory: The RAM of the Mac, such as ``"8 GiB"``.
-            fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment.
-            source: Who asks.
-            defects: The issues of silent errors that the device shall have, such as ``"pytorch#177116"``.
-
-        Raises:
-            ConfigurationError: For a memory that is none, and for a silent error that cannot be simulated.
-            DeviceUnavailable: Where a simulation is on already, or a model does not fit; nothing is changed then.
-            TorchUnusable: Where torch does not import.
-        """
+        """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
         with self._listeners.told_after(), self.lock, contextlib.ExitStack() as undo:
             backend.import_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
@@ -408,3 +424,52 @@ also the model of the last run, in ``distributed.worker``), and which partitions
 (``distributed.columns``), and what clusters change of the process while they live
 (``distributed.starting``).
 """
+
+device, use, reset = SESSION.device, SESSION.use, SESSION.reset
+
+
+@contextlib.contextmanager
+def simulated_mps(
+    memory: str | int = DEFAULT_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
+) -> Iterator[SimulatedMps]:
+    """Let this session run on a simulated Mac: torch, transformers and Accelerate find an MPS device that is not there.
+
+    It computes on the CPU, and raises what MPS raises: for float64, for tensors of two devices, for operators that MPS
+    does not have, for bad watermarks, and where the memory of the Mac would not suffice. It counts memory and caches
+    like MPS. It has neither the speed nor the numbers of MPS: everything shown under it says SIMULATED.
+
+    Args:
+        memory: The RAM of the Mac, such as ``"8 GiB"``, or a number of bytes; two thirds of it are what Metal recommends.
+        fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment,
+            where openmed_nb switches it on unless the person said otherwise.
+        defects: The issues of silent errors of real MPS devices that this one shall have too, such as
+            ``"pytorch#177116"``, for teaching and for testing that :func:`openmed_nb.doctor` finds them.
+
+    Yields:
+        The device: its memory, ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
+
+    Raises:
+        ConfigurationError: For a memory that is none, and for an issue of which no error can be simulated (the message
+            lists those that can); nothing is changed then.
+        DeviceUnavailable: Where a simulation is on already.
+
+    It counts in the thread that enters it: tensors of other threads stay plain CPU tensors. When it ends, all tensors are.
+    The rules and texts are those of torch 2.13 (``MPSAllocator.mm``, ``MPSFallback.mm``, ``EmptyTensor.cpp``).
+
+    Example:
+        >>> import torch
+        >>> with simulated_mps(memory="8 GiB", fallback=False) as mps:
+        ...     print(device().device, torch.ones(2, device="mps").device)
+        ...     torch.ones(2, device="mps").double()
+        Traceback (most recent call last):
+        ...
+        TypeError: Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. Please use \
+float32 instead.
+        >>> device().simulated
+        False
+    """
+    simulated = SESSION.simulate(memory, fallback, defects=defects)
+    try:
+        yield simulated
+    finally:
+        SESSION.end_simulation()
