@@ -51,7 +51,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             by one. They are read as they are needed; some 40 bytes for each entity are kept, and the first texts. Or the
             ``pathlib.Path`` of files that are a text each, with ``*`` for any name, or a list of such paths. Or a column of
             ``dask.dataframe``, of which a partition is read at a time, after all were read once to count their rows; not as
-            it is after ``persist()`` on a cluster. What was no text in it cannot always be told: Dask makes ``"5"`` of a 5
+            it is after ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5
             (its setting ``dataframe.convert-string``), and what is missing, NaN too, is reported as ``NoneType``.
         model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model, or a pipeline of
             :func:`load_pipeline`.
@@ -74,7 +74,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     Raises:
         UnreadableText: For a text that cannot be read, with ``on_error="raise"``.
         DeviceUnavailable: For a text that does not fit in memory alone, and if the device fails.
-        ConfigurationError: For what is no series of texts, an option that does not exist, or a file of another run.
+        ConfigurationError: For what is not a series of texts, an option that does not exist, or a file of another run.
         ClusterError: If workers would give other answers than others, if none is left, and for a text that ends
             every worker that reads it, with ``on_error="raise"``.
         Interrupted: If the run was stopped, a ``KeyboardInterrupt``. Every error has an attribute ``annotations``
@@ -111,9 +111,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
                 run.go_on(on_error, file, bar)
             return run.annotations(chosen, show_text)
         except (KeyboardInterrupt, Exception) as error:
-            if run and len(run.answers) >= len(
-                earlier
-            ):  # It may end before all of the earlier answers were taken over.
+            if run and len(run.answers) >= len(earlier):  # It may end while earlier answers are taken over.
                 done = run.annotations(chosen, show_text)
             if isinstance(error, KeyboardInterrupt):
                 count = len(done) if name is None else max(len(done), answers_in(name))
@@ -165,16 +163,16 @@ def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipel
     """Return a pipeline that was passed in the place of a model's name.
 
     Raises:
-        ConfigurationError: For anything but a pipeline of ours, and for arguments that would build another.
+        ConfigurationError: For anything but a pipeline of :func:`load_pipeline`, and for arguments that would build another.
     """
     from .pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
-        what = f"{type(pipe).__name__} is no model to annotate with."
+        what = f"model cannot be {type(pipe).__name__}."
         remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
         raise ConfigurationError(what, remedy)
     if arguments:
-        what = f"A pipeline that is built already takes no {', '.join(sorted(arguments))}."
+        what = f"A pipeline that is built cannot take {', '.join(sorted(arguments))}."
         raise ConfigurationError(what, "Pass it to load_pipeline() instead.")
     return pipe
 
@@ -226,8 +224,10 @@ class CorpusRun(Iterator[Any]):
         for chunk in self.source.answers(self, len(self.answers)):
             failures = [answer for answer in chunk if isinstance(answer, OpenMedError)]
             stop = chunk.index(failures[0]) if failures and on_error == "raise" else len(chunk)
-            told = [str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk[:stop]]
-            answered = [(self._pulled.popleft(), answer) for answer in told]
+            answered = [
+                (self._pulled.popleft(), str(answer) if isinstance(answer, OpenMedError) else answer)
+                for answer in chunk[:stop]
+            ]
             if file:
                 file.append(answered)
             for one in answered:
@@ -277,8 +277,8 @@ def check_series(texts: Any) -> None:
 
 
 def no_series(texts: Any) -> ConfigurationError:
-    """Return the error for what is no series of texts."""
-    what = f"{type(texts).__name__} is no series of texts."
+    """Return the error for what is not a series of texts."""
+    what = f"{type(texts).__name__} is not a series of texts."
     return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")
 
 

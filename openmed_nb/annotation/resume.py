@@ -120,7 +120,7 @@ class ResultsFile:
             return
         header = value_of(line)
         if not isinstance(header, dict) or header.get("format") not in {FORMAT, FORMAT_WITHOUT_CHECKSUMS}:
-            raise self._unusable("holds something else than results", "Name another file.")
+            raise self._unusable("is not a file of results", "Name another file.")
         self._checksums = header["format"] == FORMAT
         other = differences(self.settings, header)
         if other:

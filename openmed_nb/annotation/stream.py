@@ -89,7 +89,7 @@ END = Chunk(0, [])
 
 
 def in_chunks(texts: Iterable[Any], characters: int, first: int = 0, least: int = 1) -> Iterator[Chunk]:
-    """Yield the texts of a stream in order, in chunks of about so many characters.
+    """Yield the texts of a stream in order, in chunks of about ``characters``.
 
     A failure of the stream comes as a value, in a last chunk without texts, so that the texts before it are not lost.
 

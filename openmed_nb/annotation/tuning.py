@@ -149,7 +149,7 @@ def compare(plain: Way, compiled: Way, device: str, clock: Callable[[], float] =
     try:
         computed, expected = spans(compiled), spans(plain)  # The first call compiles.
         passes = [(seconds(plain), seconds(compiled)) for _ in range(PASSES)]
-    except Exception as error:  # noqa: BLE001 - whatever a compiler fails with; the reason is told
+    except Exception as error:  # noqa: BLE001 - whatever a compiler fails with becomes the reason
         return Compilation(False, None, f"It does not compile: {cause(error)}.", device)
     gain = min(first for first, _ in passes) / min(second for _, second in passes)
     if expected != computed:

@@ -96,7 +96,7 @@ class TestSeries:
     )
     def test_what_is_no_series(self, annotated, pipe, series):
         """A single text, a mapping and what cannot be gone through are refused, with what to pass; no text is repeated."""
-        with pytest.raises(ConfigurationError, match=r"is no series of texts\. Pass a list") as caught:
+        with pytest.raises(ConfigurationError, match=r"is not a series of texts\. Pass a list") as caught:
             annotated(pipe, series)
         assert "asthma" not in str(caught.value)
 
@@ -440,7 +440,7 @@ class TestOptions:
 
     def test_pipeline_with_arguments_for_another(self, pipe):
         """Arguments that would build a pipeline are refused beside one that is built."""
-        with pytest.raises(ConfigurationError, match="takes no aggregation_strategy, device"):
+        with pytest.raises(ConfigurationError, match="cannot take aggregation_strategy, device"):
             nb.annotate(TEXTS, pipe, device="cpu", aggregation_strategy="max")
 
 

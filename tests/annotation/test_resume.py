@@ -261,7 +261,7 @@ class TestNoResults:
         """It is refused, and not a byte of it changes."""
         file = tmp_path / "notes.txt"
         file.write_bytes(content)
-        with pytest.raises(ConfigurationError, match="holds something else than results"):
+        with pytest.raises(ConfigurationError, match="is not a file of results"):
             run(file)
         assert file.read_bytes() == content
         assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
@@ -271,7 +271,7 @@ class TestNoResults:
         """Whatever bytes a file has that are not the beginning of a header, they stay."""
         file = tmp_path_factory.mktemp("any") / "file"
         file.write_bytes(content)
-        with pytest.raises(ConfigurationError, match="holds something else"), ResultsFile(file, {"model": "a"}):
+        with pytest.raises(ConfigurationError, match="is not a file of results"), ResultsFile(file, {"model": "a"}):
             pass
         assert file.read_bytes() == content
 
@@ -331,9 +331,7 @@ class TestNoResults:
         """A device that gives zeros for ever is refused after its first bytes."""
         (tmp_path / "link").symlink_to("/dev/full")
         with (
-            pytest.raises(
-                ConfigurationError, match=r"holds something else than results|/dev/full\.lock"
-            ),  # Not as root.
+            pytest.raises(ConfigurationError, match=r"is not a file of results|/dev/full\.lock"),  # Not as root.
             ResultsFile(tmp_path / "link", {}),
         ):
             pass

@@ -486,8 +486,8 @@ class TestErrors:
 
     @pytest.mark.parametrize("place", ["on_pool", "here"])
     def test_what_is_computed_later(self, request, place):
-        """What Dask computes later is no series of texts."""
-        with pytest.raises(ConfigurationError, match=r"^Delayed.* is no series of texts\. "):
+        """What Dask computes later is not a series of texts."""
+        with pytest.raises(ConfigurationError, match=r"^Delayed.* is not a series of texts\. "):
             request.getfixturevalue(place)(dask.delayed(["asthma"]))
 
     def test_folder_from_here(self, on_pool, keyword_model, tmp_path, monkeypatch):

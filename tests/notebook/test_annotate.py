@@ -58,13 +58,13 @@ class TestModel:
     @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
     def test_no_model(self, model):
         """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
-        with pytest.raises(ConfigurationError, match=f"{type(model).__name__} is no model to annotate with"):
+        with pytest.raises(ConfigurationError, match=f"model cannot be {type(model).__name__}"):
             annotate(model=model)
 
     def test_model_and_texts_the_wrong_way_round(self, keyword_model):
-        """A pipeline in the place of the texts is no series of texts."""
+        """A pipeline in the place of the texts is not a series of texts."""
         pipe = nb.load_pipeline(str(keyword_model), device="cpu")
-        with pytest.raises(ConfigurationError, match="AnnotationPipeline is no series of texts"):
+        with pytest.raises(ConfigurationError, match="AnnotationPipeline is not a series of texts"):
             annotate(pipe)
 
 
@@ -97,7 +97,7 @@ class TestOptions:
     def test_options_beside_a_pipeline(self, keyword_model):
         """A pipeline that is built takes no options of another; how to run it can be said."""
         pipe = nb.load_pipeline(str(keyword_model), device="cpu")
-        with pytest.raises(ConfigurationError, match="takes no device"):
+        with pytest.raises(ConfigurationError, match="cannot take device"):
             annotate(model=pipe)
         assert words(nb.annotate(TEXTS, pipe, batch_tokens=16, progress=False)) == FOUND
 

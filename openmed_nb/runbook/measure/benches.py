@@ -747,7 +747,7 @@ def checked_texts(data: Any) -> Sequence[Any] | None:
     """Return texts as a list, ``None`` where there are none to be read.
 
     Raises:
-        ConfigurationError: For what is no series of texts, for an empty one, and where there is no word in any.
+        ConfigurationError: For what is not a series of texts, for an empty one, and where there is no word in any.
     """
     from ...annotation.corpus import stream_of
 

@@ -122,7 +122,7 @@ def checked_texts(texts: Any) -> Any:
     if texts is None:
         raise no_text()
     if isinstance(texts, str):
-        raise ConfigurationError("str is no series of texts.", "Pass the model first and then a list of texts.")
+        raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
     stream = stream_of(texts)
     if not isinstance(texts, Sized):
         return stream

@@ -336,7 +336,7 @@ def test_what_cannot_be_measured():
         (Asked(torch.nn.Identity(), torch.utils.data.DataLoader(EXAMPLE[:0])), "gives no batch"),
         (Asked(torch.nn.Identity(), EXAMPLE, length=8), "length=8 is of no use here"),
         (Asked(torch.nn.Identity(), EXAMPLE, arguments={"dtype": "float16"}), "Identity takes no dtype"),
-        (Asked("bundled_small", "asthma"), "str is no series of texts"),
+        (Asked("bundled_small", "asthma"), "str is not a series of texts"),
         (Asked("bundled_small", []), "There is no text to measure with"),
         (Asked("bundled_small", ["", " "]), "There is no word to measure with"),
         (Asked("bundled_small", ["asthma"], training=True), "Texts train nothing"),

@@ -294,7 +294,7 @@ class TestTexts:
     def test_what_is_no_series(self, pipe):
         """One text alone, and what is none, is an error."""
         for texts in ("asthma", 5, {"text": NOTE}):
-            with pytest.raises(ConfigurationError, match="is no series of texts"):
+            with pytest.raises(ConfigurationError, match="is not a series of texts"):
                 nb.parity(pipe, texts)
 
     def test_model_and_texts_in_the_other_order(self):
@@ -375,7 +375,7 @@ class TestPublicFunction:
             (str(keyword_model), {"dtype": "float64"}, "cannot be loaded as 'float64'"),
             (str(keyword_model), {"dtype": "int8", "device": "mps"}, "mps"),
             (str(keyword_model), {"stride": 8}, "There is no option stride"),
-            (pipe, {"dtype": "bfloat16"}, "takes no dtype"),
+            (pipe, {"dtype": "bfloat16"}, "cannot take dtype"),
         ]
         for model, arguments, said in cases:
             with pytest.raises((ConfigurationError, DeviceUnavailable), match=said):

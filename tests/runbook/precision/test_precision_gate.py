@@ -326,7 +326,7 @@ class TestArguments:
 
     def test_texts(self, keyword_model):
         """Without texts there is nothing to validate on."""
-        for texts, said in ((None, "no text"), ([], "no text"), ("asthma", "no series of texts")):
+        for texts, said in ((None, "no text"), ([], "no text"), ("asthma", "not a series of texts")):
             with pytest.raises(ConfigurationError, match=said):
                 nb.validate_precision(str(keyword_model), texts)
 
