@@ -122,11 +122,7 @@ def _transformers(model: Any) -> ActivationCheckpointing:
 
 
 def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
-    """Return the modules of these names, those of lists one by one.
-
-    Raises:
-        ConfigurationError: For a module that would be computed wrongly or a third time.
-    """
+    """Return the modules of these names, those of lists one by one; none may be computed wrongly or a third time."""
     import torch
     from torch.nn.modules.batchnorm import _NormBase
 

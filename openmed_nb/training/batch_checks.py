@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..devices.machine import Machine, apple_generation
@@ -82,11 +82,7 @@ def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
 
 
 def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return those limits that a person gives.
-
-    Raises:
-        ConfigurationError: For a name that no limit has, and for a value that cannot be one.
-    """
+    """Return those limits that a person gives, each with a name that is known and a value that can be one."""
     known, found = tuple(field.name for field in fields(ModelLimits)), {}
     for name, value in given.items():
         if name not in known:
@@ -176,22 +172,13 @@ def gradients_can_be_wrong(device: str, machine: Machine, torch_release: tuple[i
 
 @dataclass(frozen=True)
 class BatchChecks:
-    """The checks of a batch; a plain value, so that it can go to the worker processes of a loader.
+    """The checks of a batch; a plain value, so that it can go to the worker processes of a loader."""
 
-    Attributes:
-        limits: What the model takes.
-        names: The names of those of ``CHECKS`` that are made.
-    """
-
-    limits: ModelLimits = field(default_factory=ModelLimits)
-    names: tuple[str, ...] = ("labels", "token_ids")
+    limits: ModelLimits
+    names: tuple[str, ...]  # Of those of CHECKS that are made.
 
     def __call__(self, batch: Any, where: str = "") -> None:
-        """Check a batch: a mapping of names to tensors or arrays, a pair of inputs and labels, or a list of mappings.
-
-        Raises:
-            BatchRefused: For a batch of which a device would make wrong numbers; it begins with ``where``.
-        """
+        """Check a batch: a mapping of names to tensors or arrays, a pair of inputs and labels, or a list of mappings."""
         several = isinstance(batch, (list, tuple)) and all(isinstance(part, Mapping) for part in batch)
         for part in batch if several else [batch]:
             named = named_fields(part, where)
@@ -200,11 +187,7 @@ class BatchChecks:
 
 
 def named_fields(batch: Any, where: str = "") -> dict[str, torch.Tensor]:
-    """Return those fields of a batch that are checked: whole numbers, in any number of dimensions, and embeddings.
-
-    Raises:
-        BatchRefused: For a field that holds something else than numbers, such as the names of labels.
-    """
+    """Return those fields of a batch that are checked: whole numbers, in any number of dimensions, and embeddings."""
     import torch
 
     inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
@@ -334,11 +317,7 @@ class CheckedCollation:
     checks: BatchChecks
 
     def __call__(self, samples: Any) -> Any:
-        """Return the batch of some samples.
-
-        Raises:
-            BatchRefused: For a batch that does not pass; out of a worker process too.
-        """
+        """Return the batch of some samples, or refuse it, out of a worker process too."""
         from torch.utils.data import get_worker_info
 
         batch = self.collate(samples)

@@ -17,7 +17,7 @@ from ..errors import ConfigurationError, OpenMedWarning
 from ..session import SESSION
 from .curve import MemoryCurve
 from .epochs import EpochHooks
-from .guards import Guards, all_or
+from .guards import Guards, checked_guards
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")  # The names under which it may be installed.
 
@@ -57,7 +57,7 @@ def trainer_callback(device: Any = None, *, guards: Guards | None = None, **opti
     Returns:
         A ``TrainerCallback`` with ``curve``, ``hooks`` and ``guards``.
     """
-    return _trainer_class()(all_or(guards), device, options)
+    return _trainer_class()(checked_guards(guards), device, options)
 
 
 def lightning_callback(device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:
@@ -74,7 +74,7 @@ def lightning_callback(device: Any = None, *, guards: Guards | None = None, **op
     Raises:
         ConfigurationError: Where Lightning is not installed.
     """
-    return _lightning_class()(all_or(guards), device, options)
+    return _lightning_class()(checked_guards(guards), device, options)
 
 
 class GuardedTraining:

@@ -159,12 +159,6 @@ def judge(sizes: Sequence[int], gate: float = GROWTH_GATE) -> Trend:
     decide; a growth also has to rise again and again (Kendall 1938), and still to show, at half of the gate, without its
     largest rise. More than the gate, rising again and again, is growing, and so are three rises at the end; as much up
     and down is a sawtooth; one jump to a level that is kept is flat, but too short to tell where it came last.
-
-    Example:
-        >>> judge([100 << 20] * 9).kind, judge([(100 + 5 * epoch) << 20 for epoch in range(9)]).kind
-        ('flat', 'growing')
-        >>> judge([100 << 20, 180 << 20, 100 << 20, 180 << 20, 100 << 20]).kind, judge([100 << 20]).kind
-        ('sawtooth', 'too short to tell')
     """
     if not sizes:
         return Trend(TOO_SHORT, 0, 0, 0.0, 0.0)

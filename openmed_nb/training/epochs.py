@@ -18,7 +18,7 @@ from ..devices.request import kind_of
 from ..errors import ConfigurationError, DeviceUnavailable, OpenMedWarning, number, shorten, whole_number, whole_or_none
 from ..session import SESSION
 from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, take_sample
-from .guards import Guards, all_or
+from .guards import Guards, checked_guards
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
 
 # What runs at a boundary: it gets the curve so far.
@@ -83,7 +83,7 @@ class EpochHooks:
         live: bool = False,
         gate: float = GROWTH_GATE,
     ) -> None:
-        self.guards, process = None if guards is None else all_or(guards), this_process()
+        self.guards, process = None if guards is None else checked_guards(guards), this_process()
         name = own_device(SESSION.device_name(), process) if device is None else SESSION.device_name(device)
         self.every = whole_or_none("every", every)
         self.before, self.after = _checked_hooks(before), _checked_hooks(after)

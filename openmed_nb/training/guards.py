@@ -329,7 +329,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
         return NonFinite(f"Step {step:,}: {what}; {where}. {kept}", where.remedy)
 
 
-def all_or(guards: Guards | None) -> Guards:
+def checked_guards(guards: Guards | None) -> Guards:
     """Return the guards, all of them where none are given."""
     if guards is not None and not isinstance(guards, Guards):
         raise ConfigurationError(

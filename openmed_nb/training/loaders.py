@@ -137,13 +137,7 @@ def loader_settings(dataset: Any, device: Any = None) -> LoaderSettings:
 def settings_for(
     device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    """Return the arguments for a ``DataLoader`` on a computer, in a notebook or not, with workers that begin in some way.
-
-    Example:
-        >>> mac = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4", cores=10)
-        >>> settings_for("mps", range(9), mac, in_notebook=True, start_method="spawn").arguments
-        {'pin_memory': False, 'num_workers': 4, 'persistent_workers': True, 'multiprocessing_context': 'spawn'}
-    """
+    """Return the arguments for a ``DataLoader`` on a computer, in a notebook or not, with workers that begin in some way."""
     kind, method = kind_of(device), start_method or usual_start_method(machine)
     workers = worker_count(dataset, machine, method, in_a_notebook() if in_notebook is None else in_notebook)
     settings = [LoaderArgument("pin_memory", kind == "cuda", PIN_REASONS[kind]), workers]
@@ -489,30 +483,19 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
 
 @dataclass(frozen=True)
 class LoaderTiming:
-    """What reading a loader took.
+    """What reading a loader took."""
 
-    Attributes:
-        seconds: Mean time per batch; workers deliver in bursts, so a single time says little.
-        count: How many batches that is over.
-        start_seconds: Time until the first batch.
-        worker_bytes: Resident memory of each worker.
-        kept: The first and the last batch.
-    """
-
-    seconds: float
+    seconds: float  # The mean per batch; workers deliver in bursts, so a single time tells little.
     count: int
-    start_seconds: float
-    worker_bytes: tuple[int, ...]
-    kept: tuple[Any, Any]
+    start_seconds: float  # Until the first batch.
+    worker_bytes: tuple[int, ...]  # The resident memory of each.
+    kept: tuple[Any, Any]  # The first and the last batch.
 
 
 def time_batches(loader: Iterable[Any], batches: int) -> LoaderTiming:
     """Read a loader and nothing else; its workers are gone when this returns.
 
     What is read ahead while workers start comes at once and says nothing of their speed, so it is left out.
-
-    Raises:
-        ConfigurationError: For a loader with too few batches.
     """
     workers = int(getattr(loader, "num_workers", 0))
     ahead = max(WARM_UP, workers * int(getattr(loader, "prefetch_factor", None) or 0))

@@ -27,23 +27,14 @@ HELD = 32
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward pass was given.
-
-    Attributes:
-        args: Its arguments, cut off from any graph.
-        kwargs: Its arguments by name.
-        states: The random numbers with which it began.
-        autocast: The type of numbers that autocast was set to; ``None`` where it was off.
-        device: The kind of device, such as ``"mps"``.
-        module: The name of the module that was called, in the watched model; empty for the model itself.
-    """
+    """What a forward pass was given, cut off from any graph, and the random numbers with which it began."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     states: States
-    autocast: torch.dtype | None
-    device: str
-    module: str = ""
+    autocast: torch.dtype | None  # None where autocast was off.
+    device: str  # Its kind, such as "mps".
+    module: str = ""  # The name of the module that was called, in the watched model; empty for the model itself.
 
     @property
     def given(self) -> dict[str, Any]:
@@ -148,11 +139,7 @@ def keep_batch(batch: Any, folder: Path, step: int) -> str:
 
 
 def _saved(batch: Any, folder: Path, step: int) -> str:
-    """Write the tensors of a batch into a new safetensors file, and return where it is and what is not in it.
-
-    The file is ``step_7.safetensors``, or ``step_7_2.safetensors`` where that exists; only its owner reads it. What a
-    safetensors file cannot hold, such as a sparse tensor, is named.
-    """
+    """Write the tensors of a batch into a new safetensors file, and return where it is and what is not in it."""
     import torch
     from safetensors.torch import save
 
@@ -205,15 +192,10 @@ REMEDIES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the first number appeared that is NaN or infinite.
-
-    Attributes:
-        kind: What it is.
-        name: The name of the layer, the weight or the input; why it was not found, where it is unknown.
-    """
+    """Where the first number appeared that is NaN or infinite."""
 
     kind: Kind
-    name: str
+    name: str  # Of the layer, the weight or the input; why it was not found, where it is unknown.
 
     def __str__(self) -> str:
         sentences = {
@@ -327,10 +309,7 @@ def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
 
 @contextmanager
 def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: list[Arrival], prefix: str) -> Iterator[None]:
-    """Note the layers whose outputs are not finite, innermost first, and the gradients that come to each layer.
-
-    The prefix is the name of the model where it is a part of another one.
-    """
+    """Note the layers whose outputs are not finite, innermost first, and the gradients that come to each layer."""
 
     def note(kind: Kind, name: str, gradient: torch.Tensor) -> None:
         arrivals.append(Arrival(kind, name, is_finite([gradient])))

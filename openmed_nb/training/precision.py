@@ -121,16 +121,6 @@ def autocast_policy(
     """Decide in which numbers a model is trained; nothing but float32 is chosen without a request.
 
     On CUDA the capability of the GPU decides too, ``None`` where it is not known.
-
-    Raises:
-        ConfigurationError: For an unknown precision, and for one that cannot be had on this device.
-
-    Example:
-        >>> mac = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1")
-        >>> print(autocast_policy("mps", (2, 13), mac, requested="bf16"))
-        Precision on mps: autocast to bfloat16
-          bfloat16 was asked for; it has the range of float32 and needs no GradScaler.
-          M1 computes bfloat16 in software: less memory for activations, but no speed gained (transformers#40458).
     """
     spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
     if spelling not in SPELLINGS:

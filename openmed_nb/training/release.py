@@ -93,11 +93,7 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
 
 
 def check_fraction(device: str, fraction: Any) -> float:
-    """Return a fraction that torch takes for a device.
-
-    Raises:
-        ConfigurationError: For a device without a limit, or a fraction that is out of its range.
-    """
+    """Return a fraction that torch takes for a device."""
     kind = kind_of(device)
     if kind not in LARGEST:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")

@@ -196,30 +196,15 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A batch with its share of the group that makes one step of the optimizer.
-
-    Attributes:
-        batch: The batch, as it came.
-        share: The factor by which its mean loss counts, 0 to 1; those of a group make 1, or 0 if nothing has weight.
-        last: Whether it is the last of its group.
-    """
+    """A batch with its share of the group that makes one step of the optimizer."""
 
     batch: Any
-    share: float
-    last: bool
+    share: float  # The factor of its mean loss, 0 to 1; those of a group make 1, or 0 if nothing has weight.
+    last: bool  # Of its group.
 
 
 def accumulation_groups(batches: Iterable[Any], steps: int, weight: Weight) -> Iterator[MicroBatch]:
-    """Yield batches with their share of their group of so many steps; the last group may be shorter.
-
-    Raises:
-        ConfigurationError: For a weight that is not a finite number from 0 up.
-
-    Example:
-        >>> groups = accumulation_groups(["aaa", "b", "cc"], 2, len)
-        >>> [(micro.share, micro.last) for micro in groups]
-        [(0.75, False), (0.25, True), (1.0, True)]
-    """
+    """Yield batches with their share of their group of some steps; the last group may be shorter."""
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, steps)):
         weights = [float(weight(batch)) for batch in group]

@@ -49,14 +49,18 @@ def model(tiny):
     return lambda: tiny.random_bert(size={"num_hidden_layers": 2})
 
 
+CUDA = pytest.param("cuda", 1e-2, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
 @pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
-def test_on_the_cpu(model, requested):
+@pytest.mark.parametrize(("device", "near"), [("cpu", 1e-3), CUDA])
+def test_on_one_device(model, device, near, requested):
     """Seven batches in groups of three are three steps, and recomputing changes no loss."""
-    found, steps = trained(model(), "cpu", requested)
-    expected, _steps = trained(model(), "cpu", requested, recompute=False)
+    found, steps = trained(model(), device, requested)
+    expected, _steps = trained(model(), device, requested, recompute=False)
 
     assert steps == 3
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert found == pytest.approx(expected, rel=near)
 
 
 @pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
@@ -69,14 +73,3 @@ def test_under_simulated_mps(model, requested):
     assert found[1] == expected[1]
     assert found[0] == pytest.approx(expected[0], rel=1e-3)
     assert not any(copy.non_blocking for copy in mps.copies if copy.target == "mps")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
-def test_on_cuda(model, requested):
-    """The same loop runs on a CUDA GPU, where dropout falls elsewhere, and recomputing changes no loss."""
-    found, steps = trained(model(), "cuda", requested)
-    expected, _steps = trained(model(), "cuda", requested, recompute=False)
-
-    assert steps == 3
-    assert found == pytest.approx(expected, rel=1e-2)
