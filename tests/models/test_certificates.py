@@ -22,6 +22,7 @@ from openmed_nb.models.certificates import (
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.files import content_of
 from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.registry import ModelReference
 
 HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
 EVIDENCE = CertificateEvidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
@@ -147,7 +148,7 @@ def test_other_types_and_models_are_no_reason(store):
 
 
 def test_nearest_certificate_is_explained(store):
-    """Of several that expired, the one with the fewest changes is told of."""
+    """Of several that expired, the reason names the changes of the one with the fewest."""
     store.store(replace(CERTIFICATE, identity=replace(HERE, torch="2.6.0", weights="w0")))
     store.store(replace(CERTIFICATE, identity=replace(HERE, torch="2.12.0")))
     assert store.explain(HERE) == "its certificate expired: torch was 2.12.0 and is 2.13.0"
@@ -199,7 +200,7 @@ def test_damaged_file_counts_for_nothing(store):
 
 
 def test_foreign_files_are_left_alone(store):
-    """Files of others beside are left as they are, and only counted where nothing else explains."""
+    """Other files in the folder are left as they are, and only counted where nothing else explains."""
     store.folder.mkdir(parents=True)
     (store.folder / "notes.json").write_bytes(b"\xff\xfe\x00")
     (store.folder / "folder.json").mkdir()
@@ -233,8 +234,8 @@ def test_certificate_of_another_type_in_its_place(store):
     assert store.explain(HERE) == "there is no certificate"
 
 
-def test_home_of_nobody():
-    """A folder in the home of somebody who is not known is an error with the variable that names another."""
+def test_home_of_an_unknown_user():
+    """A folder in the home of an unknown user is an error with the variable that names another."""
     with pytest.raises(
         ConfigurationError, match="OPENMED_NB_DATA is '~nobody at all/data', and that home is not known"
     ):
@@ -305,6 +306,16 @@ def test_number_of_a_device_does_not_count(computers, keyword_model):
         here.load_torch()
         identity = identity_of(spec, "bfloat16", device, here)
         assert (identity.device, identity.device_name, identity.simulated) == (*identified, False), device
+
+
+def test_path_whose_bytes_are_not_text(store, computers, keyword_model):
+    """A model in a folder whose name cannot be decoded has a certificate that is found again."""
+    spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    spec = replace(spec, reference=ModelReference("mine \udcff", str(keyword_model)))
+    identity = identity_of(spec, "bfloat16", "mps", computers.mac().session.computer)
+    store.store(replace(CERTIFICATE, identity=identity))
+
+    assert (store.find(identity).identity, store.explain(identity)) == (identity, "")
 
 
 def test_identity_of_a_model_on_this_device(computers, keyword_model):

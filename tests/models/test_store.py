@@ -144,20 +144,20 @@ class TestFollowing:
 
 
 class TestArriving:
-    """Who is told of models that come to a device may object."""
+    """The listener to models that come to a device may object."""
 
     @pytest.fixture
     def arrivals(self):
-        """What was told."""
+        """What the listener heard."""
         return []
 
     @pytest.fixture
     def store(self, arrivals):
-        """A store that tells of every arrival."""
+        """A store with a listener to every arrival."""
         return ModelStore(arriving=lambda key, device: arrivals.append((key.spec.reference.name, key.device, device)))
 
-    def test_loads_and_moves_are_told_once(self, store, arrivals, spec, another_spec, second_device):
-        """A model is told of when it is loaded and when it moved, not when it is asked for again or stays."""
+    def test_loads_and_moves_are_announced_once(self, store, arrivals, spec, another_spec, second_device):
+        """A model is announced when it is loaded and when it moved, not when it is asked for again or stays."""
         name, other = spec.reference.name, another_spec.reference.name
         for _ in range(2):
             store.model(spec, "cpu", True)
@@ -170,7 +170,7 @@ class TestArriving:
         assert arrivals[3:] == [(name, None, "cpu")]
 
     def test_objection_leaves_all_as_it_was(self, arrivals, spec, another_spec, second_device):
-        """Where somebody objects, a model is not loaded, and those that moved are moved back."""
+        """Where the listener objects, a model is not loaded, and those that moved are moved back."""
 
         def object_to(key, device):
             arrivals.append(key)
@@ -187,16 +187,13 @@ class TestArriving:
         assert len(store.inventory()) == 2
 
 
-class TestFolder:
-    """Where the files of a loaded model are."""
+def test_folder_of_a_loaded_model(store, spec, another_spec, keyword_model):
+    """The folder of a loaded model is known in whatever type it was loaded, and of no other model."""
+    store.model(spec.in_dtype("bfloat16"), "cpu", False)
 
-    def test_of_any_type(self, store, spec, another_spec, keyword_model):
-        """The folder of a loaded model is known in whatever type it was loaded, and of no other model."""
-        store.model(spec.in_dtype("bfloat16"), "cpu", False)
-
-        assert store.folder(spec) == store.folder(spec.in_dtype("auto")) == keyword_model
-        assert store.folder(another_spec) is None
-        assert spec.in_dtype("bfloat16") != spec == spec.in_dtype("bfloat16").in_dtype("float32")
+    assert store.folder(spec) == store.folder(spec.in_dtype("auto")) == keyword_model
+    assert store.folder(another_spec) is None
+    assert spec.in_dtype("bfloat16") != spec == spec.in_dtype("bfloat16").in_dtype("float32")
 
 
 class TestUnloading:
