@@ -261,7 +261,7 @@ def resolve(
         ('cpu', ['mps', 'cuda'], False)
     """
     environ, value, rejected = environ or {}, request.value, list[Rejection]()
-    switch = ""  # Accelerate's own switch for the CPU, in the words of its str_to_bool; it counts where nobody asks.
+    switch = ""  # Accelerate's own switch for the CPU, in the words of its str_to_bool; it counts only if nobody asks.
     if value == "auto" and environ.get("ACCELERATE_USE_CPU", "").strip().lower() in (
         "y",
         "yes",
@@ -330,7 +330,7 @@ class Candidate(Plain):
 
     @property
     def usable(self) -> bool | None:
-        """Whether it can be used; ``None`` where nobody tried."""
+        """Whether it can be used; ``None`` if it was not tried."""
         return False if self.rejection else True if self.tried else None
 
     @property

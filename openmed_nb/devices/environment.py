@@ -55,7 +55,7 @@ class Moment:
 
     Attributes:
         torch_loaded: Whether torch is imported.
-        allocator_started: Whether the MPS allocator has read its watermarks; ``None`` where nobody can tell.
+        allocator_started: Whether the MPS allocator has read its watermarks; ``None`` if unknown.
         seen: For each variable that was watched, the values that torch may have read; ``None`` among them is "unset".
     """
 
@@ -64,7 +64,7 @@ class Moment:
     seen: Mapping[str, frozenset[str | None]] = field(default_factory=dict)
 
     def has_read(self, name: str) -> bool | None:
-        """Tell whether torch has read a variable by now, ``None`` where nobody can tell."""
+        """Tell whether torch has read a variable by now, ``None`` if unknown."""
         if not self.torch_loaded:
             return False
         return True if name == FALLBACK else self.allocator_started
@@ -174,7 +174,7 @@ def plan(
 
 
 def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
-    """Return the pair of watermark ratios to set beside what a person set; ``None`` where nothing is to be set.
+    """Return the pair of watermark ratios to add to what a person set; ``None`` for one that stays as it is.
 
     The arguments are the person's ratios as written, ``None`` where unset.
 

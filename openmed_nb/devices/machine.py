@@ -50,7 +50,7 @@ class Machine:
         memory_bytes: Installed memory in bytes.
         cores: Physical cores.
         gpu_driver: Whether a driver for a CUDA or ROCm GPU is loaded.
-        simulated: Whether this computer is not there: what is measured on it is no figure of such a computer.
+        simulated: Whether this computer is simulated: nothing measured on it is a figure of such a computer.
     """
 
     system: str

@@ -163,7 +163,7 @@ DEVICES = (
 
 @dataclass(frozen=True)
 class OutOfMemory(Plain):
-    """What an allocator said when memory was short, in bytes; ``None`` where it did not say.
+    """What an out-of-memory error says, in bytes; ``None`` where it gives no figure.
 
     Attributes:
         device: ``"mps"``, ``"cuda"``, ``"xpu"`` or ``"cpu"``.
@@ -181,7 +181,7 @@ class OutOfMemory(Plain):
 
     @classmethod
     def parse(cls, error: BaseException) -> OutOfMemory | None:
-        """Return what an error says of memory; ``None`` for an error that is no lack of memory."""
+        """Return what an out-of-memory error says; ``None`` for any other error."""
         if not is_out_of_memory(error):
             return None
         text = str(error)

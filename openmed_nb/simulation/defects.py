@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, shorten
 
 LONG = 32_767  # From this many products in one sum on, a matrix product can be wrong.
 
-TILE = 16  # Only where both sides of the result have at least so many rows.
+TILE = 16  # Both sides of the result need at least this many rows.
 
 DIRT = 1e4
 

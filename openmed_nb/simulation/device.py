@@ -175,7 +175,7 @@ def parse_memory(memory: str | int) -> int:
     number = float(match[1]) * 2 ** POWERS[match[2].upper()] if match else memory
     if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
         return int(number)
-    raise ConfigurationError(f"{shorten(repr(memory))} is no amount of memory.", "Use one such as '8 GiB'.")
+    raise ConfigurationError(f"{shorten(repr(memory))} is not an amount of memory.", "Use one such as '8 GiB'.")
 
 
 class SimulatedTorch:

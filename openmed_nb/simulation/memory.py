@@ -23,7 +23,7 @@ from .operators import out_of_memory
 from .operators import size as shown_size
 
 SMALLEST_BLOCK = 256
-OTHER = 384 * 1024  # What the process holds beside its tensors; error texts of real Macs name it so.
+OTHER = 384 * 1024  # "other allocations" of the process, as in error texts of real Macs.
 
 
 @dataclass(frozen=True)

@@ -433,9 +433,9 @@ def says_true(args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def asked_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
-    """Return the device that a function is told to use, and write it into the arguments as the function can take it.
+    """Return the device that a function shall use, and write it into the arguments as the function can take it.
 
-    That is with its number where the operators below are told it, and ``cpu`` where a function makes a tensor by itself.
+    That is with its number where the operators below read it, and ``cpu`` where a function makes a tensor by itself.
     """
     asked = kwargs.get("device")
     if asked is None and default_device.CURRENT_DEVICE is not None:  # torch would ask for set_default_device after us
@@ -450,7 +450,7 @@ def asked_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
 
 
 def size_of_new(operator: Any, args: Any, kwargs: Any) -> int:
-    """Return the bytes of what an operator makes where it is told the size; 0 where that shows only later."""
+    """Return the bytes of what an operator makes if its arguments give the size; 0 if that shows only later."""
     place = 1 if operator.name().startswith("aten::new_") else 0
     size = args[place] if len(args) > place else None
     if not isinstance(size, (list, tuple)) or not all(isinstance(length, int) for length in size):

@@ -138,7 +138,7 @@ class Fallbacks:
 
 
 def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the names above autograd of what a function of torch calls, where below it they cannot be told apart.
+    """Return the names above autograd of what a function of torch calls, which below it cannot be told apart.
 
     ``torch.linalg.svd`` calls ``linalg_svd``, and what needs singular values only, such as ``svdvals`` or the matrix norm 2,
     does not (``LinearAlgebra.cpp``, ``BatchLinearAlgebra.cpp``); below autograd, both are ``_linalg_svd``.

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import math
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -116,9 +115,9 @@ def test_ratio_is_read_as_c_reads_it(text: str):
     assert repr(abs(parse_ratio(text))) == repr(abs(strtod(text.encode(), None)))
 
 
-@pytest.mark.parametrize(
-    ("person", "expected"),
-    [
+def test_what_is_added():
+    """Only what a person left unset is added, and the watermarks adapt to what they set."""
+    for person, expected in (
         ({}, {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}),
         ({FALLBACK: "0"}, {HIGH: "1.0", LOW: "0.9"}),
         ({FALLBACK: ""}, {HIGH: "1.0", LOW: "0.9"}),
@@ -136,16 +135,13 @@ def test_ratio_is_read_as_c_reads_it(text: str):
         ({HIGH: "0.7", LOW: "1.4"}, {FALLBACK: "1"}),
         ({HIGH: "1.5", LOW: "0.5"}, {FALLBACK: "1"}),
         ({FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}, {}),
-    ],
-)
-def test_what_is_added(person: dict[str, str], expected: dict[str, str]):
-    """Only what a person left unset is added, and the watermarks adapt to what they set."""
-    assert plan(person).additions == expected
+    ):
+        assert plan(person).additions == expected
 
 
-@pytest.mark.parametrize(
-    ("person", "name", "note", "remedy"),
-    [
+def test_odd_values_are_told():
+    """A value that torch refuses, or reads otherwise than it looks, is kept and explained with a remedy."""
+    for person, name, note, remedy in (
         ({HIGH: "0,9"}, HIGH, "'0,9' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
         ({HIGH: "many"}, HIGH, "'many' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
         ({LOW: "0.5x"}, LOW, "'0.5x' is no number, and torch reads it as 0.5", "Set it to a number, 0 to 2."),
@@ -160,14 +156,10 @@ def test_what_is_added(person: dict[str, str], expected: dict[str, str]):
         ({FALLBACK: ""}, FALLBACK, "torch reads '' as on", "Set it to 0 or 1."),
         ({FALLBACK: "0"}, FALLBACK, "", ""),
         ({}, HIGH, "", ""),
-    ],
-)
-def test_odd_values_are_told(person: dict[str, str], name: str, note: str, remedy: str):
-    """A value that torch refuses, or reads otherwise than it looks, is kept and explained with a remedy."""
-    one = settings_of(person)[name]
-
-    assert (one.note, one.remedy) == (note, remedy)
-    assert one.value == person.get(name, one.value)
+    ):
+        one = settings_of(person)[name]
+        assert (one.note, one.remedy) == (note, remedy)
+        assert one.value == person.get(name, one.value)
 
 
 BEFORE = Moment()
@@ -176,9 +168,9 @@ UNKNOWN = Moment(torch_loaded=True, allocator_started=None)
 IN_USE = Moment(torch_loaded=True, allocator_started=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "effects"),
-    [
+def test_effect_where_nobody_watched():
+    """Without a watch, what torch sees follows from when it reads the variable and whether the value stood there."""
+    for name, value, effects in (
         (FALLBACK, None, (IN_TIME, TOO_LATE, TOO_LATE, TOO_LATE)),
         (FALLBACK, "1", (IN_TIME, UNSURE, UNSURE, UNSURE)),
         (FALLBACK, "0", (IN_TIME, UNSURE, UNSURE, UNSURE)),
@@ -187,14 +179,10 @@ IN_USE = Moment(torch_loaded=True, allocator_started=True)
         (LOW, None, (IN_TIME, IN_TIME, UNSURE, TOO_LATE)),
         (LOW, "1.2", (IN_TIME, IN_TIME, UNSURE, UNSURE)),
         (HIGH, "2.5", (CONFLICT, CONFLICT, CONFLICT, CONFLICT)),
-    ],
-)
-def test_effect_where_nobody_watched(name: str, value: str | None, effects: tuple[str, ...]):
-    """Without a watch, what torch sees follows from when it reads the variable and whether the value stood there."""
-    person = {} if value is None else {name: value}
-    moments = (BEFORE, UNTOUCHED, UNKNOWN, IN_USE)
-
-    assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
+    ):
+        person = {} if value is None else {name: value}
+        moments = (BEFORE, UNTOUCHED, UNKNOWN, IN_USE)
+        assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
 
 
 def test_other_devices_need_nothing():

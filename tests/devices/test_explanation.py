@@ -18,24 +18,17 @@ def choice(device: str = "cpu", rejected: tuple[Rejection, ...] = ()) -> DeviceC
     return DeviceChoice(device, device, "argument", f"{device!r} was asked for.", certain=True, rejected=rejected)
 
 
-@pytest.mark.parametrize(
-    ("in_force", "states"),
-    [
-        ("cuda", ["cannot be used", "in force", "not tried", "usable"]),
-        ("cuda:0", ["cannot be used", "in force", "not tried", "usable"]),
-        ("cuda:1", ["cannot be used", "usable", "in force", "usable"]),
-        ("cpu", ["cannot be used", "usable", "not tried", "in force"]),
-        (None, ["cannot be used", "usable", "not tried", "usable"]),
-    ],
-)
-def test_list_of_devices(in_force: str | None, states: list[str]):
+def test_list_of_devices():
     """Each device has its state, and the one in force is marked under either of its spellings."""
     gpus = (Candidate("cuda:0"), Candidate("cuda:1", tried=False))
-    listed = DeviceList((Candidate("mps", NO_MAC), *gpus, Candidate("cpu")), in_force and choice(in_force))
-
-    assert [row[1] for row in listed.report().tables[0].rows] == states
-    assert listed.to_dict()["in_force"] == in_force
-    assert [one["usable"] for one in listed.to_dict()["devices"]] == [False, True, None, True]
+    for in_force, place in {"cuda": 1, "cuda:0": 1, "cuda:1": 2, "cpu": 3, None: None}.items():
+        listed = DeviceList((Candidate("mps", NO_MAC), *gpus, Candidate("cpu")), in_force and choice(in_force))
+        states = ["cannot be used", "usable", "not tried", "usable"]
+        if place is not None:
+            states[place] = "in force"
+        assert [row[1] for row in listed.report().tables[0].rows] == states
+        assert listed.to_dict()["in_force"] == in_force
+        assert [one["usable"] for one in listed.to_dict()["devices"]] == [False, True, None, True]
 
 
 def test_list_tells_why_not():
@@ -47,9 +40,9 @@ def test_list_tells_why_not():
         assert "Use a Mac." in shown
 
 
-@pytest.mark.parametrize(
-    ("environ", "argument", "override", "winner"),
-    [
+def test_chain_shows_who_decides():
+    """Exactly one link of the chain is marked as the one that decides."""
+    for environ, argument, override, winner in (
         ({}, None, None, "automatic"),
         ({"OPENMED_DEVICE": "cpu"}, None, None, "OPENMED_DEVICE"),
         ({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}, None, None, "OPENMED_DEVICE"),
@@ -57,16 +50,10 @@ def test_list_tells_why_not():
         ({"OPENMED_TORCH_DEVICE": "cpu"}, None, DeviceRequest("auto", "use()"), "use()"),
         ({"OPENMED_TORCH_DEVICE": "cpu"}, "cpu", DeviceRequest("mps", "use()"), "argument"),
         ({"OPENMED_TORCH_DEVICE": ""}, "auto", None, "automatic"),
-    ],
-)
-def test_chain_shows_who_decides(
-    environ: dict[str, str], argument: str | None, override: DeviceRequest | None, winner: str
-):
-    """Exactly one link of the chain is marked as the one that decides."""
-    chain = precedence(environ, Wish("argument", argument), override)
-    explained = Explanation(chain, choice(), plan({}, "cpu"), {})
-
-    assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == [winner]
+    ):
+        chain = precedence(environ, Wish("argument", argument), override)
+        explained = Explanation(chain, choice(), plan({}, "cpu"), {})
+        assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == [winner]
 
 
 def test_explanation_holds_everything():

@@ -71,33 +71,23 @@ def wide(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "found"),
-    [
-        (torch.float64, torch.float32),
-        (torch.complex128, torch.complex64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.int64, torch.int64),
-        (torch.bool, torch.bool),
-    ],
-)
 @pytest.mark.usefixtures("quiet")
-def test_types_on_mps(mps, dtype, found):
+def test_types_on_mps(mps):
     """float64 and complex128 are narrowed for MPS; whole numbers and all other types are as before."""
-    moved = to_device(torch.ones(3).to(dtype), "mps")
-
-    assert (moved.dtype, moved.device.type) == (found, "mps")
-    assert moved.cpu().tolist() == [1, 1, 1]
+    narrowed = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    for dtype in (*narrowed, torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        moved = to_device(torch.ones(3).to(dtype), "mps")
+        assert (moved.dtype, moved.device.type) == (narrowed.get(dtype, dtype), "mps")
+        assert moved.cpu().tolist() == [1, 1, 1]
     assert not any(copy.non_blocking for copy in mps.copies)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float16])
-def test_types_on_the_cpu(dtype):
-    """Towards the CPU nothing is narrowed and nothing is said."""
+def test_types_on_the_cpu():
+    """Towards the CPU nothing is narrowed and nothing is reported."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert to_device({"values": torch.ones(2, dtype=dtype)}, "cpu")["values"].dtype == dtype
+        for dtype in (torch.float64, torch.complex128, torch.float16):
+            assert to_device({"values": torch.ones(2, dtype=dtype)}, "cpu")["values"].dtype == dtype
 
 
 @pytest.mark.usefixtures("mps", "quiet")
@@ -137,9 +127,10 @@ def test_every_kind_of_batch():
     assert to_device(Rows(ones, 3), "mps").source == to_device(Both(ones, 3), "mps").source == "loader"
 
 
-@pytest.mark.parametrize(
-    ("array", "dtype"),
-    [
+@pytest.mark.usefixtures("mps", "quiet")
+def test_arrays_become_tensors():
+    """An array of numbers becomes a tensor of its own on the device, float64 narrowed; the array is left as it is."""
+    for array, dtype in (
         (np.array([1.5, 2.5]), torch.float32),
         (np.array([1.5, 2.5])[::-1], torch.float32),
         (np.array([1.5, 2.5], ">f8"), torch.float32),
@@ -147,42 +138,32 @@ def test_every_kind_of_batch():
         (np.array([1.5], np.float16), torch.float16),
         (np.array([[1], [2]]), torch.int64),
         (np.array([True]), torch.bool),
-    ],
-)
-@pytest.mark.usefixtures("mps", "quiet")
-def test_arrays_become_tensors(array, dtype):
-    """An array of numbers becomes a tensor of its own on the device, float64 narrowed; the array is left as it is."""
-    moved = to_device({"values": array}, "mps")["values"]
-    assert (moved.dtype, moved.device.type) == (dtype, "mps")
-    assert moved.cpu().tolist() == array.tolist()
-    assert not np.shares_memory(to_device([array], "cpu")[0].numpy(), array)
+    ):
+        moved = to_device({"values": array}, "mps")["values"]
+        assert (moved.dtype, moved.device.type) == (dtype, "mps")
+        assert moved.cpu().tolist() == array.tolist()
+        assert not np.shares_memory(to_device([array], "cpu")[0].numpy(), array)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [np.array(["text"]), np.array([None]), np.array(["2026-01-01"], "datetime64[D]"), np.float64(1.5)],
-)
-def test_arrays_of_something_else(array):
+def test_arrays_of_something_else():
     """Arrays of texts, objects or dates, and single numbers, are no tensors and stay as they are."""
-    assert to_device([array], "cpu")[0] is array
+    for array in (np.array(["text"]), np.array([None]), np.array(["2026-01-01"], "datetime64[D]"), np.float64(1.5)):
+        assert to_device([array], "cpu")[0] is array
 
 
-@pytest.mark.parametrize(
-    ("thing", "match"),
-    [
-        ([torch.nn.Linear(2, 2)], r"The module Linear is inside .* Pass the module by itself"),
-        (Frozen(torch.nn.Linear(2, 2), 3), "The module Linear"),
-        (
-            torch.optim.SGD(torch.nn.Linear(2, 2).parameters()),
-            r"The optimizer SGD cannot be moved\. Move the model first",
-        ),
-        ({"optimizer": torch.optim.SGD(torch.nn.Linear(2, 2).parameters())}, "The optimizer SGD"),
-    ],
-)
-def test_what_cannot_be_moved_is_refused(thing, match):
+def test_what_cannot_be_moved_is_refused():
     """A module inside of something else and an optimizer are refused, instead of coming back unmoved."""
-    with pytest.raises(ConfigurationError, match=match):
-        to_device(thing, "cpu")
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters())
+    refused = r"The optimizer SGD cannot be moved\. Move the model first"
+    for thing, match in (
+        ([layer], r"The module Linear is inside .* Pass the module by itself"),
+        (Frozen(layer, 3), "The module Linear"),
+        (optimizer, refused),
+        ({"optimizer": optimizer}, refused),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            to_device(thing, "cpu")
 
 
 def test_what_holds_itself():
@@ -312,13 +293,12 @@ def test_names_of_fields_and_of_layers_are_shown():
 
 
 @pytest.mark.usefixtures("mps")
-@pytest.mark.parametrize("value", [1e39, -1e300, complex(0, 1e39)])
-def test_numbers_that_do_not_fit(value):
+def test_numbers_that_do_not_fit():
     """A number that would become infinite is refused, with its name and no number."""
-    tensor = torch.tensor([1.0, value, 2.0], dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
-    with pytest.raises(NumberTooLarge, match=r"weights has 1 number in \w+ that would be infinite") as caught:
-        to_device({"weights": tensor}, "mps")
-    assert "e+3" not in str(caught.value)
+    for tensor in (wide(1, 1e39, 2), wide(-1e300), torch.tensor([complex(0, 1e39)], dtype=torch.complex128)):
+        with pytest.raises(NumberTooLarge, match=r"weights has 1 number in \w+ that would be infinite") as caught:
+            to_device({"weights": tensor}, "mps")
+        assert "e+3" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("mps", "quiet")

@@ -111,9 +111,9 @@ SESSION = DeviceRequest("mps", "use()")
 BY_HAND = DeviceRequest("auto", "use()")
 
 
-@pytest.mark.parametrize(
-    ("argument", "override", "environ", "expected"),
-    [
+def test_precedence():
+    """An argument beats the override, which beats the two variables in their order, which beat the automatic choice."""
+    for argument, override, environ, expected in (
         (None, None, {}, ("auto", NOBODY)),
         ("cpu", SESSION, {"OPENMED_TORCH_DEVICE": "cuda", "OPENMED_DEVICE": "gpu"}, ("cpu", "argument")),
         (None, SESSION, {"OPENMED_TORCH_DEVICE": "cuda", "OPENMED_DEVICE": "gpu"}, ("mps", "use()")),
@@ -126,11 +126,8 @@ BY_HAND = DeviceRequest("auto", "use()")
         ("cpu", BY_HAND, {}, ("cpu", "argument")),
         ("cpu", None, {"OPENMED_DEVICE": "nonsense"}, ("cpu", "argument")),
         (None, None, {"OPENMED_TORCH_DEVICE": "mps", "OPENMED_DEVICE": "nonsense"}, ("mps", "OPENMED_TORCH_DEVICE")),
-    ],
-)
-def test_precedence(argument: str | None, override: DeviceRequest | None, environ: dict, expected: tuple[str, str]):
-    """An argument beats the override, which beats the two variables in their order, which beat the automatic choice."""
-    assert decide(precedence(environ, Wish("argument", argument), override)) == DeviceRequest(*expected)
+    ):
+        assert decide(precedence(environ, Wish("argument", argument), override)) == DeviceRequest(*expected)
 
 
 def test_bad_variable_that_counts():

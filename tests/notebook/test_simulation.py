@@ -108,10 +108,10 @@ class TestFunction:
         assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
 
     def test_bad_memory_changes_nothing(self):
-        """What is no amount of memory is one clear error, and nothing was begun."""
+        """What is not an amount of memory is one clear error, and nothing was begun."""
         before = state()
         for memory in ("lots", -1, 0, "0 GiB", None, 8):
-            with pytest.raises(ConfigurationError, match="is no amount of memory"), nb.simulated_mps(memory):
+            with pytest.raises(ConfigurationError, match="is not an amount of memory"), nb.simulated_mps(memory):
                 pass
             assert state() == before
             assert not torch.backends.mps.is_available()
@@ -245,7 +245,7 @@ class TestMagic:
             "--simulate off --memory 8GiB": "is for a simulated Mac",
             "--simulate mps cpu": "cannot do --simulate and cpu at once",
             "--simulate mps --reset": "cannot do --reset and --simulate at once",
-            "--simulate mps --memory lots": "is no amount of memory",
+            "--simulate mps --memory lots": "is not an amount of memory",
         }
         before = state()
         for line, said in mistakes.items():

@@ -89,10 +89,7 @@ MADE = {
 def test_made_on_the_device(mps, make):
     """However a tensor comes to the device, it says so, counts there, and is a plain CPU tensor afterwards."""
     tensor = make()
-    assert tensor.device == MPS
-    assert tensor.is_mps
-    assert not tensor.is_cpu
-    assert tensor.get_device() == 0
+    assert (tensor.device, tensor.is_mps, tensor.is_cpu, tensor.get_device()) == (MPS, True, False, 0)
     assert mps.holds(tensor)
     assert mps.allocator.allocated > 0
 
@@ -124,21 +121,21 @@ def test_made_elsewhere(mps, make):
     assert mps.allocator.allocated == 0
 
 
-@pytest.mark.usefixtures("mps")
 def test_default_device():
-    """The ways of torch to say a device once work, and one that is named is stronger."""
-    with torch.device("mps"):
+    """The ways of torch to say a device once work until the simulation ends, and one that is named is stronger."""
+    with simulated_device():
+        with torch.device("mps"):
+            assert torch.ones(2).is_mps
+            assert torch.nn.Linear(2, 2).weight.is_mps
+            assert (torch.ones(2) + torch.ones(2)).is_mps
+            assert torch.ones(2, device="cpu").is_cpu
+        torch.set_default_device("mps")
         assert torch.ones(2).is_mps
-        assert torch.nn.Linear(2, 2).weight.is_mps
-        assert (torch.ones(2) + torch.ones(2)).is_mps
         assert torch.ones(2, device="cpu").is_cpu
-    torch.set_default_device("mps")
-    try:
-        assert torch.ones(2).is_mps
-        assert torch.ones(2, device="cpu").is_cpu
-    finally:
         torch.set_default_device(None)
-    assert torch.ones(2).is_cpu
+        assert torch.ones(2).is_cpu
+        torch.set_default_device("mps")
+    assert torch.ones(1).is_cpu
 
 
 @pytest.mark.usefixtures("mps")
@@ -338,11 +335,13 @@ class TestTheEnd:
         before = {name: look() for name, look in PATCHED.items()}
         try:
             with simulated_device():
+                assert simulation.active()
                 assert {name for name, look in PATCHED.items() if look() == before[name]} == set()
                 if error:
                     raise error
         except (KeyboardInterrupt, RuntimeError):
             pass
+        assert not simulation.active()
         assert {name: look() for name, look in PATCHED.items()} == before
 
     def test_tensors_are_plain(self):
@@ -356,13 +355,6 @@ class TestTheEnd:
         assert {parameter.device for parameter in layer.parameters()} == {CPU}
         assert layer.weight.grad.numpy().shape == (2, 2)
         assert not mps.holds(layer.weight) or layer.weight.is_cpu
-
-    def test_active(self):
-        """Whether a simulation is on can be asked anywhere."""
-        assert not simulation.active()
-        with simulated_device():
-            assert simulation.active()
-        assert not simulation.active()
 
 
 def test_other_threads_see_the_cpu():
@@ -389,12 +381,3 @@ def test_it_shows_itself():
     assert "SIMULATED" in html
     assert plain["simulated"] is True
     assert (plain["recommended"], plain["allocated"]) == (2**33 * 2 // 3, keep.numel() * 4)
-
-
-def test_the_default_device_does_not_outlive_the_simulation():
-    """Where torch was told to make tensors on mps by default, it makes them on the CPU again afterwards."""
-    with simulated_device("8 GiB"):
-        torch.set_default_device("mps")
-        assert torch.ones(1).device.type == "mps"
-
-    assert torch.ones(1).device.type == "cpu"
