@@ -2,12 +2,13 @@
 
     python scripts/count_calls.py
 
-The second table names the own functions that are on the stack when the work begins: of ``annotate`` and ``sweep`` the
-first forward pass of a model, of ``doctor`` its first finding.
+The second table names the own functions that are on the stack when the work begins: when ``annotate`` prepares the first
+chunk of texts, when ``sweep`` begins its search, and when ``doctor`` makes its first finding.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -66,14 +67,15 @@ def stack_at(run: Callable[[], Any], begins: Callable[[CodeType], bool]) -> list
     return found
 
 
-def is_forward_pass(code: CodeType) -> bool:
-    """Tell whether a function is a pass through a model of transformers."""
-    return code.co_name == "forward" and "/transformers/models/" in code.co_filename
-
-
-def is_finding(code: CodeType) -> bool:
-    """Tell whether a function is one that finds something for the doctor."""
-    return "/openmed_nb/runbook/doctor/" in code.co_filename and code.co_qualname.endswith("findings")
+# Where the work of each function begins.
+WORK = {
+    "nb.annotate": (lambda: nb.annotate(NOTES, model="bundled_small"), r"annotation/stream\.py: .*prepare"),
+    "nb.sweep": (
+        lambda: nb.sweep("bundled_small", seconds=1),
+        r"runbook/sweep.*: .*[Ss]earch",
+    ),
+    "nb.doctor": (nb.doctor, r"runbook/doctor/.*findings"),
+}
 
 
 def main() -> None:
@@ -85,13 +87,8 @@ def main() -> None:
     print(f'nb.use("cpu"), warm: {len(warm)} functions in {len(files)} files')
     print(*(f"    {shown(code)}" for code in warm), sep="\n")
     nb.annotate(NOTES, model="bundled_small")  # Imports, and loads the model.
-    work: dict[str, tuple[Callable[[], Any], Callable[[CodeType], bool]]] = {
-        "nb.annotate": (lambda: nb.annotate(NOTES, model="bundled_small"), is_forward_pass),
-        "nb.sweep": (lambda: nb.sweep("bundled_small", seconds=1), is_forward_pass),
-        "nb.doctor": (nb.doctor, is_finding),
-    }
-    for name, (run, begins) in work.items():
-        stack = stack_at(run, begins)
+    for name, (run, work) in WORK.items():
+        stack = stack_at(run, lambda code, work=work: is_ours(code) and re.search(work, shown(code)) is not None)
         print(f"{name}, down to the work: {len(stack)} functions in {len({code.co_filename for code in stack})} files")
         print(*(f"    {shown(code)}" for code in stack), sep="\n")
 
