@@ -36,17 +36,20 @@ if TYPE_CHECKING:
     from .errors import OpenMedError, OpenMedWarning
     from .models.config import OpenMedConfig
     from .notebook.cluster import cluster
-    from .notebook.evidence import handoff, logbook
+    from .notebook.evidence import handoff
     from .notebook.panel.opening import panel
     from .notebook.runbook import signals
-    from .notebook.worth import compare, gates, profile, sweep, verdict
+    from .notebook.worth import compare, profile, sweep
     from .runbook.doctor.report import doctor
+    from .runbook.logbook.gathering import logbook
     from .runbook.logbook.logbook import Logbook
     from .runbook.operators.fallbacks import fallbacks
     from .runbook.operators.forecast import forecast
     from .runbook.precision.gate import validate_precision
     from .runbook.precision.measurement import parity
     from .session import device, reset, simulated_mps, use
+    from .runbook.verdict.reference import gates
+    from .runbook.verdict.verdict import verdict
     from .training.activations import checkpoint_activations
     from .training.callbacks import accelerator_arguments, lightning_callback, trainer_arguments, trainer_callback
     from .training.curve import MemoryCurve, MemorySample
@@ -87,14 +90,14 @@ _HOMES = {
     "explain_fused": "training.steps",
     "fallbacks": "runbook.operators.fallbacks",
     "forecast": "runbook.operators.forecast",
-    "gates": "notebook.worth",
+    "gates": "runbook.verdict.reference",
     "handoff": "notebook.evidence",
     "lightning_callback": "training.callbacks",
     "limit_memory": "training.release",
     "load_model": "annotation.loading",
     "load_pipeline": "annotation.loading",
     "loader_settings": "training.loaders",
-    "logbook": "notebook.evidence",
+    "logbook": "runbook.logbook.gathering",
     "memory_curve": "training.epochs",
     "panel": "notebook.panel.opening",
     "parity": "runbook.precision.measurement",
@@ -111,7 +114,7 @@ _HOMES = {
     "trainer_callback": "training.callbacks",
     "use": "session",
     "validate_precision": "runbook.precision.gate",
-    "verdict": "notebook.worth",
+    "verdict": "runbook.verdict.verdict",
     "who_holds": "training.holders",
     "worker_ladder": "training.loaders",
 }

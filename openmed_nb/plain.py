@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
+import stat
+import tempfile
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -207,3 +211,18 @@ SCHEMAS: dict[Any, Callable[[tuple[Any, ...]], dict[str, Any]]] = {
     Annotated: lambda kinds: {**schema_of(kinds[0]), **kinds[1].schema()},
 }
 """The schema of a field, by the origin of its type; an optional one names its type first."""
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file in one step, so that it is never there in part; a link stays a link, and modes stay.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    real = Path(os.path.realpath(file))
+    with tempfile.TemporaryDirectory(dir=real.parent, prefix=f".{real.name[:40]}.") as aside:
+        part = Path(aside) / "part"
+        part.write_text(text, "utf-8")
+        if real.exists():
+            part.chmod(stat.S_IMODE(real.stat().st_mode))
+        part.replace(real)

@@ -1,4 +1,4 @@
-"""The Python face of the runbook's evidence: what figures were measured with, and a folder that proves them elsewhere."""
+"""The Python face of handing over: a folder that proves elsewhere what was measured here."""
 
 from __future__ import annotations
 
@@ -12,65 +12,6 @@ if TYPE_CHECKING:
 
     from ..runbook.handoff.bundle import Handoff
     from ..runbook.logbook.logbook import Logbook
-
-
-def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
-    *reports: Any,
-    model: Any = None,
-    dataset: Any = None,
-    batch_size: int | None = None,
-    length: int | None = None,
-    seeds: Any = None,
-    loader: Any = None,
-    hypotheses: Any = (),
-    applications: bool = False,
-    artifact_store: str | None = None,
-    folder: str | os.PathLike[str] | None = None,
-) -> Logbook:
-    """Write down what figures are measured with: versions, code, device, model, dataset, settings, power, heat and other programs.
-
-    Called right before a run, it has power and heat of that moment; ``book.with_reports(report)`` adds the figures afterwards.
-
-    Args:
-        reports: What :func:`sweep`, :func:`compare`, :func:`parity`, :func:`memory_curve` and the others returned; their
-            numbers are kept, and batch, length, workers and peak memory where they have them.
-        model: The name of a model, whose files are fingerprinted; a pipeline or a torch module, of which every weight is; the
-            one that was loaded last where nobody says.
-        dataset: Texts in an order, such as a list, or the path of a file or of a folder with shards; SHA-256 of it is kept.
-        batch_size: How many rows a batch has, where no report says it.
-        length: How many tokens a row has, where no report says it.
-        seeds: A seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
-        loader: The ``DataLoader`` of a training; nothing is read from it.
-        hypotheses: Pairs of what was suspected and what rules it out. These words are kept, so no note may be in them.
-        applications: Whether the busiest other programs are named; they are counted anyway.
-        artifact_store: A host and a port, or an address, to which connections are timed; nothing is sent.
-        folder: A folder of your code, of which git tells the commit; the one in which Python runs where nobody says.
-
-    Returns:
-        The logbook: ``save("run.json")``, ``save("run.md")``, ``Logbook.read("run.json")``, ``markdown()``, ``to_dict()``, and
-        ``diff(other)``, which says first whether the figures of both may be compared at all: only where both are known to be of
-        one model, one dataset and one batch. Its text names what it is of; all that it holds stands in its HTML.
-
-    Raises:
-        ConfigurationError: For what is no report, dataset, loader, seed or store, and for hypotheses that are long or have
-            words of the dataset; for reports of several devices.
-        DeviceError: For reports of a device that is not here.
-        ModelError: For a model that cannot be had.
-        TorchUnusable: Where torch does not import.
-
-    No text, no name of a file and no secret is kept: of environment variables those of an allow list, each if its value looks
-    as such a value does (``runbook.logbook.variables``). The form of the JSON is published in
-    ``runbook/logbook/logbook.schema.json``.
-
-    Example:
-        >>> book = logbook(model="bundled", dataset=["She has asthma."], batch_size=8)
-        >>> book.dataset.items, book.run.batch_size, book.diff(book).comparable
-        (1, 8, True)
-    """
-    from ..runbook.logbook.gathering import Said
-
-    said = (dataset, batch_size, length, seeds, loader, hypotheses, applications, artifact_store, folder)
-    return verbs.logbook(SESSION, model, Said(reports, *said))
 
 
 def handoff(  # noqa: PLR0913 - each is one thing that a person may want to say

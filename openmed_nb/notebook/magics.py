@@ -38,7 +38,6 @@ from ..display import Json
 from ..errors import MagicError, cause, given_path, nearest, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
-from . import verbs
 
 QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
@@ -256,14 +255,14 @@ class OpenMedMagics(Magics):
         """Write down what figures are measured with here and now, or compare that with a logbook."""
         if (arguments := asked(self.openmed_log, line)) is None:
             return None
-        from ..runbook.logbook.gathering import Said
+        from ..runbook.logbook.gathering import logbook
         from ..runbook.logbook.logbook import Logbook
 
         if arguments.file is not None and given_path(arguments.file, "the file of a logbook").exists():
             what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
             raise MagicError(what, "Write another name, or --diff before it to compare.")
         former = None if arguments.diff is None else Logbook.read(arguments.diff)
-        book = verbs.logbook(SESSION, None, Said())
+        book = logbook()
         if arguments.file is not None:
             print(f"Written to {book.save(arguments.file)}.")
         answer: Any = book if former is None else former.diff(book)

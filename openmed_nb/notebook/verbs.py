@@ -16,8 +16,6 @@ from ..session import Session
 if TYPE_CHECKING:
     from ..runbook.comparison import Comparison
     from ..runbook.handoff.bundle import Handoff, Order
-    from ..runbook.logbook.gathering import Said
-    from ..runbook.logbook.logbook import Logbook
     from ..runbook.measure.benches import Asked
     from ..runbook.measure.workloads import Subject
     from ..runbook.profile import Profile
@@ -128,24 +126,6 @@ def handoff(session: Session, model: Any, order: Order, arguments: Mapping[str, 
         session.tell(Activity("Handing over", spec.reference.name))
         return handed_over(order, spec, device, session.computer)
 
-
-def logbook(session: Session, model: Any, said: Said) -> Logbook:
-    """Return what figures are measured with, as it is now.
-
-    Args:
-        model: The name of a model, a pipeline, a torch module, or ``None`` for the one that was loaded last.
-        said: What a person says of the run.
-    """
-    from ..models.loading import model_folder
-    from ..runbook.logbook.fingerprints import which_model
-    from ..runbook.logbook.gathering import gather
-
-    with session.told_after():
-        session.tell(Activity("Writing", "logbook"))
-        session.computer.load_torch()
-        device = session.device().device
-        found = which_model(model, session.models.named, lambda name: model_folder(session.files(name, {})[0]))
-        return gather(said, session.computer, device, *found)
 
 
 def signals(session: Session) -> Signals:

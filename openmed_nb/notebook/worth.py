@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ..runbook.comparison import Comparison
     from ..runbook.profile import Profile
     from ..runbook.sweep import SweepReport
-    from ..runbook.verdict.reference import Gates
-    from ..runbook.verdict.verdict import Verdict
 
 
 def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -135,71 +133,6 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     asked = Asked(model, data, training, None, arguments)
     return verbs.compare(SESSION, asked, devices, batch_size=batch_size, pairs=pairs, seconds=seconds)
-
-
-def gates(**changed: float) -> Gates:
-    """Return the thresholds of :func:`verdict`, each with its reason, and some of them changed.
-
-    Args:
-        changed: New values by name, as fractions: ``speed_up=0.3`` asks for 30 % more speed than the CPU has. The names are
-            the attributes of the result; printing it shows all with their reasons, the decision matrix, and a table of
-            symptoms with their likely causes.
-
-    Returns:
-        The thresholds, for ``nb.verdict(..., gates=...)``; ``changed`` says which are not as they were given.
-
-    Raises:
-        ConfigurationError: For a name that is no threshold, and for a value that makes no sense.
-
-    Example:
-        >>> gates(speed_up=0.3).changed, gates().memory_growth
-        ((('speed_up', 0.22, 0.3),), 0.26)
-        >>> gates(speedup=0.3)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
-    """
-    from ..runbook.verdict.reference import gates as gates_with
-
-    return gates_with(**changed)
-
-
-def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, texts: int | None = None) -> Verdict:
-    """Join reports into one recommendation: what to do about this device, with the figures that led to it.
-
-    Args:
-        reports: What :func:`compare`, :func:`sweep`, :func:`profile`, :func:`parity`, :func:`validate_precision`,
-            :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`memory_curve` return, and the ledger of
-            :func:`fallbacks`; at most one of each kind, of one model on one device, in any order.
-        gates: Thresholds of your own: ``nb.gates(speed_up=0.3)``.
-        task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; what the reports say where nobody does, and
-            forward passes of a module of your own are inference.
-        texts: How many texts are to be done, from which follows how long they take.
-
-    Returns:
-        The verdict: ``recommendation``, one of ``"stay on this device"``, ``"fix the data plane"``, ``"fix the batch"``,
-        ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``, ``"move to MLX"``, ``"move to a remote
-        pool"``, ``"compute on the CPU"`` and ``"measure first"``; ``reason``, with its figures and their gates, what to do,
-        and what would change it; ``others`` that have reasons too; ``unknown``, what was not measured; and ``sure``, whether
-        none of that could change it. Its text form has no measured figure; they stand in the HTML and in ``to_dict()``.
-
-    Raises:
-        ConfigurationError: For what is no report, two of one kind, and reports of several devices, models or tasks. Where a
-            name and a class may be one model, the verdict says that nobody can tell.
-
-    The rules stand in ``print(nb.gates())``, in their order: wrong numbers beat everything, then memory, data, batch,
-    fallbacks, and speed. What was not measured is never guessed.
-
-    Example:
-        >>> first = verdict(task="annotation")
-        >>> first.recommendation, [area.command for area in first.unknown][:2]
-        ('measure first', ['nb.compare(model, texts)', 'nb.parity(model, texts)'])
-    """
-    from ..runbook.verdict.evidence import evidence_of
-    from ..runbook.verdict.verdict import checked_gates, judge
-
-    limits = checked_gates(gates)
-    return judge(evidence_of(*reports, gates=limits, task=task, texts=texts), limits)
 
 
 def profile(  # noqa: PLR0913 - each is one thing that a person may want to say

@@ -29,8 +29,8 @@ from ..devices.request import kind_of
 from ..devices.simulated import active
 from ..display import MARK, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
 from ..errors import ConfigurationError, given_path, whole
+from ..plain import write_whole
 from .comparison import shown_phase
-from .logbook.logbook import write_whole
 from .measure.timing import now
 from .measure.workloads import (
     DATA,

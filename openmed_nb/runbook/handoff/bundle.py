@@ -22,7 +22,7 @@ from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, matching, 
 from ...models.loading import LoadSpec, model_folder
 from ...plain import to_plain
 from ..logbook.fingerprints import dataset_of, model_of_files
-from ..logbook.gathering import Said, gather
+from ..logbook.gathering import gather
 from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
 from ..logbook.sections import Dataset
 from ..logbook.variables import golden_variables, short_path
@@ -400,7 +400,7 @@ def measure_golden(order: Order, dataset: Dataset | None, spec: LoadSpec, device
     bench: Bench = subject_of_files(spec, texts, None).on(device)
     computer.load_torch()
     folder, name = model_folder(spec), spec.reference.name
-    book = gather(Said(dataset=texts), computer, device, model_of_files(name, folder, spec.dtype), folder)
+    book = gather(computer, device, model_of_files(name, folder, spec.dtype), folder, dataset=texts)
     entities = entities_found(bench, texts)
     trial = measure(bench, order.batch_size, order.rounds, order.steps)
     golden = Golden(

@@ -20,8 +20,9 @@ from ...models.config import OpenMedConfig
 from ...models.files import Content
 from ...models.loading import LoadSpec
 from ...training.curve import GATE_EPOCHS, MemoryCurve, take_sample
+from ..figures import figures_of
 from ..logbook.fingerprints import sha256_of
-from ..logbook.sections import Dataset
+from ..logbook.sections import Dataset, ReportFigures, Run, numbers
 from ..measure.benches import TEXTS as SHORT_TEXTS
 from ..measure.timing import now
 
@@ -227,6 +228,15 @@ class Trial(Shown):
     def fastest(self) -> float:
         """Texts a second in the fastest round: what other programs disturb least."""
         return max(self.texts_per_second)
+
+    def logbook_figures(self) -> ReportFigures:
+        """Return what a logbook keeps of it."""
+        memory, rates = figures_of(self.curve), self.texts_per_second
+        values = {"texts_per_second": self.fastest, "texts_per_second_median": median(rates), **memory.values}
+        run = Run("annotation", self.batch_size, workers=0, peak_memory_bytes=memory.run.peak_memory_bytes)
+        return ReportFigures(
+            "trial", "golden texts", self.device, self.curve.verdict, self.simulated, numbers(values), run
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""

@@ -20,12 +20,12 @@ from ...display import FAILED, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Repor
 from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
 from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder
-from ...plain import from_plain
+from ...plain import from_plain, write_whole
 from ...training.curve import FLAT, GROWING, MEASURES
 from ..logbook.diff import LogbookDiff
 from ..logbook.fingerprints import model_of_files
-from ..logbook.gathering import Said, gather, own_version, version_of
-from ..logbook.logbook import Logbook, write_whole
+from ..logbook.gathering import gather, own_version, version_of
+from ..logbook.logbook import Logbook
 from ..measure.benches import subject_of_files
 from .bundle import REQUIREMENTS, RESULT
 from .environment import TOOLKIT, unmet
@@ -351,7 +351,7 @@ def tried(
         return replace(seen, other_model=True, other_device=other, stopped="the model is another one")
     bench = subject_of_files(spec, texts, None).on(device)
     computer.load_torch()
-    book = gather(Said(dataset=texts), computer, device, model_of_files(MODEL, folder, golden.dtype), folder)
+    book = gather(computer, device, model_of_files(MODEL, folder, golden.dtype), folder, dataset=texts)
     entities = entities_found(bench, texts)
     trial = measure(bench, golden.batch_size, golden.rounds, golden.steps)
     return replace(seen, other_device=other, logbook=book.with_reports(trial), trial=trial, entities=entities)

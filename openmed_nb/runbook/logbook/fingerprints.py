@@ -1,4 +1,4 @@
-"""What tells a dataset, a model or hypotheses from others."""
+"""What tells a dataset or a model from others, and hypotheses from words of a dataset."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...annotation.corpus import stream_of
+from ...annotation.fingerprints import readable
 from ...devices.backend import TENSOR_LOCK
 from ...devices.moving import module_in
 from ...errors import ConfigurationError, given_path, one_line
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
 
     from ...models.loading import LoadedModel
 
-
 PIECE = 1 << 20
-
 TEXTS_FILE_OR_FOLDER = "Pass a list of texts, or the path of a file or a folder."
+SAVE_IT = "Save it, and pass the path of its folder."
+
+# Of hypotheses: the most characters of one, how many there may be, and how long a text is that does not stand in others by chance.
+LONGEST, MOST, SHORT = 200, 50, 12
+PAIRS = "Pass pairs of what was suspected and what rules it out, such as [('slow loader', 'data takes 3 %')]."
 
 
 def dataset_of(data: Any) -> Dataset:
@@ -44,7 +49,11 @@ def dataset_of(data: Any) -> Dataset:
     """
     if not isinstance(data, (str, os.PathLike)):
         return _of_texts(data)
-    path = _path(data)
+    path = given_path(data, "dataset")
+    if not (
+        path.is_dir() or path.is_file()
+    ):  # A device or a pipe may have no end; a text that is no path may be a note.
+        raise ConfigurationError("There is no file or folder of that name for a dataset.", TEXTS_FILE_OR_FOLDER)
     try:
         return _of_folder(path) if path.is_dir() else Dataset("file", sha256_of(path), 1, path.stat().st_size)
     except OSError as error:
@@ -56,10 +65,10 @@ def sha256_of(path: Path) -> str:
     """Return SHA-256 of a file; it is read once in a process, until it changes.
 
     Raises:
-        OSError: Where it cannot be read.
+        OSError: If it cannot be read.
     """
-    stat = path.stat()
-    return _sha256_of(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    found = path.stat()
+    return _sha256_of(str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,18 +80,7 @@ def _sha256_of(path: str, _size: int, _changed: int, _touched: int) -> str:
     return digest.hexdigest()
 
 
-def _path(data: Any) -> Path:
-    """Return the path of a dataset; a text that is none may be a note, so the error does not show it."""
-    path = given_path(data, "dataset")
-    if not (path.is_dir() or path.is_file()):  # A device or a pipe may have no end.
-        raise ConfigurationError("The dataset is no file or folder that is there.", TEXTS_FILE_OR_FOLDER)
-    return path
-
-
 def _of_texts(data: Any) -> Dataset:
-    from ...annotation.corpus import stream_of
-    from ...annotation.fingerprints import readable
-
     series = stream_of(data)
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
         what = f"{type(data).__name__} has no length or no order: it may have no end, or can be read once only."
@@ -90,7 +88,7 @@ def _of_texts(data: Any) -> Dataset:
     digest, items, size = hashlib.sha256(), 0, 0
     for text in series:
         if not isinstance(text, (str, list)):
-            what = f"Item {items} of the dataset is {type(text).__name__} and no text."
+            what = f"Item {items} of the dataset is {type(text).__name__}, not a text."
             raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
         content = readable(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
@@ -112,45 +110,17 @@ def _of_folder(folder: Path) -> Dataset:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Yield what is in a folder and in the folders below it, links to folders included."""
+
+    def fail(error: OSError) -> None:  # os.walk leaves out what it cannot read otherwise.
+        raise error
+
     seen = set()
-    for place, _, names in os.walk(folder, onerror=_raised, followlinks=True):
+    for place, _, names in os.walk(folder, onerror=fail, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             what = "The folder of the dataset has a folder twice in it, through links."
             raise ConfigurationError(what, "Pass a folder without such links.")
         seen.add(real)
         yield from (Path(place, name) for name in names)
-
-
-def _raised(error: OSError) -> None:
-    raise error
-
-
-def stands_in(text: str, data: Any) -> bool:
-    """Tell whether a text is a part of one of the texts of a dataset in memory, or has one of them in it, in any case and lines.
-
-    Example:
-        >>> notes = ["The patient has diabetes mellitus."]
-        >>> stands_in("PATIENT  has diabetes", notes), stands_in("The loader is slow.", notes)
-        (True, False)
-    """
-    from ...annotation.corpus import stream_of
-    from ...annotation.fingerprints import readable
-
-    if isinstance(data, (str, os.PathLike)) or data is None:
-        return False
-    return any(_overlap(text, one) for one in map(readable, stream_of(data)))
-
-
-SHORT = 12
-"""Characters; a shorter text stands in another one by chance."""
-
-
-def _overlap(text: str, other: str) -> bool:
-    text, other = one_line(text).casefold(), one_line(other).casefold()
-    return (len(text) >= SHORT and text in other) or (len(other) >= SHORT and other in text)
-
-
-SAVE_IT = "Save it, and pass the path of its folder."
 
 
 def which_model(
@@ -162,15 +132,10 @@ def which_model(
         model: The name of a model, a pipeline, a torch module, or ``None`` for the one that was loaded last.
         named: Returns the loaded models of a name, or all.
         files: Returns where the files of a model are that is not loaded.
-
-    Raises:
-        ConfigurationError: For anything else.
-        ModelError: For a name that is none, and for files that cannot be read.
     """
     if model is not None and not isinstance(model, (str, os.PathLike)):
         return model_in_memory(module_in(model), getattr(model, "tokenizer", None)), None
-    loaded = named(None if model is None else str(model))
-    if loaded:
+    if loaded := named(None if model is None else str(model)):
         return model_of_files(loaded[-1].name, loaded[-1].folder, dtype_of(loaded[-1].model)), loaded[-1].folder
     if model is None:
         return None, None
@@ -179,43 +144,23 @@ def which_model(
 
 
 def model_of_files(name: str, folder: Path, dtype: str | None) -> Model:
-    """Return which model the files of a folder are.
-
-    Args:
-        name: What the person calls it.
-        folder: Where its files are.
-        dtype: The type of its weights in memory, ``None`` where that is not known.
-
-    Raises:
-        ModelUnusable: Where a file cannot be read.
-    """
+    """Return which model the files of a folder are; ``dtype`` is the type of its weights in memory, if that is known."""
     content = content_of(folder)
     return Model(short_path(name), "files", content.weights, content.settings, content.tokenizer, dtype)
 
 
 def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
-    """Return which model a module in memory is, by every byte of its parameters and buffers.
-
-    Args:
-        module: The module, as it is.
-        tokenizer: Its tokenizer, where it has one.
-
-    Example:
-        >>> import torch
-        >>> model_in_memory(torch.nn.Linear(2, 1)).source
-        'memory'
-    """
+    """Return which model a module in memory is, by every byte of its parameters and buffers."""
     config: Any = getattr(module, "config", None)
-    settings = repr(without_place(config.to_dict())) if hasattr(config, "to_dict") else repr(module)
+    settings = repr(_without_place(config.to_dict())) if hasattr(config, "to_dict") else repr(module)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    dtype = next((str(one.dtype).removeprefix("torch.") for one in module.parameters()), None)
     return Model(
         type(module).__name__,
         "memory",
         weights_in_memory(module),
         _fingerprint(settings),
         None if backend is None else _fingerprint(str(sorted(backend.get_vocab().items()))),
-        dtype,
+        next((str(one.dtype).removeprefix("torch.") for one in module.parameters()), None),
     )
 
 
@@ -223,60 +168,39 @@ def weights_in_memory(module: torch.nn.Module) -> str:
     """Return a fingerprint of all parameters and buffers that are saved with a module, wherever they are.
 
     Raises:
-        ConfigurationError: As :func:`pieces`.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(2, 1)
-        >>> before = weights_in_memory(layer)
-        >>> layer.bias.data += 1
-        >>> weights_in_memory(layer) == before
-        False
+        ConfigurationError: For tensors without content, sparse ones, and a state of an unknown kind.
     """
     import torch
 
     digest = hashlib.blake2b(digest_size=16)
     with TENSOR_LOCK, torch.no_grad():
-        for piece in pieces(module.state_dict()):
+        for piece in _pieces(module.state_dict()):
             digest.update(len(piece).to_bytes(8, "big") + piece)
     return digest.hexdigest()
 
 
-def pieces(state: Any) -> Iterator[bytes]:
-    """Yield all that the state of a module holds: tensors with type, shape and every byte, and what they are packed in.
-
-    Raises:
-        ConfigurationError: For what has no bytes that could be read, and for what is of an unknown kind.
-
-    Example:
-        >>> list(pieces({"scale": (1, None)}))
-        [b'dict', b"'scale'", b'tuple', b'1', b'None']
-    """
+def _pieces(state: Any) -> Iterator[bytes]:
+    """Yield all that the state of a module holds: tensors with type, shape and every byte, and what they are packed in."""
     import torch
 
     if isinstance(state, torch.Tensor):
-        content = bytes_of(state)
+        content = _bytes_of(state)
         yield f"{state.dtype} {tuple(state.shape)}".encode()
         yield content
     elif isinstance(state, torch.ScriptObject):  # Packed weights of int8 layers.
-        yield from pieces(state.__getstate__())
+        yield from _pieces(state.__getstate__())
     elif isinstance(state, (Mapping, list, tuple)):
         yield type(state).__name__.encode()
         parts = itertools.chain.from_iterable(state.items()) if isinstance(state, Mapping) else state
         for part in parts:
-            yield from pieces(part)
+            yield from _pieces(part)
     elif state is None or isinstance(state, (str, bytes, int, float, torch.dtype, torch.device)):
         yield repr(state).encode("utf-8", "surrogatepass")
     else:
         raise ConfigurationError(f"The model holds a {type(state).__name__}, which has no fingerprint.", SAVE_IT)
 
 
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return every byte of a tensor, wherever it is.
-
-    Raises:
-        ConfigurationError: For one without content, and for a sparse one.
-    """
+def _bytes_of(tensor: torch.Tensor) -> bytes:
     import torch
 
     if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided:
@@ -287,16 +211,11 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b""
 
 
-def without_place(settings: Any) -> Any:
-    """Return settings of transformers in one order, without where they came from, which changes nothing.
-
-    Example:
-        >>> without_place({"b": 1, "a": {"_name_or_path": "/data/mine"}})
-        [('a', []), ('b', 1)]
-    """
+def _without_place(settings: Any) -> Any:
+    """Return settings of transformers in one order, without where they came from, which changes nothing."""
     if not isinstance(settings, Mapping):
         return settings
-    named = {str(name): without_place(value) for name, value in settings.items() if name != "_name_or_path"}
+    named = {str(name): _without_place(value) for name, value in settings.items() if name != "_name_or_path"}
     return [(name, named[name]) for name in sorted(named)]
 
 
@@ -304,20 +223,15 @@ def _fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-LONGEST, MOST = 200, 50
-
-PAIRS = "Pass pairs of what was suspected and what rules it out, such as [('slow loader', 'data takes 3 %')]."
-
-
 def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
     """Return hypotheses that are ruled out.
 
     Args:
         said: Pairs, or a mapping, of what was suspected and what rules it out.
-        data: The dataset; of what stands in it, nothing may be said here.
+        data: The dataset; no words of it may stand here.
 
     Raises:
-        ConfigurationError: For what is no pair of short texts, and for words of the dataset; it shows none of them.
+        ConfigurationError: For what is not a pair of short texts, and for words of the dataset; it shows none of them.
 
     Example:
         >>> hypotheses_of({"slow loader": "data takes 3 % of a step"})[0].hypothesis
@@ -326,7 +240,7 @@ def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
     series = said.items() if isinstance(said, Mapping) else said if isinstance(said, Iterable) else [said]
     pairs = list(itertools.islice(series, MOST + 1))  # It may have no end.
     if isinstance(said, str) or not all(map(_is_pair, pairs)):
-        raise ConfigurationError("A hypothesis is no pair of texts.", PAIRS)
+        raise ConfigurationError("A hypothesis is not a pair of texts.", PAIRS)
     if len(pairs) > MOST:
         raise ConfigurationError(f"There are more than {MOST} hypotheses.", "Pass the last ones.")
     return tuple(Hypothesis(_checked(one, data), _checked(why, data)) for one, why in pairs)
@@ -341,6 +255,11 @@ def _checked(text: str, data: Any) -> str:
     if len(line) > LONGEST:
         what = f"A hypothesis has {len(line):,} characters."
         raise ConfigurationError(what, f"Say it in {LONGEST}; a note must not be part of it.")
-    if stands_in(line, data):
+    texts = () if data is None or isinstance(data, (str, os.PathLike)) else map(readable, stream_of(data))
+    if any(_overlap(line.casefold(), one_line(one).casefold()) for one in texts):
         raise ConfigurationError("A hypothesis has words of the dataset.", "Say it without them.")
     return without_secrets(line)
+
+
+def _overlap(text: str, other: str) -> bool:
+    return (len(text) >= SHORT and text in other) or (len(other) >= SHORT and other in text)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from ...devices.request import canonical
 from ...display import MARK
 from ...plain import Least, Pattern
 
@@ -121,7 +124,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ReportFigures:
     """What a report found, in numbers alone.
 
     Attributes:
@@ -146,6 +149,22 @@ class Figures:
     def key(self) -> tuple[str, str, str | None]:
         """What it is of: the report, what was measured, and the device."""
         return self.report, self.subject, self.device
+
+    @property
+    def place(self) -> str | None:
+        """The device in its one spelling, without a mark."""
+        return canonical(self.device.removesuffix(MARK)) if self.device else None
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return those values that are finite numbers.
+
+    Example:
+        >>> numbers({"rows": 8, "why": "a text", "gain": float("nan"), "exact": True})
+        {'rows': 8}
+    """
+    kept = {name: one for name, one in values.items() if isinstance(one, (int, float)) and not isinstance(one, bool)}
+    return {name: one for name, one in kept.items() if math.isfinite(one)}
 
 
 Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
@@ -243,7 +262,7 @@ class Randomness:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MpsVariable:
     """What became of one of torch's variables for MPS.
 
     Attributes:
@@ -302,7 +321,7 @@ class Background:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoragePlace:
     """Where something lies that is read again and again.
 
     Attributes:
@@ -382,13 +401,13 @@ class Sections:
     loader: Loader | None
     randomness: Randomness
     environment: dict[str, str]
-    mps_variables: tuple[Setting, ...]
+    mps_variables: tuple[MpsVariable, ...]
     conditions: Conditions
     background: Background
-    storage: tuple[Place, ...]
+    storage: tuple[StoragePlace, ...]
     network: RoundTrip | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
-    figures: tuple[Figures, ...] = field(default=())
+    figures: tuple[ReportFigures, ...] = field(default=())
 
     @property
     def device(self) -> str:

@@ -22,39 +22,29 @@ SECRET = re.compile(
     r"|\b(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}",  # any long run of letters and digits
     re.ASCII,
 )
+# A part of a path, or of a name: one word, so that no sentence is kept.
 PART = re.compile(r"[\w.+<>~-]{1,64}")
-"""A part of a path, or of a name: one word, so that no sentence is kept."""
-
-PEOPLE = ("home", "Users")
-"""Folders whose folders have the names of people."""
-
+PEOPLE = ("home", "Users")  # Folders whose folders have the names of people.
 DRIVE = re.compile(r"[A-Za-z]:", re.ASCII)
 ADDRESS = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
 LONGEST, LONGEST_PATH, MOST_PATHS = 10_000, 200, 50
 
 NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
 SWITCH = rf"{NUMBER}|on|off|true|false|yes|no|y|n|t|f"
+# What torch's allocators read (``AllocatorConfig.cpp``).
 CONFIGURED = rf"[a-z_0-9]{{1,40}}:({NUMBER}|true|false|native|cudaMallocAsync|\[[0-9:,>]{{1,80}}\])"
-"""What torch's allocators read (``AllocatorConfig.cpp``)."""
-
 DEVICES = "auto|default|gpu|cpu|mps(:0)?|cuda(:[0-9]{1,4})?"
-
 AFFINITY = "granularity=(fine|core|tile|thread|group)|compact|scatter|balanced|disabled|none|explicit|(no)?verbose|(no)?warnings|[0-9]{1,4}"
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with what looks like a secret replaced, and without half characters, which no file can hold.
-
-    Example:
-        >>> without_secrets("https://me:word@host/x"), without_secrets("/opt/hf_0123456789/lib")
-        ('https://***@host/x', '/opt/***/lib')
-    """
+    """Return a text with what looks like a secret replaced, and without half characters, which no file can hold."""
     whole = text[:LONGEST].encode("utf-8", "replace").decode("utf-8")
     return SECRET.sub(MASK, masked("", whole))
 
 
 def home_folder() -> Path:
-    """Return the person's home; ``~`` where nobody knows it (``Path.home`` raises there)."""
+    """Return the person's home; ``~`` if it is not known (``Path.home`` raises then)."""
     return Path(os.path.expanduser("~"))  # noqa: PTH111 - it answers for any person
 
 
@@ -87,23 +77,13 @@ def short_path(path: str | Path, home: str | None = None) -> str:
 
 
 def paths(value: str) -> str:
-    """Return a list of paths, each cleaned; what is no path, such as an address, becomes ``***``.
-
-    Example:
-        >>> paths("/opt/lib:a text that is no path")
-        '/opt/lib:***'
-    """
+    """Return a list of paths, each cleaned; what is no path, such as an address, becomes ``***``."""
     parts = ADDRESS.sub(MASK, value[:LONGEST]).split(os.pathsep)[:MOST_PATHS]
     return os.pathsep.join(map(short_path, parts))
 
 
 def address(value: str) -> str:
-    """Return the scheme, the host and the port of an address; user, password, path and query may be secret.
-
-    Example:
-        >>> address("https://me:word@hub.example:8080/models?key=a"), address("no address")
-        ('https://hub.example:8080', '***')
-    """
+    """Return the scheme, the host and the port of an address; user, password, path and query may be secret."""
     try:
         parts = urlsplit(value)
         port = f":{parts.port}" if parts.port else ""
@@ -113,12 +93,7 @@ def address(value: str) -> str:
 
 
 def list_of(expression: str) -> Callable[[str], str]:
-    """Return what keeps a value, or several with commas, that look as an expression says, in any case.
-
-    Example:
-        >>> list_of(NUMBER)("4,2"), list_of(NUMBER)("four")
-        ('4,2', '***')
-    """
+    """Return what keeps a value, or several with commas, that look as an expression says, in any case."""
     looks = re.compile(rf"({expression})(,({expression}))*", re.IGNORECASE | re.ASCII)
     return lambda value: value if len(value) <= LONGEST_PATH and looks.fullmatch(value) else MASK
 
@@ -127,7 +102,7 @@ number, switch = list_of(NUMBER), list_of(SWITCH)
 
 
 @dataclass(frozen=True)
-class Variable:
+class AllowedVariable:
     """A variable that is kept.
 
     Attributes:
@@ -153,10 +128,13 @@ MEMORY = "how memory is taken and given back"
 HUB = "whether and where models are fetched"
 
 
-def _named(why: str, *names: str, clean: Callable[[str], str] = switch, golden: bool = True) -> tuple[Variable, ...]:
-    return tuple(Variable(name, why, clean, golden) for name in names)
+def _named(
+    why: str, *names: str, clean: Callable[[str], str] = switch, golden: bool = True
+) -> tuple[AllowedVariable, ...]:
+    return tuple(AllowedVariable(name, why, clean, golden) for name in names)
 
 
+# Every variable that a logbook may hold, with the reason.
 ALLOWED = (
     *_named(THREADS, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", clean=number),
     *_named(THREADS, "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS", clean=number),
@@ -196,18 +174,12 @@ ALLOWED = (
     *_named(HUB, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", golden=False),
     *_named(HUB, "HF_ENDPOINT", clean=address, golden=False),
 )
-"""Every variable that a logbook may hold, with the reason."""
 
 CLEANERS = {one.name: one.clean for one in ALLOWED}
 
 
 def kept_value(name: str, value: str) -> str:
-    """Return the value of an allowed variable as it may be kept.
-
-    Example:
-        >>> kept_value("OMP_NUM_THREADS", "2"), kept_value("KMP_BLOCKTIME", "hunter2")
-        ('2', '***')
-    """
+    """Return the value of an allowed variable as it may be kept."""
     return CLEANERS[name](value.strip())
 
 
@@ -222,12 +194,7 @@ def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def golden_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that another computer should have too; what had to be masked is none of them.
-
-    Example:
-        >>> golden_variables({"OMP_NUM_THREADS": "2", "PYTHONPATH": "/opt"})
-        {'OMP_NUM_THREADS': '2'}
-    """
+    """Return the variables that another computer should have too; what had to be masked is none of them."""
     names = {one.name for one in ALLOWED if one.golden}
     kept = kept_variables(environ)
     return {name: value for name, value in kept.items() if name in names and MASK not in value}

@@ -1,20 +1,20 @@
-"""What is shown as reference beside the gates: the decision matrix, which is the rules, and a table of symptoms."""
+"""The gates, shown with their reference: the decision matrix, which is the rules, and a table of symptoms."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import zip_longest
 
 from ...display import Report, Shown, Table, to_text
 from ...errors import ConfigurationError, offered, shorten
-from .gates import DEFAULTS, Thresholds, said, shown
+from .gates import DEFAULTS, UNITS, Thresholds, in_unit
 from .rules import MATRIX
 
+# How many characters a line of the text form has at most, but for the spaces between columns.
 WIDTH = 108
-"""How many characters a line of the text form has at most, but for the spaces between columns."""
 
+# What a person sees, the likely cause, what to look at, with which tool, and who reported it.
 SYMPTOMS = (
     (
         "PYTORCH_ENABLE_MPS_FALLBACK=1 has no effect",
@@ -157,20 +157,6 @@ SYMPTOMS = (
         "pytorch#197805",
     ),
 )
-"""What a person sees, the likely cause, what to look at, with which tool, and who reported it."""
-
-
-def decision_matrix(gates: Mapping[str, str]) -> Table:
-    """Return the rules of the verdict in order of precedence, with the values of gates as people read them."""
-    rows = tuple((str(number), *rule.said(gates)) for number, rule in enumerate(MATRIX, 1))
-    caption = "Decision matrix: of the rules that hold, the first decides"
-    return Table(caption, ("", "when", "recommendation", "what to do", "what would change it"), rows)
-
-
-def symptom_table() -> Table:
-    """Return the symptoms with their likely causes."""
-    rows = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
-    return Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), rows)
 
 
 class Gates(Thresholds, Shown):
@@ -178,37 +164,65 @@ class Gates(Thresholds, Shown):
 
     def report(self) -> Report:
         """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-        were = {name: f"was {shown(name, was)}" for name, was, _ in self.changed}
-        rows = tuple(
-            (one.name, shown(one.name, getattr(self, one.name)), were.get(one.name, ""), *said(one))
+        were = {name: f"was {in_unit(UNITS[name], was)}" for name, was, _ in self.changed}
+        thresholds = tuple(
+            (
+                one.name,
+                self.shown()[one.name],
+                were.get(one.name, ""),
+                *(one.metadata[name] for name in ("says", "reason", "source")),
+            )
             for one in fields(self)
         )
-        table = Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), rows)
+        rules = tuple((str(number), *rule.row(self.shown())) for number, rule in enumerate(MATRIX, 1))
+        symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
+        matrix = "Decision matrix: of the rules that hold, the first decides"
+        tables = (
+            Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), thresholds),
+            Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules),
+            Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), symptoms),
+        )
         sentences = self.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
-        return Report("Gates", sentences, (table, decision_matrix(self.shown()), symptom_table()))
+        return Report("Gates", sentences, tables)
 
     def __str__(self) -> str:
-        return to_text(narrow(self.report()))
+        report = self.report()
+        return to_text(replace(report, tables=tuple(map(narrow, report.tables))))
 
 
 def gates(**changed: float) -> Gates:
-    """Return the thresholds, some of them changed; see :func:`openmed_nb.gates`."""
+    """Return the thresholds of :func:`verdict`, each with its reason, and some of them changed.
+
+    Args:
+        changed: New values by name, as fractions: ``speed_up=0.3`` asks for 30 % more speed than the CPU has. The names are
+            the attributes of the result; printing it shows all with their reasons, the decision matrix, and a table of
+            symptoms with their likely causes.
+
+    Returns:
+        The thresholds, for ``nb.verdict(..., gates=...)``; ``changed`` says which are not as they were given.
+
+    Raises:
+        ConfigurationError: For a name that is no threshold, and for a value that makes no sense.
+
+    Example:
+        >>> gates(speed_up=0.3).changed, gates().memory_growth
+        ((('speed_up', 0.22, 0.3),), 0.26)
+        >>> gates(speedup=0.3)
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
+    """
     for name in changed:
         if name not in DEFAULTS:
             raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, DEFAULTS))
     return Gates(**changed)
 
 
-def narrow(report: Report) -> Report:
-    """Return a report whose tables have no long lines: long cells go on in the rows below, and an empty row ends each."""
-    return replace(report, tables=tuple(narrow_table(table) for table in report.tables))
-
-
-def narrow_table(table: Table) -> Table:
-    """Return a table with its long cells broken between words.
+def narrow(table: Table) -> Table:
+    """Return a table without long lines: long cells go on in the rows below, and an empty row ends each.
 
     Example:
-        >>> narrow_table(Table("", ("a", "b"), (("1", "word " * 23),))).rows
+        >>> narrow(Table("", ("a", "b"), (("1", "word " * 23),))).rows
         (('1', 'word word word word word word word word word word word word word word word word word word word word word'),\
  ('', 'word word'), ('', ''))
     """
@@ -226,10 +240,5 @@ def narrow_table(table: Table) -> Table:
 
 
 def broken(cell: str, width: int) -> list[str]:
-    """Return a cell as lines, broken between words.
-
-    Example:
-        >>> broken("nb.sweep(), nb.profile()", 12), broken("", 12)
-        (['nb.sweep(),', 'nb.profile()'], [''])
-    """
+    """Return a cell as lines, broken between words."""
     return textwrap.wrap(cell, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]

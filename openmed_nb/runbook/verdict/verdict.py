@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...display import MARK, NOTE, Report, Shown, Table
+from ...display import MARK, Plain, Report, Shown, Table
 from ...errors import ConfigurationError
-from .evidence import INFERENCE, Evidence
-from .gates import Thresholds
+from ..logbook.sections import ReportFigures, numbers
+from .evidence import INFERENCE, Evidence, evidence_of
 from .reference import Gates
 from .rules import (
     FALL_BACK,
@@ -18,53 +18,55 @@ from .rules import (
     RANKS,
     RULES,
     STAYING,
-    Area,
+    Case,
     Figures,
-    Rule,
-    numbers_are_known,
-    synchronises_beside,
-    unmeasured,
+    Requirement,
+    VerdictRule,
 )
-
-SCHEMA = "openmed_nb/verdict/1"
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
-CAUTIONS: tuple[tuple[Callable[[Evidence, Thresholds], Any], str], ...] = (
+# What is said with a verdict, if a value makes it true; it stands in the braces.
+CAUTIONS: tuple[tuple[Callable[[Case], Any], str], ...] = (
     (
-        lambda here, _gates: here.refused_dtype,
+        lambda case: case.evidence.refused_dtype,
         "The model does not keep its entities in {0}: use float32.",
     ),
     (
-        lambda here, _gates: ", ".join(here.silent_errors or ()),
+        lambda case: ", ".join(case.evidence.silent_errors or ()),
         "Known silent errors were seen on this device ({0}); nb.doctor() says what to avoid.",
     ),
     (
-        lambda here, _gates: ", ".join(here.models or ()) if len(here.models or ()) > 1 else "",
+        lambda case: ", ".join(case.evidence.models or ()) if len(case.evidence.models or ()) > 1 else "",
         "The reports call the model {0}: make sure that it is one.",
     ),
     (
-        lambda here, gates: here.task == INFERENCE and here.kind != "cpu" and not numbers_are_known(here, gates),
+        lambda case: case.evidence.task == INFERENCE and case.on_accelerator and not case.numbers_are_known(),
         "Parity of a module of your own is not known: compare its outputs on both devices with torch.testing.assert_close.",
     ),
     (
-        lambda here, gates: bool(synchronises_beside(here, gates)),
+        lambda case: bool(case.known("synchronisations")) and not case.synchronises(),
         "A step waits for the device in lines that nb.profile(...) names; that costs little while the device is busy.",
     ),
     (
-        lambda here, _gates: holds(here, 1.0),
+        lambda case: speed_up_may_be(case.evidence, 1.0),
         "No difference in speed from the CPU was shown.",
     ),
     (
-        lambda here, gates: holds(here, 1 + gates.speed_up),
+        lambda case: speed_up_may_be(case.evidence, 1 + case.gates.speed_up),
         "The speed-up may be on either side of its gate: more pairs would tell.",
     ),
 )
-"""What is said beside a verdict, where something makes it true."""
+
+
+def speed_up_may_be(evidence: Evidence, value: float) -> bool:
+    """Tell whether the interval of the speed-up holds a value."""
+    low, high = evidence.speed_up_low, evidence.speed_up_high
+    return low is not None and high is not None and low <= value <= high
 
 
 @dataclass(frozen=True)
-class Reason:
+class Reason(Plain):
     """A recommendation with all that speaks for it.
 
     Attributes:
@@ -76,6 +78,8 @@ class Reason:
         change: What would change it.
     """
 
+    HIDDEN, ALSO = ("rank",), ("area",)
+
     recommendation: str
     rank: int
     when: tuple[str, ...]
@@ -83,11 +87,10 @@ class Reason:
     do: tuple[str, ...]
     change: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the reason as plain mappings, lists, numbers and strings, ready for JSON."""
-        figures = [figure.to_dict() for figure in self.figures]
-        lists = {name: list(getattr(self, name)) for name in ("when", "do", "change")}
-        return {"recommendation": self.recommendation, "figures": figures, **lists}
+    @property
+    def area(self) -> str:
+        """What it is about: ``"numbers"``, ``"memory"``, ``"data"``, ``"batch"``, ``"fallbacks"`` or ``"speed"``."""
+        return RANKS[self.rank]
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,10 +109,13 @@ class Verdict(Shown):
         ('compute on the CPU', True, [0.9])
     """
 
+    SCHEMA, HIDDEN = "openmed_nb/verdict/1", ("unknown",)
+    ALSO = ("recommendation", "sure", "simulated", "states", "cautions")
+
     evidence: Evidence
     gates: Gates
     reasons: tuple[Reason, ...]
-    unknown: tuple[Area, ...]
+    unknown: tuple[Requirement, ...]
 
     @property
     def reason(self) -> Reason:
@@ -118,7 +124,7 @@ class Verdict(Shown):
 
     @property
     def recommendation(self) -> str:
-        """What is recommended, in the words of ``rules.RECOMMENDATIONS``."""
+        """What is recommended, such as ``"stay on this device"``; :func:`openmed_nb.verdict` lists all."""
         return self.reason.recommendation
 
     @property
@@ -128,63 +134,30 @@ class Verdict(Shown):
         return tuple(one for one in self.reasons[1:] if firsts[one.recommendation] is one)
 
     @property
-    def before(self) -> tuple[Area, ...]:
+    def before(self) -> tuple[Requirement, ...]:
         """What was not measured and could lead to another verdict, because it goes before this one or with it."""
         return tuple(one for one in self.unknown if one.needed and one.rank <= self.reason.rank)
 
     @property
     def sure(self) -> bool:
         """Whether nothing that was not measured could lead to another verdict, and nothing is simulated."""
-        return not (self.before or self.evidence.simulated)
+        return not (self.before or self.simulated)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any of the evidence is from a simulated device."""
+        return self.evidence.simulated
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The states of the computer that spoil times."""
+        return self.evidence.states or ()
 
     @property
     def cautions(self) -> tuple[str, ...]:
         """What else to know."""
-        told = ((look(self.evidence, self.gates), sentence) for look, sentence in CAUTIONS)
-        return tuple(sentence.format(value) for value, sentence in told if value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, numbers and strings, ready for JSON."""
-        return {
-            "schema": SCHEMA,
-            "recommendation": self.recommendation,
-            "sure": self.sure,
-            "simulated": self.evidence.simulated,
-            "reasons": [{**one.to_dict(), "area": RANKS[one.rank]} for one in self.reasons],
-            "not_known": [{**one.to_dict(), "goes_before": one in self.before} for one in self.unknown],
-            "states": list(self.evidence.states or ()),
-            "cautions": list(self.cautions),
-            "gates": self.gates.to_dict(),
-            "evidence": self.evidence.to_dict(),
-        }
-
-    def report(self) -> Report:
-        """Return the recommendation with its reasons; the figures are among the figures."""
-        simulated = (NOTE, LOGIC_ONLY) if self.evidence.simulated else ()
-        sentences = (*simulated, *self.because, *self.not_known, *self.beside, *self.cautions, *self.gates.changes)
-        others = tuple((one.recommendation, *map("; ".join, (one.when, one.do))) for one in self.others)
-        table = Table("Other recommendations that have reasons", ("recommendation", "because", "what to do"), others)
-        return Report(self.title, sentences, (table,), figures=self.figures_tables())
-
-    @property
-    def title(self) -> str:
-        """The recommendation in one line; operators that shall fall back are named."""
-        device = self.evidence.device or "a device that is not known"
-        operators = (*(self.evidence.refused_operators or ()), *(self.evidence.fallback_operators or ()))
-        named = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
-        return f"Verdict on {device}{MARK if self.evidence.simulated else ''}: {self.recommendation}{named}"
-
-    @property
-    def because(self) -> tuple[str, ...]:
-        """Why, by which figures, what to do, and what would change it, as sentences."""
-        reason = self.reason
-        figures = "; ".join(figure.words for figure in reason.figures)
-        return (
-            f"Why: {'; '.join(reason.when)}.",
-            *((f"Figures: {figures}.",) if figures else ()),
-            f"What to do: {' '.join(reason.do)}",
-            f"What would change it: {' '.join(reason.change)}",
-        )
+        case = Case(self.evidence, self.gates)
+        return tuple(sentence.format(value) for read, sentence in CAUTIONS if (value := read(case)))
 
     @property
     def not_known(self) -> tuple[str, ...]:
@@ -196,81 +169,115 @@ class Verdict(Shown):
         )
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """The states of the computer that spoil times."""
-        return tuple(f"Beside it: {state}" for state in self.evidence.states or ())
+    def title(self) -> str:
+        """The recommendation in one line; operators that shall fall back are named."""
+        device = self.evidence.device or "a device that is not known"
+        operators = (*(self.evidence.refused_operators or ()), *(self.evidence.fallback_operators or ()))
+        named = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
+        return f"Verdict on {device}{MARK if self.simulated else ''}: {self.recommendation}{named}"
 
-    def figures_tables(self) -> tuple[Table, ...]:
-        """Return the figures that led to the recommendations, and all that was measured."""
-        rows = tuple(
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain mappings, lists, numbers and strings, ready for JSON."""
+        unknown = [
+            {"name": one.name, "command": one.command, "goes_before": one in self.before} for one in self.unknown
+        ]
+        return {**super().to_dict(), "not_known": unknown}
+
+    def report(self) -> Report:
+        """Return the recommendation with its reasons; the figures are among the figures."""
+        reason, figures = self.reason, "; ".join(figure.words for figure in self.reason.figures)
+        sentences = (
+            *((LOGIC_ONLY,) if self.simulated else ()),
+            f"Why: {'; '.join(reason.when)}.",
+            *((f"Figures: {figures}.",) if figures else ()),
+            f"What to do: {' '.join(reason.do)}",
+            f"What would change it: {' '.join(reason.change)}",
+            *self.not_known,
+            *(f"Beside it: {state}" for state in self.states),
+            *self.cautions,
+            *self.gates.changes,
+        )
+        others = tuple((one.recommendation, *map("; ".join, (one.when, one.do))) for one in self.others)
+        table = Table("Other recommendations that have reasons", ("recommendation", "because", "what to do"), others)
+        led = tuple(
             (figure.row[0], one.recommendation, *figure.row[1:]) for one in self.reasons for figure in one.figures
         )
-        columns = ("figure", "speaks for", "value", "gate", "threshold")
-        said = {row[0] for row in rows}
-        others = tuple(row for row in self.evidence.rows() if row[0] not in said)
-        return Table("What led to it", columns, rows), Table("What else was measured", ("figure", "value"), others)
+        rest = tuple(row for row in self.evidence.rows() if row[0] not in {row[0] for row in led})
+        tables = (
+            Table("What led to it", ("figure", "speaks for", "value", "gate", "threshold"), led),
+            Table("What else was measured", ("figure", "value"), rest),
+        )
+        return Report(self.title, sentences, (table,), figures=tables)
+
+    def logbook_figures(self) -> ReportFigures:
+        """Return what a logbook keeps of it: the numbers among its evidence."""
+        here = self.evidence
+        values = numbers({**here.measured, "reasons": len(self.reasons), "not_known": len(self.unknown)})
+        subject = here.task or "computer"
+        return ReportFigures("verdict", subject, here.device, self.recommendation, self.simulated, values)
+
+
+def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, texts: int | None = None) -> Verdict:
+    """Join reports into one recommendation: what to do about this device, with the figures that led to it.
+
+    Args:
+        reports: What :func:`compare`, :func:`sweep`, :func:`profile`, :func:`parity`, :func:`validate_precision`,
+            :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`memory_curve` return, and the ledger of
+            :func:`fallbacks`; at most one of each kind, of one model on one device, in any order.
+        gates: Thresholds of your own: ``nb.gates(speed_up=0.3)``.
+        task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; what the reports say where nobody does, and
+            forward passes of a module of your own are inference.
+        texts: How many texts are to be done, from which follows how long they take.
+
+    Returns:
+        The verdict: ``recommendation``, one of ``"stay on this device"``, ``"fix the data plane"``, ``"fix the batch"``,
+        ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``, ``"move to MLX"``, ``"move to a remote
+        pool"``, ``"compute on the CPU"`` and ``"measure first"``; ``reason``, with its figures and their gates, what to do,
+        and what would change it; ``others`` that have reasons too; ``unknown``, what was not measured; and ``sure``, whether
+        none of that could change it. Its text form has no measured figure; they stand in the HTML and in ``to_dict()``.
+
+    Raises:
+        ConfigurationError: For what is no report, two of one kind, and reports of several devices, models or tasks. Where a
+            name and a class may be one model, the verdict says that nobody can tell.
+
+    The rules stand in ``print(nb.gates())``, in their order: wrong numbers beat everything, then memory, data, batch,
+    fallbacks, and speed. What was not measured is never guessed.
+
+    Example:
+        >>> first = verdict(task="annotation")
+        >>> first.recommendation, [area.command for area in first.unknown][:2]
+        ('measure first', ['nb.compare(model, texts)', 'nb.parity(model, texts)'])
+    """
+    if gates is not None and not isinstance(gates, Gates):
+        raise ConfigurationError(f"gates cannot be {type(gates).__name__}.", "Pass nb.gates(speed_up=0.3).")
+    return judge(evidence_of(*reports, gates=gates, task=task, texts=texts), gates)
 
 
 def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     """Return the verdict on figures; the same figures always give the same verdict, and no figures raise.
 
-    Args:
-        evidence: What was measured.
-        gates: The thresholds.
-
     Example:
         >>> judge(Evidence()).recommendation, judge(Evidence(task="training", out_of_memory_at=1)).recommendation
         ('measure first', 'checkpoint / accumulate')
     """
-    gates = Gates() if gates is None else gates
-    return Verdict(evidence, gates, reasons_of(evidence, gates), unmeasured(evidence, gates))
-
-
-def reasons_of(evidence: Evidence, gates: Gates) -> tuple[Reason, ...]:
-    """Return the recommendations that have reasons, in order of precedence.
-
-    Rules of one rank that recommend the same are one reason.
-    """
-    groups: dict[tuple[int, str], list[tuple[Rule, Figures]]] = {}
+    case = Case(evidence, limits := Gates() if gates is None else gates)
+    # Rules of one rank that recommend the same are one reason.
+    groups: dict[tuple[int, str], list[tuple[VerdictRule, Figures]]] = {}
     for rule in RULES:
-        if figures := rule.look(evidence, gates):
+        if figures := rule.figures(case):
             groups.setdefault((rule.rank, rule.recommendation), []).append((rule, figures))
-    return tuple(joined(holding, gates) for holding in groups.values()) or (otherwise(evidence, gates),)
+    if not groups:
+        staying = ((rule, rule.figures(case)) for rule in (STAYING, LEANING))
+        groups[0, ""] = [next((one for one in staying if one[1]), (MEASURING, ()))]
+    reasons = tuple(_reason(holding, limits.shown()) for holding in groups.values())
+    return Verdict(evidence, limits, reasons, case.unmeasured())
 
 
-def otherwise(evidence: Evidence, gates: Gates) -> Reason:
-    """Return what is recommended where no rule holds."""
-    staying = ((rule, rule.look(evidence, gates)) for rule in (STAYING, LEANING))
-    return joined([next((one for one in staying if one[1]), (MEASURING, ()))], gates)
-
-
-def joined(holding: list[tuple[Rule, Figures]], gates: Gates) -> Reason:
-    """Return rules that hold and recommend the same as one reason."""
-    first, shown = holding[0][0], gates.shown()
-    whens, _, dos, changes = zip(*(rule.said(shown) for rule, _ in holding), strict=True)
+def _reason(holding: list[tuple[VerdictRule, Figures]], shown: dict[str, str]) -> Reason:
+    """Return rules that hold and recommend the same as one reason, each sentence and figure once."""
+    first = holding[0][0]
+    when, _, do, change = (
+        tuple(dict.fromkeys(cells)) for cells in zip(*(rule.row(shown) for rule, _ in holding), strict=True)
+    )
     figures = dict.fromkeys(figure for _, found in holding for figure in found)
-    return Reason(first.recommendation, first.rank, unique(whens), tuple(figures), unique(dos), unique(changes))
-
-
-def unique(sentences: tuple[str, ...]) -> tuple[str, ...]:
-    """Return sentences, each once, in order."""
-    return tuple(dict.fromkeys(sentences))
-
-
-def checked_gates(gates: object) -> Gates:
-    """Return thresholds that a person passes, those that are given where nobody does.
-
-    Raises:
-        ConfigurationError: For anything else.
-    """
-    if gates is None:
-        return Gates()
-    if isinstance(gates, Gates):
-        return gates
-    raise ConfigurationError(f"{type(gates).__name__} is no set of gates.", "Pass nb.gates(speed_up=0.3).")
-
-
-def holds(evidence: Evidence, value: float) -> bool:
-    """Tell whether the interval of the speed-up holds a value."""
-    low, high = evidence.speed_up_low, evidence.speed_up_high
-    return low is not None and high is not None and low <= value <= high
+    return Reason(first.recommendation, first.rank, when, tuple(figures), do, change)

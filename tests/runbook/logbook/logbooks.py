@@ -12,17 +12,17 @@ from openmed_nb.runbook.logbook.sections import (
     Code,
     Conditions,
     Dataset,
-    Figures,
     Hardware,
     Hypothesis,
     Loader,
     Model,
-    Place,
+    MpsVariable,
     Randomness,
+    ReportFigures,
     RoundTrip,
     Run,
-    Setting,
     Software,
+    StoragePlace,
 )
 
 WHOLE = Logbook(
@@ -38,13 +38,13 @@ WHOLE = Logbook(
     loader=Loader(2, 32, False, True, 2, "fork", True, "worker_init_fn"),
     randomness=Randomness({"torch": 1}, 1, False, False, False, False, "highest"),
     environment={"OMP_NUM_THREADS": "8"},
-    mps_variables=(Setting("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "in force"),),
+    mps_variables=(MpsVariable("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "in force"),),
     conditions=Conditions("before", "adapter", "automatic", "nominal", "normal", 100, 80, 8 << 30, 0),
     background=Background(1, 0.1, ("mail",)),
-    storage=(Place("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
+    storage=(StoragePlace("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
     network=RoundTrip("store.example", 443, 5, 0, 0.01, 0.02),
     hypotheses=(Hypothesis("slow loader", "data takes 3 % of a step"),),
-    figures=(Figures("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
+    figures=(ReportFigures("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
 )
 """A logbook in which everything is known."""
 

@@ -61,8 +61,11 @@ def test_what_makes_figures_incomparable(logbooks, name, section, changes):
 
 
 def test_every_reason_is_tried():
-    """The table above, and the test below, have every reason there is."""
+    """The table above, and the test below, have every reason; no two things that are compared have one name."""
+    names = [one.name for one in (*REFUSING, *LISTED)]
+
     assert {one.name for one in REFUSING} == {name for name, _, _ in OTHERS} | {"cuDNN benchmark"}
+    assert sorted(set(names)) == sorted(names)
 
 
 @pytest.mark.parametrize(("device", "reasons"), [("cuda:0", ["cuDNN benchmark"]), ("mps", []), ("cpu", [])])
@@ -107,17 +110,21 @@ def test_a_report_more_refuses_nothing(logbooks):
     assert more.diff(logbooks.WHOLE).figures
 
 
-def test_what_a_report_measured_goes_before_what_was_said(logbooks):
-    """A report at another batch than the person said is of its own batch."""
-    split = Split({"forward": 0.01})
-    large, small = (
-        Profile("mine", "own step", "mps", rows, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0) for rows in (64, 4)
-    )
-    said, other = (logbooks.but("", figures=()) for _ in range(2))
-    diff = said.with_reports(large).diff(other.with_reports(small))
+PROFILE = Profile("mine", "own step", "mps", 2, 50, 5, 0.04, Split({"forward": 0.01}), 0.03, 0.01, (), 100.0)
 
-    assert said.with_reports(large).run.batch_size == 64
-    assert "batch" in [one.name for one in diff.reasons]
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("batch", {"rows": 64}, {"rows": 4}), ("shape of a row", {"row_shape": "3x16x16"}, {"row_shape": "3x256x256"})],
+)
+def test_what_reports_say_counts_most(logbooks, name, first, second):
+    """A report is of its own batch and rows, whatever the person said; other rows, such as larger pictures, are other work."""
+    book = logbooks.but("", figures=())
+    former, latter = (book.with_reports(replace(PROFILE, **run)) for run in (first, second))
+    shown = [str(value) for run in (first, second) for value in run.values()]
+
+    assert [(one.name, one.first, one.second) for one in former.diff(latter).reasons] == [(name, *shown)]
+    assert former.run.batch_size == first.get("rows", 2)
 
 
 def test_two_sweeps_may_be_compared(logbooks):
@@ -129,44 +136,21 @@ def test_two_sweeps_may_be_compared(logbooks):
     assert ("knee_rows", 64, 32) in [(one.name, one.first, one.second) for one in books[0].diff(books[1]).figures]
 
 
-def test_other_resolutions_are_other_work(logbooks):
-    """Rows of another shape, such as larger pictures, are other work."""
-    split = Split({"forward": 0.01})
-    profile = Profile("Net", "forward pass", "mps", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0, row_shape="3x16x16")
-    book = logbooks.but("", figures=())
-    diff = book.with_reports(profile).diff(book.with_reports(replace(profile, row_shape="3x256x256")))
-
-    assert [(one.name, one.first, one.second) for one in diff.reasons] == [("shape of a row", "3x16x16", "3x256x256")]
-
-
-def test_logbooks_without_figures_need_no_model(logbooks):
-    """Where there are no figures, nothing has to be said of a model or a dataset."""
-    silent = logbooks.but("", model=None, dataset=None, figures=())
-
-    assert silent.diff(silent).comparable
-
-
-UNTOLD = [
-    ("model", {"model": None}),
-    ("dataset", {"dataset": None}),
-]
-
-
-@pytest.mark.parametrize(("name", "changes"), UNTOLD)
-def test_what_must_be_known(logbooks, name, changes):
-    """Where neither logbook says model or dataset, it cannot be told whether their figures may be compared."""
-    silent = logbooks.but("", **changes)
-    diff = silent.diff(silent)
+@pytest.mark.parametrize("name", ["model", "dataset"])
+def test_what_must_be_known(logbooks, name):
+    """If neither logbook says model or dataset, it cannot be told whether their figures may be compared; without any, they may."""
+    silent = logbooks.but("", **{name: None})
+    diff, bare = silent.diff(silent), replace(silent, figures=())
 
     assert [(one.name, one.first, one.why) for one in diff.reasons] == [(name, "not known", CANNOT_BE_TOLD)]
-    assert not diff.comparable
     assert "cannot be told" in str(diff)
+    assert bare.diff(bare).comparable
 
 
 @pytest.mark.parametrize("other", ["run.json", None, 3])
 def test_what_is_no_logbook_is_not_compared(logbooks, other):
     """Anything but a logbook is one clear error."""
-    with pytest.raises(ConfigurationError, match="is no logbook to compare with"):
+    with pytest.raises(ConfigurationError, match="cannot be compared with"):
         logbooks.WHOLE.diff(other)
 
 
@@ -224,26 +208,12 @@ def test_figures_stand_beside_each_other(logbooks):
     assert diff.to_dict()["figures"][0]["ratio"] == 1.5
 
 
-def test_what_neither_says_is_named(logbooks):
-    """What would change figures and neither logbook says is named, so that nobody takes it for the same."""
+def test_what_is_said_beside_the_differences(logbooks):
+    """What neither says though it would change figures is named; what differs from moment to moment stands in the HTML alone."""
     silent = logbooks.but("run", length=None)
-    diff = silent.diff(silent)
+    moment = logbooks.WHOLE.diff(logbooks.but("background", share=0.9))
 
-    assert diff.comparable
-    assert diff.unknown == ("length",)
-    assert "Neither says: length." in str(diff)
-
-
-def test_moments_stand_among_the_figures(logbooks):
-    """What differs from moment to moment stands in the HTML alone."""
-    diff = logbooks.WHOLE.diff(logbooks.but("background", share=0.9))
-
-    assert "0.9" in diff._repr_html_()
-    assert "0.9" not in str(diff)
-
-
-def test_names_are_used_once():
-    """No two things that are compared have one name."""
-    names = [one.name for one in (*REFUSING, *LISTED)]
-
-    assert sorted(set(names)) == sorted(names)
+    assert (silent.diff(silent).comparable, silent.diff(silent).unknown) == (True, ("length",))
+    assert "Neither says: length." in str(silent.diff(silent))
+    assert "0.9" in moment._repr_html_()
+    assert "0.9" not in str(moment)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.comparison import Comparison, DeviceFigures
-from openmed_nb.runbook.logbook.figures import READERS, check_device, reported_device, told_by
+from openmed_nb.runbook.figures import figures_of
+from openmed_nb.runbook.logbook.logbook import reported_device
 from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.profile import Profile
@@ -31,7 +30,7 @@ REPORTS = [
 
 def test_figures_are_numbers():
     """Each report tells numbers, where it was measured, and what it says of the run."""
-    sweep, memory, loader = told_by(REPORTS)
+    sweep, memory, loader = map(figures_of, REPORTS)
 
     assert sweep.values["knee_rows"] == 4
     assert (sweep.run.batch_size, sweep.run.length, sweep.run.peak_memory_bytes, sweep.run.dtype) == (
@@ -53,7 +52,7 @@ def test_reports_of_the_runbook_tell_figures():
     comparison = Comparison("mine", "annotation", (cpu, gpu), 6, dtype="float32")
     profile = Profile("mine", "annotation", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
     parity = nb.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
-    told = told_by([parity, comparison, profile, nb.verdict(parity, comparison)])
+    told = list(map(figures_of, [parity, comparison, profile, nb.verdict(parity, comparison)]))
     values = [one.values for one in told]
 
     assert [one.report for one in told] == ["parity", "comparison", "profile", "verdict"]
@@ -78,20 +77,16 @@ def test_names_of_what_was_measured(name, kept):
     split = Split({"forward": 0.01})
     profile = Profile(name, "own step", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
 
-    assert told_by([profile])[0].subject == kept
+    assert figures_of(profile).subject == kept
 
 
 def test_reports_are_of_one_device():
     """The device of reports is the one that all name, in one spelling; several, and another than the logbook's, are refused."""
-    first, second = told_by([LoaderCheck("cuda", 0.03, 0.01, 2, 20), LoaderCheck("cpu", 0.03, 0.01, 2, 20)])
+    first, second = (figures_of(LoaderCheck(device, 0.03, 0.01, 2, 20)) for device in ("cuda", "cpu"))
 
     assert (reported_device([first]), reported_device([second, second]), reported_device([])) == ("cuda:0", "cpu", None)
-    check_device([first], "cuda:0")
-    check_device([], "mps")
     with pytest.raises(ConfigurationError, match="of several devices: cpu, cuda:0"):
         reported_device([first, second])
-    with pytest.raises(ConfigurationError, match="is of cuda:0, and the logbook of cpu"):
-        check_device([first], "cpu")
 
 
 def test_what_is_no_report_is_refused():
@@ -99,12 +94,5 @@ def test_what_is_no_report_is_refused():
     other = type("SweepReport", (), {"__module__": "elsewhere"})
 
     for bad in ("a note", 3, other(), None):
-        with pytest.raises(ConfigurationError, match="is no report for a logbook"):
-            told_by([bad])
-
-
-def test_every_reader_reads_a_class_of_ours():
-    """Each name in the table is that of a class of this package that shows itself."""
-    sources = "".join(file.read_text("utf-8") for file in Path(nb.__file__).parent.rglob("*.py"))
-
-    assert [name for name in READERS if f"class {name}(Shown" not in sources] == []
+        with pytest.raises(ConfigurationError, match="is not a report for a logbook"):
+            figures_of(bad)

@@ -14,22 +14,18 @@ from hypothesis import strategies as st
 
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.plain import from_plain, to_plain
-from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE, Logbook, logbook_schema, schema_text
+from openmed_nb.plain import from_plain
+from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE, Logbook, logbook_schema
 from openmed_nb.runbook.logbook.sections import Hypothesis
 
 BARE = {"model": None, "dataset": None, "loader": None, "network": None}
 
 
-def test_the_published_schema_is_that_of_the_classes():
-    """The schema in the package is what the dataclasses say, so that neither can change alone."""
-    assert SCHEMA_FILE.read_text("utf-8") == schema_text()
-
-
-def test_the_schema_is_one_of_json_schema_2020_12():
-    """The schema keeps the rules of its own draft, and lets no unknown field in."""
+def test_the_published_schema():
+    """The schema in the package is what the dataclasses say, keeps the rules of its draft, and lets no unknown field in."""
     jsonschema.Draft202012Validator.check_schema(logbook_schema())
 
+    assert SCHEMA_FILE.read_text("utf-8") == json.dumps(logbook_schema(), indent=2, ensure_ascii=False) + "\n"
     assert logbook_schema()["additionalProperties"] is False
 
 
@@ -53,58 +49,46 @@ def test_the_schema_refuses_other_fields(logbooks, place):
 
 
 def test_a_logbook_is_read_as_it_was_written(logbooks, tmp_path):
-    """What was saved is read as the same value."""
+    """What was saved is read as the same value, by the class that has a public name."""
     file = logbooks.WHOLE.save(tmp_path / "run.json")
 
-    assert Logbook.read(file) == logbooks.WHOLE
+    assert openmed_nb.Logbook.read(file) == logbooks.WHOLE
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_markdown_has_everything(logbooks, tmp_path):
-    """The Markdown form has every value that is known, and saving it writes just that."""
-    book = logbooks.WHOLE
+def test_markdown_and_html(logbooks, tmp_path):
+    """Markdown, which saving writes, has every value that is known; words that are code there or to a browser are shown as words."""
+    book = replace(logbooks.WHOLE, hypotheses=(*logbooks.WHOLE.hypotheses, Hypothesis("<script>a|b</script>", "`x`")))
     book.save(tmp_path / "run.md")
     text = (tmp_path / "run.md").read_text("utf-8")
 
     assert text == book.markdown()
     assert text.startswith("# Logbook on mps\n")
-    for word in ("2.13.0", "Apple M2 Pro", "adapter", "OMP\\_NUM\\_THREADS", "slow loader", "12" * 32, "100.0"):
-        assert word.replace("\\_", "_") in text
-
-
-def test_markdown_and_html_show_hostile_words_as_they_are(logbooks):
-    """Words that are code to a browser or to Markdown are shown as words."""
-    book = replace(logbooks.WHOLE, hypotheses=(Hypothesis("<script>a|b</script>", "`x`"),))
-
-    assert "<script>" not in book.markdown() + book._repr_html_()
-    assert "&lt;script&gt;a\\|b" in book.markdown()
+    for word in ("2.13.0", "Apple M2 Pro", "adapter", "OMP_NUM_THREADS", "slow loader", "12" * 32, "100.0"):
+        assert word in text
+    assert "<script>" not in text + book._repr_html_()
+    assert "&lt;script&gt;a\\|b" in text
 
 
 def test_the_text_has_only_what_was_said(logbooks):
-    """The text form says what the logbook is of, and nothing that differs from computer to computer."""
-    text = str(logbooks.WHOLE)
+    """The text says what the logbook is of, and whether it is simulated, and nothing that differs from computer to computer."""
+    text, simulated = str(logbooks.WHOLE), replace(logbooks.WHOLE, simulated=True)
 
     assert "bundled in float32" in text
     assert "32 rows of 128 tokens" in text
-    for word in ("2.13", "Apple", "adapter", "2026", "5c5c", "100.0"):
+    for word in ("2.13", "Apple", "adapter", "2026", "5c5c", "100.0", "SIMULATED"):
         assert word not in text
     assert "Apple M2 Pro" in logbooks.WHOLE._repr_html_()
-
-
-def test_a_simulated_logbook_says_so(logbooks):
-    """Every form of a logbook of a simulated device says that it is one."""
-    book = replace(logbooks.WHOLE, simulated=True)
-
-    assert all("SIMULATED" in form for form in (str(book), book.markdown(), book._repr_html_()))
-    assert book.to_dict()["simulated"] is True
+    assert all("SIMULATED" in form for form in (str(simulated), simulated.markdown(), simulated._repr_html_()))
+    assert simulated.to_dict()["simulated"] is True
 
 
 DAMAGED = {
     "cut off": (lambda text: text[: len(text) // 2], "cut off or damaged"),
-    "no JSON": (lambda _text: "a note", "is no logbook"),
-    "empty": (lambda _text: "", "is no logbook"),
-    "other JSON": (lambda _text: "[1, 2]", "is no logbook"),
-    "another schema": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/profile/1"), "is no logbook"),
+    "no JSON": (lambda _text: "a note", "is not a logbook"),
+    "empty": (lambda _text: "", "is not a logbook"),
+    "other JSON": (lambda _text: "[1, 2]", "is not a logbook"),
+    "another schema": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/profile/1"), "is not a logbook"),
     "a newer one": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/logbook/2"), "version 2"),
     "a lacking field": (lambda text: text.replace('"simulated"', '"simulate"', 1), "has no simulated"),
     "another type": (
@@ -121,7 +105,7 @@ DAMAGED = {
     "other digits": (lambda text: text.replace("2026-03", "\u0662\u0660\u0662\u0666-03"), "does not look as it must"),
     "a secret": (lambda text: text.replace("OMP_NUM_THREADS", "HF_TOKEN"), "variables that no logbook holds"),
     "a name twice": (lambda text: text.replace("{", '{"simulated": true, ', 1), "cut off or damaged"),
-    "version 0": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/logbook/0"), "is no logbook"),
+    "version 0": (lambda text: text.replace("openmed_nb/logbook/1", "openmed_nb/logbook/0"), "is not a logbook"),
     "Markdown": (lambda _text: "# Logbook on cpu\n", "cannot be read again"),
 }
 
@@ -147,20 +131,8 @@ def test_files_that_are_not_there_are_refused(tmp_path):
             Logbook.read(tmp_path / name)
 
 
-def test_saving_spares_what_is_no_logbook(logbooks, tmp_path):
-    """A file that is there and no logbook is left alone; a former logbook of any version is replaced."""
-    (tmp_path / "notes.json").write_text('{"patient": "someone"}', "utf-8")
-    (tmp_path / "old.json").write_text('{\n  "schema": "openmed_nb/logbook/7"}', "utf-8")
-
-    with pytest.raises(ConfigurationError, match="is there already, and no logbook"):
-        logbooks.WHOLE.save(tmp_path / "notes.json")
-    logbooks.WHOLE.save(tmp_path / "old.json")
-
-    assert "someone" in (tmp_path / "notes.json").read_text("utf-8")
-    assert Logbook.read(tmp_path / "old.json") == logbooks.WHOLE
-
-
 OWN = {
+    "notes.json": '{"patient": "someone"}',
     "notes.md": "# Logbook on my experiments\nthree months of work\n",
     "mine.json": '{"schema": "openmed_nb/logbook/1", my things',
     "list.json": "[1, 2]",
@@ -169,24 +141,25 @@ OWN = {
 
 @pytest.mark.parametrize(("name", "text"), OWN.items(), ids=OWN)
 def test_files_of_the_person_are_spared(logbooks, tmp_path, name, text):
-    """A file that merely begins as a logbook does is left alone."""
+    """A file that is no logbook, or merely begins as one does, is left alone."""
     (tmp_path / name).write_text(text, "utf-8")
 
-    with pytest.raises(ConfigurationError, match="is there already, and no logbook"):
+    with pytest.raises(ConfigurationError, match="already exists and is not a logbook"):
         logbooks.WHOLE.save(tmp_path / name)
     assert (tmp_path / name).read_text("utf-8") == text
 
 
-def test_logbooks_in_another_order_are_replaced(logbooks, tmp_path):
-    """A logbook that reading accepts, its names in another order or with a byte order mark, is one for saving too."""
-    file = tmp_path / "run.json"
+def test_logbooks_are_replaced(logbooks, tmp_path):
+    """A logbook of any version, its names in another order or with a byte order mark, is replaced by saving."""
+    file, old = tmp_path / "run.json", tmp_path / "old.json"
     file.write_text("\ufeff" + json.dumps(logbooks.WHOLE.to_dict(), sort_keys=True), "utf-8")
+    old.write_text('{\n  "schema": "openmed_nb/logbook/7"}', "utf-8")
 
     assert Logbook.read(file) == logbooks.WHOLE
-    logbooks.WHOLE.save(file)
-    logbooks.WHOLE.save(tmp_path / "run.md")
-    logbooks.WHOLE.save(tmp_path / "run.md")
+    for place in (file, old, tmp_path / "run.md", tmp_path / "run.md"):
+        logbooks.WHOLE.save(place)
     assert not file.read_text("utf-8").startswith("\ufeff")
+    assert Logbook.read(old) == logbooks.WHOLE
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
@@ -210,19 +183,13 @@ def test_what_is_no_path_is_one_clear_error(logbooks, name):
             use(name)
 
 
-@pytest.mark.parametrize("name", ["run.json", "run.md"])
-def test_half_a_character_is_not_written(logbooks, tmp_path, name):
-    """A logbook made by hand with half a character in it is one clear error, and nothing is written."""
+@pytest.mark.parametrize("name", ["run.json", "run.md", "run.txt", "run", "no/such/folder/run.json"])
+def test_what_cannot_be_saved(logbooks, tmp_path, name):
+    """Another ending, a folder that is not there, and half a character in a logbook made by hand are one clear error."""
+    book = logbooks.but("", environment={"TMPDIR": "/opt/\udcff"}) if name in {"run.json", "run.md"} else logbooks.WHOLE
+
     with pytest.raises(ConfigurationError, match="cannot be written"):
-        logbooks.but("", environment={"TMPDIR": "/opt/\udcff"}).save(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["run.txt", "run", "no/such/folder/run.json"])
-def test_places_where_nothing_can_be_saved(logbooks, tmp_path, name):
-    """Another ending, and a folder that is not there, are refused, and nothing is written."""
-    with pytest.raises(ConfigurationError):
-        logbooks.WHOLE.save(tmp_path / name)
+        book.save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,9 +203,3 @@ def test_reading_anything_ends_in_a_value_or_in_one_error(stored):
     """Whatever JSON holds, reading it as a logbook raises ValueError and nothing else."""
     with pytest.raises(ValueError, match="it "):
         from_plain(Logbook, stored)
-
-
-def test_logbook_is_a_public_name(logbooks):
-    """The class can be had from the package, and plain values are made of it."""
-    assert openmed_nb.Logbook is Logbook
-    assert to_plain(logbooks.WHOLE) == logbooks.WHOLE.to_dict()

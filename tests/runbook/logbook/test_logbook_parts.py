@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -18,18 +19,17 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.logbook import gathering as repository
 from openmed_nb.runbook.logbook.fingerprints import LONGEST, MOST, dataset_of, hypotheses_of
 from openmed_nb.runbook.logbook.gathering import (
-    Look,
     Mounted,
+    ProcessorTimes,
     background,
     cache_folders,
     loader_of,
     measure_round_trip,
     mounted_at,
-    parse_mount,
     places,
     randomness_of,
+    read_mounts,
     seeds_of,
-    target,
 )
 from openmed_nb.runbook.logbook.sections import Code
 from openmed_nb.runbook.logbook.variables import ALLOWED, golden_variables, kept_variables, short_path
@@ -210,10 +210,11 @@ def test_secrets_in_hypotheses_are_masked():
 def test_loaders_and_seeds():
     """A loader is described without being read; seeds are whole numbers under short names."""
     loader = torch.utils.data.DataLoader([1, 2], num_workers=2, worker_init_fn=print, generator=torch.Generator())
-    facts = loader_of(loader)
+    facts, plain = loader_of(loader), torch.utils.data.DataLoader([1])
 
     assert (facts.workers, facts.worker_seeding, facts.seeded, facts.prefetch_factor) == (2, "worker_init_fn", True, 2)
     assert loader_of(torch.utils.data.DataLoader([1], num_workers=1)).worker_seeding == "torch"
+    assert (loader_of(plain).worker_seeding, loader_of(None)) == ("no workers", None)
     assert seeds_of({"torch": 1, "numpy": 2}) == {"torch": 1, "numpy": 2}
     for bad in ({NOTE: 1}, {"torch": "1"}, 1.5, True, 10**5000, -(2**64)):
         with pytest.raises(ConfigurationError) as caught:
@@ -243,7 +244,7 @@ FIELDS = {
 )
 def test_what_is_no_loader_is_refused(loader):
     """What lacks a part of a loader, or has another type there, is one clear error that shows none of it."""
-    with pytest.raises(ConfigurationError, match="is no DataLoader") as caught:
+    with pytest.raises(ConfigurationError, match="is not a DataLoader") as caught:
         loader_of(loader)
     assert "John" not in str(caught.value)
     assert loader_of(SimpleNamespace(**FIELDS)).batch_size == 4
@@ -278,7 +279,8 @@ PLACES = [
 @pytest.mark.parametrize(("name", "path", "point", "filesystem", "kind"), PLACES)
 def test_recorded_mounts(name, path, point, filesystem, kind):
     """What ``mount`` printed on Macs tells on what sort of storage a path lies; users and servers are not kept."""
-    mounts = parse_mount((MOUNTS / f"{name}.txt").read_text("utf-8"))
+    listed = re.findall(r"^.+? on (/.*) \(([^()]+)\)$", (MOUNTS / f"{name}.txt").read_text("utf-8"), re.MULTILINE)
+    mounts = [Mounted(point, *(told.split(", ")[0], tuple(told.split(", ")[1:]))) for point, told in listed]
     found = mounted_at(Path(path), mounts)
 
     assert (found.point, found.filesystem, found.kind) == (point, filesystem, kind)
@@ -303,27 +305,16 @@ def test_kinds_of_storage(mounted, kind):
     assert mounted.kind == kind
 
 
-@given(st.text())
-def test_any_output_of_mount_is_read(output):
-    """Whatever ``mount`` prints, reading it raises nothing."""
-    assert isinstance(parse_mount(output), tuple)
-
-
 def test_caches_are_found_by_their_variables(tmp_path):
-    """The variables of huggingface_hub and torch name the caches; a path on nothing is not known."""
+    """The variables of huggingface_hub and torch name the caches; any path lies somewhere, as far as the mounts are known."""
     folders = cache_folders({"HF_HOME": str(tmp_path), "XDG_CACHE_HOME": "/x"}, Path("/home/me"))
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    nowhere = {"circle": tmp_path / "circle" / "hub", "nobody": Path("~nobody.is.here/x")}
 
     assert folders == {"Hugging Face cache": tmp_path / "hub", "torch cache": Path("/x/torch")}
     assert {one.kind for one in places(folders, ())} == {"not known"}
-    assert {one.kind for one in places(folders, [Mounted("/", "ext4")])} == {"local"}
-
-
-def test_caches_that_lead_nowhere(tmp_path):
-    """A circle of links, and the home of someone unknown, are places like others."""
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    found = places({"a": tmp_path / "circle" / "hub", "b": Path("~nobody.is.here/x")}, [Mounted("/", "ext4")])
-
-    assert [one.kind for one in found] == ["local", "local"]
+    assert {one.kind for one in places(folders | nowhere, [Mounted("/", "ext4")])} == {"local"}
+    assert len(read_mounts()) > 0
 
 
 @pytest.fixture
@@ -394,15 +385,16 @@ def test_no_repository_is_no_error(tmp_path):
 
 
 def test_git_of_a_mac_asks_no_question():
-    """Apple's stub, which may open a window, is never run."""
+    """Apple's stub, which may open a window, is never run; any other git is."""
     assert repository.git_program("darwin", "/usr/bin/git") != "/usr/bin/git"
     assert repository.git_program("darwin", "/opt/local/bin/git") == "/opt/local/bin/git"
+    assert repository.git_program("linux", "/usr/bin/git") == "/usr/bin/git"
 
 
 def test_other_programs_are_counted_and_named_on_request():
     """Only programs that were there both times count; names come only where someone asks, and without secrets."""
-    before = Look({1: ("x", 0.0), 2: ("y", 0.0)}, 0.0, 0.0, 0.0)
-    after = Look({1: ("hf_token123456", 100.0), 2: ("y", 0.0), 3: ("new", 50.0)}, 10.0, 210.0, 400.0)
+    before = ProcessorTimes({1: ("x", 0.0), 2: ("y", 0.0)}, 0.0, 0.0, 0.0)
+    after = ProcessorTimes({1: ("hf_token123456", 100.0), 2: ("y", 0.0), 3: ("new", 50.0)}, 10.0, 210.0, 400.0)
 
     assert background(before, after) == background(before, after, names=False)
     assert background(before, after).names is None
@@ -429,6 +421,6 @@ def test_round_trips_to_a_store():
 def test_what_is_no_store_is_refused(store):
     """What has no host and port is refused, and is not shown."""
     with pytest.raises(ConfigurationError) as caught:
-        target(store)
+        measure_round_trip(store)
     assert "Smith" not in str(caught.value)
     assert "hf_word" not in str(caught.value)

@@ -115,40 +115,50 @@ def curve(sizes, **changes):
 
 
 def test_comparison():
-    """A comparison tells of the fastest device that is not the CPU: speed-up, utilisation, shares, batch and speed."""
+    """A comparison tells of the fastest device that is not the CPU, or of the one that other reports are of."""
     evidence = evidence_of(COMPARISON)
+    alone = evidence_of(replace(COMPARISON, devices=(CPU,)))
+    both = replace(
+        COMPARISON, devices=(CPU, MPS, replace(MPS, device="cuda:1", speed_up=Interval(20.0, 21.0, 22.0, 0.96)))
+    )
 
     assert (evidence.device, evidence.task) == ("mps", "annotation")
     assert (evidence.speed_up_low, evidence.speed_up, evidence.speed_up_high) == (3.8, 4.0, 4.3)
     assert evidence.utilisation == pytest.approx(0.7)
     assert (evidence.data_share, evidence.transfer_share) == (pytest.approx(0.2), pytest.approx(0.1))
     assert (evidence.batch, evidence.batch_tokens, evidence.texts_per_second) == (None, 2048, 1600.0)
-
-
-def test_comparison_of_the_cpu_alone():
-    """A comparison with nothing to compare with tells where the time goes, and no speed-up."""
-    evidence = evidence_of(replace(COMPARISON, devices=(CPU,)))
-
-    assert (evidence.device, evidence.speed_up, evidence.batch_tokens) == ("cpu", None, 2048)
-
-
-def test_comparison_of_several_devices():
-    """Of several devices that one counts which the other reports are of."""
-    cuda = replace(MPS, device="cuda:1", speed_up=Interval(20.0, 21.0, 22.0, 0.96))
-    both = replace(COMPARISON, devices=(CPU, MPS, cuda))
-
+    assert (alone.device, alone.speed_up, alone.batch_tokens) == ("cpu", None, 2048)
     assert evidence_of(both).device == "cuda:1"
     assert evidence_of(both, SWEEP).speed_up == 4.0
     assert evidence_of(both, replace(SWEEP, device="cpu")).speed_up is None
 
 
-def test_sweep_at_the_batch_in_use():
-    """A sweep tells how much is gained at the knee over the batch that a comparison used, and what that leaves free."""
-    evidence = evidence_of(COMPARISON, SWEEP)
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        (
+            (SWEEP, COMPARISON),
+            {"knee_gain": 0.1, "headroom": 0.6, "knee": 32, "best_batch": 32, "out_of_memory_at": 64},
+        ),
+        ((SWEEP,), {"knee_gain": None, "batch": None, "headroom": 0.2}),
+        ((SWEEP, Evidence(batch=48)), {"knee_gain": None, "headroom": None}),
+        (
+            (replace(SWEEP, points=(Point(1, fits=False),), knee=None),),
+            {"out_of_memory_at": 1, "knee": None, "headroom": None},
+        ),
+        (
+            (replace(SWEEP, points=(POINTS[0], Point(16, 1500.0, memory=360 * MIB)), knee=16),),
+            {"headroom": 0.1},
+        ),
+    ],
+)
+def test_sweep(reports: tuple, told: dict):
+    """A sweep tells what the batch in use, or else the knee, leaves free, and how much the knee gains; beyond it, nothing."""
+    evidence = evidence_of(*reports)
 
-    assert evidence.knee_gain == pytest.approx(0.1)
-    assert evidence.headroom == pytest.approx(0.6)
-    assert (evidence.knee, evidence.best_batch, evidence.out_of_memory_at) == (32, 32, 64)
+    assert {name: getattr(evidence, name) for name in told} == {
+        name: value if value is None else pytest.approx(value) for name, value in told.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,98 +168,58 @@ def test_sweep_at_the_batch_in_use():
 def test_tokens_and_rows(tokens: int | None, length: int | None, batch: int | None, gain: float | None):
     """The texts that a step annotates are no rows of a sweep: tokens tell how many such rows a batch has, or nothing does."""
     evidence = evidence_of(replace(COMPARISON, batch_tokens=tokens), replace(SWEEP, length=length))
+    trained = replace(COMPARISON, task="training step", batch_tokens=tokens), replace(SWEEP, task="training step")
 
     assert (evidence.batch, evidence.knee_gain) == (batch, gain if gain is None else pytest.approx(gain))
-
-
-def test_rows_of_other_tasks():
-    """The rows of a training step are those of a sweep."""
-    training = replace(COMPARISON, task="training step", batch_tokens=None)
-
-    assert evidence_of(training, replace(SWEEP, task="training step")).knee_gain == pytest.approx(0.1)
-
-
-def test_knee_of_the_sweep_keeps_its_headroom():
-    """A knee that takes a hair more than the nine tenths of the limit that a sweep may take has headroom enough."""
-    points = (Point(8, 900.0, memory=80 * MIB), Point(16, 1500.0, memory=361 * MIB))
-    at_knee = replace(SWEEP, points=points, knee=16)
-
-    assert evidence_of(replace(at_knee, points=(points[0], replace(points[1], memory=360 * MIB)))).headroom == 0.1
-    assert "headroom" not in str(nb.verdict(COMPARISON, at_knee, PARITY).to_dict()["reasons"])
-
-
-def test_sweep_alone():
-    """A sweep alone tells the memory at its knee, and not what another batch would gain."""
-    evidence = evidence_of(SWEEP)
-
-    assert (evidence.knee_gain, evidence.batch) == (None, None)
-    assert evidence.headroom == pytest.approx(0.2)
+    assert evidence_of(*trained).knee_gain == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
-    ("stopped", "knee", "gain"),
-    [("time", 32, None), ("largest", 32, None), ("out of memory", 32, 0.0), ("time", 16, -0.09)],
+    ("stopped", "knee", "batch", "gain"),
+    [
+        ("time", 32, 32, None),
+        ("largest", 32, 32, None),
+        ("out of memory", 32, 32, 0.0),
+        ("time", 16, 32, -0.09),
+        ("time", 32, 8, 0.83),
+    ],
 )
-def test_sweep_that_was_cut_off(stopped: str, knee: int, gain: float | None):
-    """Where a sweep ended for want of time while throughput still rose, larger batches may be faster, and nobody knows."""
-    found = evidence_of(Evidence(batch=32), replace(SWEEP, points=POINTS[:-1], stopped=stopped, knee=knee))
+def test_sweep_that_was_cut_off(stopped: str, knee: int, batch: int, gain: float | None):
+    """If a sweep ended while throughput still rose, and memory is not why, it tells no more than that a batch is too small."""
+    found = evidence_of(Evidence(batch=batch), replace(SWEEP, points=POINTS[:-1], stopped=stopped, knee=knee))
 
     assert found.knee_gain == (gain if gain is None else pytest.approx(gain, abs=0.01))
 
 
-def test_cut_off_sweep_that_tells_enough():
-    """A sweep that was cut off still tells that the batch in use is too small."""
-    found = evidence_of(Evidence(batch=8), replace(SWEEP, points=POINTS[:-1], stopped="time"))
+def test_knee_of_the_sweep_keeps_its_headroom():
+    """A knee that takes a hair more than the nine tenths of the limit that a sweep may take has headroom enough."""
+    at_knee = replace(SWEEP, points=(POINTS[0], Point(16, 1500.0, memory=361 * MIB)), knee=16)
 
-    assert found.knee_gain > 0.1
-
-
-def test_sweep_that_did_not_come_so_far():
-    """Of a batch beyond what a sweep measured nothing is told."""
-    evidence = evidence_of(SWEEP, Evidence(batch=48))
-
-    assert (evidence.knee_gain, evidence.headroom) == (None, None)
-
-
-def test_sweep_in_which_nothing_fits():
-    """A sweep in which not one row fits tells just that."""
-    evidence = evidence_of(replace(SWEEP, points=(Point(1, fits=False),), knee=None))
-
-    assert (evidence.out_of_memory_at, evidence.knee, evidence.headroom) == (1, None, None)
-
-
-def test_parity():
-    """Parity in float32 tells entities, logits, recall and gradients."""
-    evidence = evidence_of(PARITY)
-
-    assert (evidence.entity_agreement, evidence.logits, evidence.not_numbers) == (0.99, 3e-6, 0)
-    assert (evidence.recall_loss, evidence.gradients) == (pytest.approx(0.01), 1e-5)
+    assert "headroom" not in str(nb.verdict(COMPARISON, at_knee, PARITY).to_dict()["reasons"])
 
 
 @pytest.mark.parametrize(
-    ("report", "agreement", "refused"),
+    ("reports", "agreement", "refused"),
     [
-        (HALF, 0.99, None),
-        (replace(HALF, spans=Spans(exact=80, missing=20)), None, "bfloat16"),
-        (replace(HALF, spans=Spans()), None, None),
-        (replace(PARITY, spans=Spans()), None, None),
-        (REFUSED, None, "bfloat16"),
-        (PrecisionVerdict(HALF, Gate()), 0.99, None),
-        (PrecisionVerdict(HALF, Gate(), (GateRefusal("Too few.", "More texts.", against=False),)), 0.99, None),
+        ((PARITY,), 0.99, None),
+        ((HALF,), 0.99, None),
+        ((replace(HALF, spans=Spans(exact=80, missing=20)),), None, "bfloat16"),
+        ((replace(HALF, spans=Spans()),), None, None),
+        ((replace(PARITY, spans=Spans()),), None, None),
+        ((REFUSED,), None, "bfloat16"),
+        ((REFUSED, PARITY), 0.99, "bfloat16"),
+        ((PrecisionVerdict(HALF, Gate()),), 0.99, None),
+        ((PrecisionVerdict(HALF, Gate(), (GateRefusal("Too few.", "More texts.", against=False),)),), 0.99, None),
     ],
 )
-def test_reduced_types(report: object, agreement: float | None, refused: str | None):
+def test_parity_and_reduced_types(reports: tuple, agreement: float | None, refused: str | None):
     """A reduced type that keeps the entities shows that the device does; one that loses them speaks against the type alone."""
-    evidence = evidence_of(report)
+    evidence = evidence_of(*reports)
 
     assert (evidence.entity_agreement, evidence.refused_dtype) == (agreement, refused)
-
-
-def test_parity_beside_the_precision_gate():
-    """Where both are passed, entities are those of float32, and the refused type is named."""
-    evidence = evidence_of(REFUSED, PARITY)
-
-    assert (evidence.entity_agreement, evidence.refused_dtype) == (0.99, "bfloat16")
+    if reports == (PARITY,):
+        assert (evidence.recall_loss, evidence.gradients) == (pytest.approx(0.01), 1e-5)
+        assert (evidence.logits, evidence.not_numbers) == (3e-6, 0)
 
 
 @pytest.mark.parametrize(
@@ -300,13 +270,15 @@ def test_memory_curve_with_peaks():
 
 
 def test_profile():
-    """A profile tells which lines of the person wait for the device, and its phases where no comparison does."""
-    evidence = evidence_of(PROFILE)
+    """A profile tells which lines of the person wait for a GPU, what fell back or met an error, and speed and phases."""
+    evidence, refused = evidence_of(PROFILE), replace(FELL, operator="aten::eig", outcome=MET_AN_ERROR)
+    fallen, cpu = evidence_of(replace(PROFILE, fallbacks=(FELL, refused))), evidence_of(replace(PROFILE, device="cpu"))
 
     assert evidence.synchronisations == (".item() at train.py:41 in step",)
     assert (evidence.tiny_batch, evidence.batch_tokens, evidence.texts_per_second) == (True, 4096, 1600.0)
-    assert evidence.fallback_operators == ()
-    assert evidence_of(PROFILE, COMPARISON).batch_tokens == 2048
+    assert (evidence.fallback_operators, evidence_of(PROFILE, COMPARISON).batch_tokens) == ((), 2048)
+    assert (fallen.fallback_operators, fallen.refused_operators) == (("aten::mode",), ("aten::eig",))
+    assert (cpu.synchronisations, cpu.fallback_operators) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -326,22 +298,6 @@ def test_profile_with_fallbacks(seconds: dict, share: float | None):
 
     assert (evidence.fallback_operators, evidence.fallback_calls) == (("aten::mode.values",), 0.01)
     assert (evidence.fallback_time, simulated.fallback_time, simulated.tiny_batch) == (share, None, None)
-
-
-def test_profile_with_refused_operators():
-    """What met an error did not fall back."""
-    evidence = evidence_of(
-        replace(PROFILE, fallbacks=(FELL, replace(FELL, operator="aten::eig", outcome=MET_AN_ERROR)))
-    )
-
-    assert (evidence.fallback_operators, evidence.refused_operators) == (("aten::mode",), ("aten::eig",))
-
-
-def test_profile_on_the_cpu():
-    """On the CPU nothing waits and nothing falls back."""
-    evidence = evidence_of(replace(PROFILE, device="cpu"))
-
-    assert (evidence.synchronisations, evidence.fallback_operators) == ((), None)
 
 
 def test_forecast():
@@ -372,26 +328,26 @@ def test_ledger():
 def test_signals_and_doctor():
     """Signals tell the states that spoil times, which count more than the doctor's; the doctor tells what failed."""
     evidence = evidence_of(DOCTOR)
+    nothing = Finding("known silent errors", NOT_APPLICABLE, "no device is in force")
+    unprobed = evidence_of(DoctorReport((Finding("computation", FAILED, "mps fails"), nothing)))
 
     assert [state.split(",")[0] for state in evidence.states] == ["memory pressure"]
     assert (evidence.device_faults, evidence.silent_errors) == ((), ("long matrix product",))
     assert evidence.doctor_failures == ("packages",)
     assert [state.split(",")[0] for state in evidence_of(DOCTOR, SIGNALS).states] == ["power"]
+    assert (unprobed.silent_errors, unprobed.device_faults) == (None, ("computation",))
 
 
-def test_doctor_who_probed_nothing():
-    """Without probes it is not known whether there are silent errors; a failed computation is a fault of the device."""
-    nothing = Finding("known silent errors", NOT_APPLICABLE, "no device is in force")
-    evidence = evidence_of(DoctorReport((Finding("computation", FAILED, "mps fails"), nothing)))
+def test_what_counts_most():
+    """A person's own figures count most, then those of the comparison, then the profile's."""
+    slower = replace(COMPARISON, devices=(CPU, replace(MPS, seconds=0.02)))
+    own = evidence_of(COMPARISON, Evidence(batch=4, texts_to_do=100, texts_per_second=7.0), texts=500)
 
-    assert (evidence.silent_errors, evidence.device_faults) == (None, ("computation",))
-
-
-def test_own_figures_count_most():
-    """Figures that a person passes beside reports replace theirs."""
-    evidence = evidence_of(COMPARISON, Evidence(batch=4, texts_to_do=100), texts=500)
-
-    assert (evidence.batch, evidence.texts_to_do, evidence.speed_up) == (4, 500, 4.0)
+    assert (own.batch, own.texts_to_do, own.texts_per_second, own.speed_up) == (4, 500, 7.0, 4.0)
+    assert evidence_of(PROFILE, slower).texts_per_second == 800.0
+    assert evidence_of(replace(PROFILE, seconds=0.04), COMPARISON).texts_per_second == 1600.0
+    assert evidence_of(replace(PROFILE, seconds=0.04)).texts_per_second == 400.0
+    assert evidence_of(replace(PROFILE, seconds=0.0)).texts_per_second is None
 
 
 def test_order_makes_no_difference():
@@ -405,24 +361,43 @@ def test_order_makes_no_difference():
     assert str(nb.verdict(*reports)) == str(nb.verdict(*reversed(reports)))
 
 
+ONE_MODEL = "Pass reports of one model, by one name."
+
+
 @pytest.mark.parametrize(
-    ("reports", "words"),
+    ("reports", "words", "remedy"),
     [
-        ((3,), "int is no report"),
-        (([COMPARISON],), "list is no report"),
-        ((COMPARISON, COMPARISON), "two reports of one kind: Comparison"),
-        ((SWEEP, replace(PARITY, device="cuda:0")), "several devices: cuda:0, mps"),
-        ((COMPARISON, replace(SWEEP, device="cuda")), "was not compared"),
-        ((COMPARISON, replace(SWEEP, task="training step")), "several tasks: annotation, training"),
-        ((replace(COMPARISON, dtype="float16"), replace(SWEEP, dtype="float32")), "several types: float16, float32"),
-        ((COMPARISON, replace(PARITY, model="bundled_small")), "different models: 'bundled' and 'bundled_small'"),
-        ((COMPARISON, replace(REFUSED, parity=replace(HALF, model="some/model"))), "'bundled' and 'some/model'"),
-        ((replace(PROFILE, name="Net", task="forward pass"), FORECAST), "different models: 'Bert' and 'Net'"),
+        ((3,), "int is not a report", "Pass what nb.compare, nb.sweep, nb.parity and the others return."),
+        (([COMPARISON],), "list is not a report", "the others return."),
+        (
+            (COMPARISON, COMPARISON),
+            "two reports of one kind: Comparison",
+            "Pass one of each, of the same model on the same device.",
+        ),
+        ((SWEEP, replace(PARITY, device="cuda:0")), "several devices: cuda:0, mps", "Pass reports of one device."),
+        ((COMPARISON, replace(SWEEP, device="cuda")), "was not compared", "Use one of cpu, mps."),
+        (
+            (COMPARISON, replace(SWEEP, task="training step")),
+            "several tasks: annotation, training",
+            "Pass reports of one task, or say which with task=.",
+        ),
+        (
+            (replace(COMPARISON, dtype="float16"), replace(SWEEP, dtype="float32")),
+            "several types: float16, float32",
+            "Pass reports of one type.",
+        ),
+        ((COMPARISON, replace(PARITY, model="bundled_small")), "models: 'bundled' and 'bundled_small'", ONE_MODEL),
+        (
+            (COMPARISON, replace(REFUSED, parity=replace(HALF, model="some/model"))),
+            "'bundled' and 'some/model'",
+            ONE_MODEL,
+        ),
+        ((replace(PROFILE, name="Net", task="forward pass"), FORECAST), "models: 'Bert' and 'Net'", ONE_MODEL),
     ],
 )
-def test_reports_that_do_not_go_together(reports: tuple, words: str):
-    """What is no report, comes twice, or is of another device or task gets a clear error."""
-    with pytest.raises(ConfigurationError, match=words):
+def test_reports_that_do_not_go_together(reports: tuple, words: str, remedy: str):
+    """What is no report, comes twice, or is of another device, model, type or task gets a clear error with one thing to do."""
+    with pytest.raises(ConfigurationError, match=re.escape(words) + ".*" + re.escape(remedy) + "$"):
         nb.verdict(*reports)
 
 
@@ -456,16 +431,8 @@ def test_task():
     assert evidence_of(COMPARISON, replace(SWEEP, task="training step"), task="training").task == "training"
     assert evidence_of(replace(PROFILE, task="own step")).task is None
     assert evidence_of(replace(SWEEP, task="forward pass")).task == "inference"
-    with pytest.raises(ConfigurationError, match="'dance' is nothing"):
+    with pytest.raises(ConfigurationError, match="task cannot be 'dance'"):
         nb.verdict(task="dance")
-
-
-def test_simulated_reports():
-    """One report of the simulated device makes the verdict one of the logic alone; its mark is no part of the device."""
-    verdict = nb.verdict(replace(PARITY, device="mps (SIMULATED)"), replace(SWEEP, simulated=True))
-
-    assert verdict.title.startswith("Verdict on mps (SIMULATED): ")
-    assert not verdict.sure
 
 
 def test_real_reports_of_the_cpu():
@@ -490,28 +457,6 @@ def test_one_simulated_report_is_enough():
     ):
         told = [evidence_of(report, SIGNALS) for report in (real, simulated)]
         assert [(one.simulated, one.device) for one in told] == [(False, "mps"), (True, "mps")], type(real)
-
-
-def test_speed_of_the_first_report_that_tells_it():
-    """Of what several reports tell, that of the comparison counts before the profile's, and figures of one's own before both."""
-    slower = replace(COMPARISON, devices=(CPU, replace(MPS, seconds=0.02)))
-
-    assert evidence_of(PROFILE, slower).texts_per_second == 800.0
-    assert evidence_of(replace(PROFILE, seconds=0.04), COMPARISON).texts_per_second == 1600.0
-    assert evidence_of(replace(PROFILE, seconds=0.04)).texts_per_second == 400.0
-    assert evidence_of(replace(PROFILE, seconds=0.0)).texts_per_second is None
-    assert evidence_of(COMPARISON, Evidence(texts_per_second=7.0)).texts_per_second == 7.0
-
-
-def test_words_of_each_report():
-    """Other remedies stand in errors: which reports there are, that of one kind one is passed, and of one model, device, type and task."""
-    for reports, remedy in (
-        ((3,), "Pass what nb.compare, nb.sweep, nb.parity and the others return."),
-        ((SWEEP, SWEEP), "Pass one of each, of the same model on the same device."),
-        ((SWEEP, replace(PARITY, device="cuda:0")), "Pass reports of one device."),
-        ((COMPARISON, replace(PARITY, model="bundled_small")), "Pass reports of one model, by one name."),
-        ((replace(COMPARISON, dtype="float16"), replace(SWEEP, dtype="float32")), "Pass reports of one type."),
-        ((COMPARISON, replace(SWEEP, task="training step")), "Pass reports of one task, or say which with task=."),
-    ):
-        with pytest.raises(ConfigurationError, match=re.escape(remedy) + "$"):
-            nb.verdict(*reports)
+    verdict = nb.verdict(replace(PARITY, device="mps (SIMULATED)"), replace(SWEEP, simulated=True))
+    assert verdict.title.startswith("Verdict on mps (SIMULATED): ")
+    assert not verdict.sure
