@@ -121,13 +121,13 @@ def _phases(shares: Mapping[str, float]) -> dict[str, float]:
 
 def _comparison_evidence(report: Comparison, context: Context) -> dict[str, Any]:
     here = report.of(context.device or "cpu")
-    told = numbers(_of_device(here))
+    measured = numbers(_of_device(here))
     named = ("speed_up_low", "speed_up", "speed_up_high", "utilisation")
     return {
-        **{name: told.get(name) for name in named},
+        **{name: measured.get(name) for name in named},
         "shares": here.shares,
         **_batch(report, here.rows),
-        "texts_per_second": told.get("rows_per_second"),
+        "texts_per_second": measured.get("rows_per_second"),
     }
 
 

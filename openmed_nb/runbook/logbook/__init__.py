@@ -1,1 +1,1 @@
-"""The logbook: what figures were measured with, so that nobody compares what cannot be compared."""
+"""The logbook: what figures were measured with, so that only what can be compared is."""

@@ -13,7 +13,7 @@ from .sections import YES_NO, ReportFigures, Sections
 FINGERPRINT = 12  # How many characters of a fingerprint are shown.
 
 UNKNOWN = "not known"
-NOT_TOLD = "not told"
+ROWS_UNKNOWN = "not told"
 SLOW_PRESSURE = ("warning", "critical")
 
 
@@ -94,7 +94,7 @@ REFUSING = (
         "batch", lambda book: of_run(book, "batch_size") or (book.loader and book.loader.batch_size), OTHER_WORK
     ),
     ComparedFact("length", lambda book: of_run(book, "length"), OTHER_WORK),
-    ComparedFact("shape of a row", lambda book: of_run(book, "row_shape") or NOT_TOLD, OTHER_WORK),
+    ComparedFact("shape of a row", lambda book: of_run(book, "row_shape") or ROWS_UNKNOWN, OTHER_WORK),
     ComparedFact("workers", lambda book: of_run(book, "workers"), OTHER_WORK),
     ComparedFact("loader workers", lambda book: book.loader and book.loader.workers, OTHER_WORK),
     ComparedFact("batch of the loader", lambda book: book.loader and book.loader.batch_size, OTHER_WORK),

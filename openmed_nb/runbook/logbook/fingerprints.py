@@ -50,9 +50,8 @@ def dataset_of(data: Any) -> Dataset:
     if not isinstance(data, (str, os.PathLike)):
         return _of_texts(data)
     path = given_path(data, "dataset")
-    if not (
-        path.is_dir() or path.is_file()
-    ):  # A device or a pipe may have no end; a text that is no path may be a note.
+    # A device or a pipe may have no end; and what is not a path may be a note, so the error does not show it.
+    if not (path.is_dir() or path.is_file()):
         raise ConfigurationError("There is no file or folder of that name for a dataset.", TEXTS_FILE_OR_FOLDER)
     try:
         return _of_folder(path) if path.is_dir() else Dataset("file", sha256_of(path), 1, path.stat().st_size)

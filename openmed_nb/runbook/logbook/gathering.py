@@ -317,7 +317,7 @@ def randomness_of(seeds: Any) -> Randomness:
     cudnn = torch.backends.cudnn
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # Not told once the newer setting was used (``aten/src/ATen/Context.cpp``).
+    except RuntimeError:  # torch hides it once the newer setting was used (``aten/src/ATen/Context.cpp``).
         precision = torch.backends.cuda.matmul.fp32_precision
     return Randomness(
         seeds=named,

@@ -104,7 +104,7 @@ class Logbook(Sections, Shown):
         A logbook that is there already is replaced.
 
         Raises:
-            ConfigurationError: For another ending, for a file that is no logbook, and if it cannot be written.
+            ConfigurationError: For another ending, for a file that is not a logbook, and if it cannot be written.
         """
         file = given_path(path, "the file of a logbook")
         writer = WRITERS.get(file.suffix.lower())
@@ -125,7 +125,7 @@ class Logbook(Sections, Shown):
         """Return the logbook of a ``.json`` file.
 
         Raises:
-            ConfigurationError: For a file that is no logbook, is cut off, or was written by a newer version.
+            ConfigurationError: For a file that is not a logbook, is cut off, or was written by a newer version.
         """
         file = given_path(path, "the file of a logbook")
         try:
@@ -272,7 +272,7 @@ def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _what_else(text: str) -> str:
-    """Return what a text that is no JSON is instead."""
+    """Return what a text is that is not JSON."""
     if text.startswith(HEADING):
         return "is a logbook for people, which cannot be read again"
     return "is cut off or damaged" if FAMILY in text[:200] else "is not a logbook"

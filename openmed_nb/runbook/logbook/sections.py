@@ -74,7 +74,7 @@ class Loader:
         start_method: How the processes are started, where that was said.
         seeded: Whether the order and the workers have a generator of their own.
         worker_seeding: Who seeds the workers: ``worker_init_fn``, torch alone (which leaves other libraries as they are), or
-            nobody, without workers.
+            no one, without workers.
     """
 
     workers: Count
@@ -244,7 +244,7 @@ class Randomness:
 
     Attributes:
         seeds: The seeds that the person named.
-        torch_seed: What torch's generator of the CPU was seeded with last; a random number where nobody did.
+        torch_seed: What torch's generator of the CPU was seeded with last; a random number if it never was.
         deterministic_algorithms: Whether torch refuses operators whose results differ from run to run.
         warn_only: Whether it only warns of them.
         cudnn_deterministic: Whether cuDNN may only use algorithms that always give the same.
@@ -312,7 +312,7 @@ class Background:
     Attributes:
         busy: How many of them took a tenth of a processor or more.
         share: The share of all processors that was not idle and not ours, 0 to 1.
-        names: The busiest of them, the first the busiest; null where nobody asked for names.
+        names: The busiest of them, the first the busiest; null if no names were asked for.
     """
 
     busy: int | None = None
@@ -374,17 +374,17 @@ class Sections:
         software: What ran.
         code: The state of the person's own code.
         hardware: Where it ran.
-        model: Which model; null where nobody said.
-        dataset: Which texts; null where nobody said.
+        model: Which model; null if that is not known.
+        dataset: Which texts; null if that is not known.
         run: What was done.
-        loader: How batches were loaded; null where nobody said.
+        loader: How batches were loaded; null if that is not known.
         randomness: Where random numbers came from.
         environment: The variables of an allow list that were set, by their names.
         mps_variables: What became of the variables of MPS; empty on other devices.
         conditions: Power, heat and memory.
         background: What other programs did.
         storage: Where caches and models lie.
-        network: The way to an artifact store; null where nobody asked.
+        network: The way to an artifact store; null if it was not asked for.
         hypotheses: What is ruled out, in the person's words.
         figures: What reports found, in numbers.
     """

@@ -191,10 +191,10 @@ class Evidence(Shown):
 
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Return the figures that are known as people read them, one in a row; phases are rows of their own."""
-        told = {name: getattr(self, name) for name in FIGURES if name not in {"shares", "simulated"}}
+        values = {name: getattr(self, name) for name in FIGURES if name not in {"shares", "simulated"}}
         phases = {name: share for name, share in (self.shares or {}).items() if name not in {DATA, TRANSFER}}
         return (
-            *((FIGURES[name][0], in_unit(FIGURES[name][1], one)) for name, one in told.items() if one is not None),
+            *((FIGURES[name][0], in_unit(FIGURES[name][1], one)) for name, one in values.items() if one is not None),
             *((f"step spent on {name}", in_unit(SHARE, share)) for name, share in phases.items()),
         )
 

@@ -202,7 +202,7 @@ def gates(**changed: float) -> Gates:
         The thresholds, for ``nb.verdict(..., gates=...)``; ``changed`` says which are not as they were given.
 
     Raises:
-        ConfigurationError: For a name that is no threshold, and for a value that makes no sense.
+        ConfigurationError: For an unknown name, and for a value that makes no sense.
 
     Example:
         >>> gates(speed_up=0.3).changed, gates().memory_growth

@@ -97,7 +97,7 @@ class Case:
 
     @property
     def moves_to_cpu(self) -> bool:
-        """Whether a device that is no good is left for the CPU."""
+        """Whether the CPU is what a device that does not pay is left for."""
         return self.on_accelerator and not self.writes_on_mps
 
     @property

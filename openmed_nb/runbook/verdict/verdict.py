@@ -225,8 +225,8 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
             :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`memory_curve` return, and the ledger of
             :func:`fallbacks`; at most one of each kind, of one model on one device, in any order.
         gates: Thresholds of your own: ``nb.gates(speed_up=0.3)``.
-        task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; what the reports say where nobody does, and
-            forward passes of a module of your own are inference.
+        task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; ``None`` for what the reports say. Forward
+            passes of a module of your own are inference.
         texts: How many texts are to be done, from which follows how long they take.
 
     Returns:
@@ -237,8 +237,8 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
         none of that could change it. Its text form has no measured figure; they stand in the HTML and in ``to_dict()``.
 
     Raises:
-        ConfigurationError: For what is no report, two of one kind, and reports of several devices, models or tasks. Where a
-            name and a class may be one model, the verdict says that nobody can tell.
+        ConfigurationError: For what is not a report, two of one kind, and reports of several devices, models or tasks. If a
+            name and a class may be one model, the verdict says so.
 
     The rules stand in ``print(nb.gates())``, in their order: wrong numbers beat everything, then memory, data, batch,
     fallbacks, and speed. What was not measured is never guessed.
