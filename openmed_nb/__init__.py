@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from .runbook.operators.forecast import forecast
     from .runbook.precision.gate import validate_precision
     from .runbook.precision.measurement import parity
-    from .session import device, reset, simulated_mps, use
     from .runbook.verdict.reference import gates
     from .runbook.verdict.verdict import verdict
+    from .session import device, reset, simulated_mps, use
     from .training.activations import checkpoint_activations
     from .training.callbacks import accelerator_arguments, lightning_callback, trainer_arguments, trainer_callback
     from .training.curve import MemoryCurve, MemorySample

@@ -127,7 +127,6 @@ def handoff(session: Session, model: Any, order: Order, arguments: Mapping[str, 
         return handed_over(order, spec, device, session.computer)
 
 
-
 def signals(session: Session) -> Signals:
     """Return load, memory, power and heat of this computer at this moment; nothing is loaded for that."""
     from ..runbook.doctor.report import signals_of
