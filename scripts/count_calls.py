@@ -86,8 +86,8 @@ def main() -> None:
     files = {code.co_filename for code in warm}
     print(f'nb.use("cpu"), warm: {len(warm)} functions in {len(files)} files')
     print(*(f"    {shown(code)}" for code in warm), sep="\n")
-    nb.annotate(NOTES, model="bundled_small")  # Imports, and loads the model.
     for name, (run, work) in WORK.items():
+        run()  # Imports, and loads the model.
         stack = stack_at(run, lambda code, work=work: is_ours(code) and re.search(work, shown(code)) is not None)
         print(f"{name}, down to the work: {len(stack)} functions in {len({code.co_filename for code in stack})} files")
         print(*(f"    {shown(code)}" for code in stack), sep="\n")

@@ -183,6 +183,8 @@ def first_applying(causes: Iterable[Cause], here: Surroundings) -> Rejection | N
 
 
 AUTO_ORDER = ("mps", "cuda", "cpu")
+# What Accelerate's str_to_bool reads as on; its switch for the CPU counts only if nobody asks for a device.
+SWITCHED_ON = ("y", "yes", "t", "true", "on", "1")
 
 FLOAT32_REASONS = {
     "mps": "float64 does not exist on MPS, and reduced precision has not been validated for this model",
@@ -261,15 +263,8 @@ def resolve(
         ('cpu', ['mps', 'cuda'], False)
     """
     environ, value, rejected = environ or {}, request.value, list[Rejection]()
-    switch = ""  # Accelerate's own switch for the CPU, in the words of its str_to_bool; it counts only if nobody asks.
-    if value == "auto" and environ.get("ACCELERATE_USE_CPU", "").strip().lower() in (
-        "y",
-        "yes",
-        "t",
-        "true",
-        "on",
-        "1",
-    ):
+    switch = ""
+    if value == "auto" and environ.get("ACCELERATE_USE_CPU", "").strip().lower() in SWITCHED_ON:
         switch = f"ACCELERATE_USE_CPU={environ['ACCELERATE_USE_CPU']} asks for the CPU"
     for device in AUTO_ORDER if value == "auto" else (machine.gpu if value == "gpu" else value,):
         here, kind = Surroundings(device, machine, torch, environ), device.partition(":")[0]
