@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from .compat import apply_mps_tuning, resolve_torch_device
     from .devices.choice import DeviceChoice
     from .devices.environment import EnvPlan
+    from .distributed.starting import cluster
     from .errors import OpenMedError, OpenMedWarning
     from .models.config import OpenMedConfig
-    from .notebook.cluster import cluster
     from .notebook.evidence import handoff
     from .notebook.panel.opening import panel
     from .notebook.runbook import signals
@@ -82,7 +82,7 @@ _HOMES = {
     "apply_mps_tuning": "compat",
     "check_loader": "training.loaders",
     "checkpoint_activations": "training.activations",
-    "cluster": "notebook.cluster",
+    "cluster": "distributed.starting",
     "compare": "notebook.worth",
     "device": "session",
     "doctor": "runbook.doctor.report",

@@ -15,30 +15,38 @@ from typing import TYPE_CHECKING, Any
 from ..annotation.fingerprints import fingerprint_of
 from ..annotation.references import Reference, located, reason, unless_failed
 from ..errors import ConfigurationError
-from .client import call_off, killed, patiently, told_as_lost
+from .client import ask_workers, cancel, killed_as_cluster_error, lost_as_unusable
 
 if TYPE_CHECKING:
     from distributed import Client
 
 
-KEPT = 2
-"""How many partitions a worker keeps: that of its last chunk, and that of the one beside it."""
-
 IN_TASKS = {"dataframe.shuffle.method": "tasks"}
-"""How rows are sorted and joined in a partition that is computed alone: by what its own tasks hand on, through no files and
-no exchange between workers."""
+# How rows are sorted and joined in a partition that is computed alone: by what its own tasks hand on, through no files and
+# no exchange between workers.
 
 
 @dataclass(frozen=True, repr=False)
-class Row(Reference):
-    """A text in a column.
+class Partition:
+    """A part of a column."""
 
-    Attributes:
-        partition: The partition of the column that it is in, as something to be computed.
-        row: Its place there.
-        characters: How many characters the rows of the partition have, on average.
-        digest: What tells the texts of the partition from those of others.
-    """
+    name: str  # Tells it from all others of a run, and of other runs.
+    key: Any = field(compare=False)  # What Dask calls its rows in the graph.
+    graph: Mapping[Any, Any] = field(compare=False)  # What computes them, and nothing of other partitions.
+
+
+@dataclass(frozen=True)
+class PartitionSize:
+    """How many rows a partition has, how many characters a row has on average, and what tells its texts from others."""
+
+    rows: int
+    characters: int
+    digest: str
+
+
+@dataclass(frozen=True, repr=False)
+class ColumnText(Reference):
+    """A text in a column: its partition, its place there, and what is known of the texts of that partition."""
 
     kind = "row"
     partition: Partition
@@ -57,21 +65,32 @@ class Row(Reference):
 
 
 @dataclass(frozen=True, repr=False)
-class Partition:
-    """A part of a column.
+class ColumnTexts(Sequence[ColumnText]):
+    """All texts of a column, without holding any of them."""
 
-    Attributes:
-        name: What tells it from all others of a run, and of other runs.
-        key: What Dask calls its rows in the graph.
-        graph: What computes them, and nothing of other partitions.
-    """
+    partitions: tuple[Partition, ...]
+    sizes: tuple[PartitionSize, ...]
 
-    name: str
-    key: Any = field(compare=False)
-    graph: Mapping[Any, Any] = field(compare=False)
+    def __len__(self) -> int:
+        return sum(size.rows for size in self.sizes)
+
+    def __iter__(self) -> Iterator[ColumnText]:
+        for which, size in enumerate(self.sizes):
+            yield from (self.at(which, row) for row in range(size.rows))
+
+    def __getitem__(self, number: Any) -> Any:
+        place = range(len(self))[number]
+        ends = accumulate(size.rows for size in self.sizes)
+        which, end = next((which, end) for which, end in enumerate(ends) if place < end)
+        return self.at(which, place - end + self.sizes[which].rows)
+
+    def at(self, which: int, row: int) -> ColumnText:
+        """Return the text in a row of a partition."""
+        size = self.sizes[which]
+        return ColumnText(self.partitions[which], row, size.characters, size.digest)
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=2)  # A worker keeps the partition of its last chunk, and the one next to it.
 def texts_of(partition: Partition) -> list[Any]:
     """Return the rows of a partition, read in this process; what is missing is ``None``."""
     import dask
@@ -80,164 +99,79 @@ def texts_of(partition: Partition) -> list[Any]:
     return [None if missing else text for text, missing in zip(found.tolist(), found.isna().tolist(), strict=True)]
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much a partition has.
-
-    Attributes:
-        rows: How many rows.
-        characters: How many characters a row has on average.
-        digest: What tells its texts from those of others.
-    """
-
-    rows: int
-    characters: int
-    digest: str
-
-
-@dataclass(frozen=True, repr=False)
-class Rows(Sequence[Row]):
-    """All rows of a column.
-
-    Attributes:
-        partitions: Its partitions.
-        sizes: How much each has.
-    """
-
-    partitions: tuple[Partition, ...]
-    sizes: tuple[Size, ...]
-
-    def __len__(self) -> int:
-        return sum(size.rows for size in self.sizes)
-
-    def __iter__(self) -> Iterator[Row]:
-        for which, size in enumerate(self.sizes):
-            yield from (self.row(which, place) for place in range(size.rows))
-
-    def __getitem__(self, number: Any) -> Any:
-        place = range(len(self))[number]
-        lasts = accumulate(size.rows for size in self.sizes)
-        which, last = next((which, last) for which, last in enumerate(lasts) if place < last)
-        return self.row(which, place - last + self.sizes[which].rows)
-
-    def row(self, which: int, place: int) -> Row:
-        """Return the row at a place of a partition."""
-        size = self.sizes[which]
-        return Row(self.partitions[which], place, size.characters, size.digest)
+CountPartitions = Callable[[Sequence[Partition]], Iterable[PartitionSize | ConfigurationError]]
+# Calls ``size_of`` with each partition, where they are read: ``counted_here``, or ``counted_by`` the workers of a client.
 
 
 def is_column(texts: Any) -> bool:
-    """Tell whether something is a column of ``dask.dataframe``.
-
-    Example:
-        >>> is_column(["asthma"])
-        False
-    """
+    """Tell whether something is a column of ``dask.dataframe``."""
     return type(texts).__module__.startswith("dask.") and hasattr(type(texts), "to_frame") and texts.ndim == 1
 
 
-def referred(
-    texts: Any,
-    count: Callable[[Sequence[Partition]], Iterable[Size | ConfigurationError]],
-    ask: Callable[..., Any],
-) -> Any:
+def referred(texts: Any, count: CountPartitions, ask: Callable[..., Any]) -> Any:
     """Return references to the texts of a column, or of the files of a path or a list of them; anything else as it is.
 
-    Args:
-        texts: What was passed as texts.
-        count: Calls :func:`size_of` with each partition of a column, where they are read.
-        ask: Calls a function where files are.
-
-    Raises:
-        ConfigurationError: Where a column cannot be read, or a path stands for no file.
+    ``count`` counts the partitions of a column, and ``ask`` calls a function where files are.
     """
-    return rows_of(texts, count) if is_column(texts) else located(texts, ask)
+    return texts_of_column(texts, count) if is_column(texts) else located(texts, ask)
 
 
-def rows_of(column: Any, count: Callable[[Sequence[Partition]], Iterable[Size | ConfigurationError]]) -> Rows:
-    """Return the rows of a column, which are counted first, so that the number of a text is known.
-
-    Args:
-        column: The column.
-        count: Calls :func:`size_of` with each partition, where they are read.
-
-    Raises:
-        ConfigurationError: Where the column cannot be read, or is in the memory of a cluster.
-    """
+def texts_of_column(column: Any, count: CountPartitions) -> ColumnTexts:
+    """Return the texts of a column, which are counted first, so that the number of a text is known."""
     partitions = unless_failed(partitions_of(column))
-    return Rows(partitions, tuple(unless_failed(size) for size in count(partitions)))
+    return ColumnTexts(partitions, tuple(unless_failed(size) for size in count(partitions)))
 
 
 def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
-    """Return the partitions of a column, each with what it needs itself, or why there are none.
-
-    Dask leaves out columns that are not needed, but does not join partitions, as its ``optimize()`` would: rows that are
-    added at the end in a file of their own leave those before as they are.
-    """
+    """Return the partitions of a column, each with what it needs itself, or why it cannot be read."""
     import dask
     from dask.optimization import cull
 
     try:
         with dask.config.set(IN_TASKS):
+            # Columns that are not needed are left out, but partitions are not joined, as ``optimize()`` would: rows that
+            # are added at the end in a file of their own leave those before as they are.
             plan = column.simplify()
             graph, keys = dict(plan.__dask_graph__()), plan.__dask_keys__()
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
         return unreadable(error)
-    if has_futures(graph):
-        return ConfigurationError("The column is in the memory of a cluster.", "Pass it as it was before persist().")
+    if "distributed" in sys.modules:  # Without it there is no client, and nothing that a cluster computed and holds.
+        from distributed import futures_of
+
+        if futures_of(graph):
+            what = "The column is in the memory of a cluster."
+            return ConfigurationError(what, "Pass it as it was before persist().")
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
 
 
-def has_futures(graph: Mapping[Any, Any]) -> bool:
-    """Tell whether some of a graph was computed by a cluster and is held there; only who has a client can have that."""
-    if "distributed" not in sys.modules:
-        return False
-    from distributed import futures_of
-
-    return bool(futures_of(graph))
-
-
-def counted_here(partitions: Sequence[Partition]) -> Iterator[Size | ConfigurationError]:
+def counted_here(partitions: Sequence[Partition]) -> Iterator[PartitionSize | ConfigurationError]:
     """Yield the sizes of partitions that are read in this process, one after the other."""
     return map(size_of, partitions)
 
 
-def counted_by(client: Client, partitions: Sequence[Partition]) -> list[Size | ConfigurationError]:
-    """Return the sizes of partitions that the workers of a cluster read.
-
-    Raises:
-        ClusterError: Where one ends the workers that read it, and where there is none.
-    """
-    from distributed import KilledWorker
-
-    with told_as_lost(client):
+def counted_by(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
+    """Return the sizes of partitions that the workers of a cluster read."""
+    with lost_as_unusable(client):
         futures = client.map(size_of, partitions, pure=False)
     try:
-        sizes: list[Size | ConfigurationError] = patiently(client, lambda: client.gather(futures))
-    except KilledWorker as error:
-        raise killed(error) from None
+        with killed_as_cluster_error():
+            return list(ask_workers(client, lambda: client.gather(futures)))
     finally:
-        call_off(client, futures)
-    return sizes
+        cancel(client, futures)
 
 
-def size_of(partition: Partition) -> Size | ConfigurationError:
+def size_of(partition: Partition) -> PartitionSize | ConfigurationError:
     """Return the size of a partition, or why it cannot be read."""
     try:
         texts = texts_of(partition)
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
         return unreadable(error)
     characters = sum(len(text) for text in texts if isinstance(text, str))
-    return Size(len(texts), characters // max(1, len(texts)), digest_of(texts))
+    return PartitionSize(len(texts), characters // max(1, len(texts)), digest_of(texts))
 
 
 def digest_of(texts: Sequence[Any]) -> str:
-    """Return a short text that tells a series of texts from others.
-
-    Example:
-        >>> digest_of(["no", "asthma"]) == digest_of(["no asthma"])
-        False
-    """
+    """Return a short text that tells a series of texts from others."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         digest.update(fingerprint_of(text).to_bytes(8, "big"))

@@ -1,4 +1,4 @@
-"""Who takes part: what every worker says of itself before the work starts, and whether all would give the same answers."""
+"""The workers of a cluster: what each is given when it starts, what it says of itself, and whether all answer alike."""
 
 from __future__ import annotations
 
@@ -6,16 +6,92 @@ import importlib.metadata
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..annotation.fingerprints import differences
 from ..devices.request import kind_of
-from ..display import Report, Shown, Table, counted
-from ..errors import WorkersDiffer
+from ..display import Report, Shown, Table, counted, plain
+from ..errors import ConfigurationError, WorkersDiffer, whole_or_none
 
-PACKAGES = ("openmed_nb", "torch", "transformers", "tokenizers")
-"""The packages that change answers."""
+LEAST_ON_CPU = (
+    2  # Workers that a CPU may always have; with many more than cores, a computer does nothing but start them.
+)
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """A worker process that is to be started."""
+
+    device: str | None  # As it sees it; None is the best of its computer.
+    visible: str | None = (
+        None  # The value of CUDA_VISIBLE_DEVICES that gives it one GPU; None where it uses no such GPU.
+    )
+    threads: int | None = None  # On how many threads it computes on the CPU; None is torch's choice.
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of Dask's nanny for it."""
+        named = {
+            "OPENMED_TORCH_DEVICE": self.device,
+            "CUDA_VISIBLE_DEVICES": self.visible,
+            "OMP_NUM_THREADS": self.threads and str(self.threads),
+        }
+        # Two chunks at once: one is tokenised while another computes, where there is a thread for it.
+        tasks = 1 if self.threads == 1 else 2
+        return {"nthreads": tasks, "env": {name: value for name, value in named.items() if value is not None}}
+
+
+def plan_workers(
+    device: str, n: int | None, gpus: Sequence[str], cores: int, threads: int | None = None
+) -> tuple[WorkerPlan, ...]:
+    """Return the workers for a device of this computer: one for each GPU of CUDA, one for MPS, one or more for the CPU.
+
+    ``gpus`` are called as ``CUDA_VISIBLE_DEVICES`` does; without ``threads``, several workers divide the CPU's cores.
+    """
+    whole_or_none("n", n)
+    whole_or_none("threads", threads)
+    if device == "cpu":
+        count = n or 1
+        check_count(n, max(LEAST_ON_CPU, cores), f"{cores} core{'s' * (cores != 1)} of the CPU", "")
+        return (WorkerPlan("cpu", threads=threads or (None if count == 1 else max(1, cores // count))),) * count
+    if device == "mps":
+        check_count(n, 1, "one MPS device, which several processes would only share")
+        return (WorkerPlan("mps", threads=threads),)
+    index = device.partition(":")[2]
+    chosen = gpus if not index else gpus[int(index) : int(index) + 1]
+    check_count(n, len(chosen), f"{len(chosen)} GPU{'s' * (len(chosen) != 1)} for {device!r}")
+    return tuple(WorkerPlan("cuda", gpu, threads) for gpu in chosen[:n])
+
+
+def check_count(n: int | None, most: int, there: str, otherwise: str = ", or device='cpu'") -> None:
+    if n is not None and n > most:
+        raise ConfigurationError(f"n cannot be {n} with {there}.", f"Use n={most}{otherwise}.")
+
+
+def plan_hosts(
+    hosts: Sequence[str], gpus: Mapping[str, Sequence[str]], device: str | None, threads: int | None
+) -> tuple[WorkerPlan, ...]:
+    """Return the workers on hosts: one for each name, with a GPU of CUDA of its own where the host has several.
+
+    ``gpus`` are called as ``CUDA_VISIBLE_DEVICES`` does on a host; where they were not counted, its worker chooses.
+    """
+    for host, count in Counter(hosts).items():
+        there = len(gpus.get(host, ())) or count
+        if count > there:
+            what = f"{host} is named {count} times, and has {there} GPU{'s' * (there != 1)}."
+            raise ConfigurationError(what, f"Name it {there} times at most, or use device='cpu'.")
+    free = {host: iter(names) for host, names in gpus.items()}
+    return tuple(WorkerPlan(device, next(free.get(host, iter(())), None), threads) for host in hosts)
+
+
+def visible_gpus(count: int, variable: str | None) -> tuple[str, ...]:
+    """Return what ``CUDA_VISIBLE_DEVICES`` calls each of the GPUs that a process with this value of it sees."""
+    named = [name.strip() for name in (variable or "").split(",") if name.strip()]
+    return tuple(named or map(str, range(count)))[:count]
+
+
+PACKAGES = ("openmed_nb", "torch", "transformers", "tokenizers")  # Those that change answers.
 
 
 @dataclass(frozen=True)
@@ -52,118 +128,75 @@ class Members(Shown):
 
     @property
     def label(self) -> str:
-        """How many workers on which kinds of devices.
-
-        Example:
-            >>> mac = Member("mac1", "Darwin arm64", "mps", "", {})
-            >>> Members((mac, mac)).label
-            '2 workers (mps)'
-        """
+        """How many workers on which kinds of devices, such as ``"2 workers (mps)"``."""
         kinds = sorted({kind_of(member.device) for member in self.members})
-        return f"{counted(len(self.members), 'worker', 'workers')} ({', '.join(kinds)})"
+        return f"{counted(len(self.members), 'worker')} ({', '.join(kinds)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what all workers say of themselves, as plain mappings, lists and strings."""
-        return {"workers": [asdict(member) for member in self.members]}
+        return {"workers": plain(self.members)}
 
     def report(self) -> Report:
         """Return how many they are and why they use their devices; their names and versions are figures."""
-        hosts = counted(len({member.host for member in self.members}), "computer", "computers")
-        reasons = Counter(f"{member.device}: {member.reason}" for member in self.members)
-        rows = tuple(
-            (member.host, member.device, member.reason, member.system, *member.versions.values())
-            for member in self.members
-        )
+        hosts = counted(len({member.host for member in self.members}), "computer")
+        reasons = sorted({f"{member.device}: {member.reason}" for member in self.members})
+        rows = tuple((one.host, one.device, one.reason, one.system, *one.versions.values()) for one in self.members)
         columns = ("computer", "device", "why", "system", *PACKAGES)
-        return Report(f"{self.label} on {hosts}", tuple(sorted(reasons)), figures=(Table("Workers", columns, rows),))
+        return Report(f"{self.label} on {hosts}", tuple(reasons), figures=(Table("Workers", columns, rows),))
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker that has loaded the model of a run.
-
-    Attributes:
-        member: The worker.
-        settings: What tells the run from another there: the model and everything that changes its answers.
-        characters: About how many characters suit it at a time.
-        warnings: What was warned of while the model was loaded.
-    """
+    """A worker that has loaded the model of a run."""
 
     member: Member
-    settings: Mapping[str, Any]
-    characters: int
-    warnings: tuple[str, ...] = field(default=())
+    settings: Mapping[str, Any]  # What tells the run from another there: the model and all that changes its answers.
+    characters: int  # About how many characters suit it at a time.
+    warnings: tuple[str, ...] = ()  # What was warned of while the model was loaded.
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What must be the same everywhere."""
+        """What must be the same on every worker."""
         return {**self.member.versions, **self.settings}
 
 
 def versions_here() -> dict[str, str]:
-    """Return the version of each of ``PACKAGES`` in this process; ``+cpu`` and the like are builds of one version.
-
-    Example:
-        >>> list(versions_here())
-        ['openmed_nb', 'torch', 'transformers', 'tokenizers']
-    """
+    """Return the version of each of ``PACKAGES`` in this process; ``+cpu`` and the like are builds of one version."""
     this, *others = PACKAGES
     # The package itself stands on the top floor, so it is looked up and not imported.
     own = str(vars(sys.modules[this])["__version__"])
     return {this: own, **{name: importlib.metadata.version(name).partition("+")[0] for name in others}}
 
 
+SAME_VERSION = "Install the same version on every computer."
+
+
 def check_alike(ready: Sequence[Ready]) -> None:
-    """Check that workers give the same answers, and speak the same language as this process.
-
-    Args:
-        ready: The workers.
-
-    Raises:
-        WorkersDiffer: For the first that does not; it names its computer.
-    """
-    for one in ready:
-        check_version(one.member)
+    """Raise ``WorkersDiffer`` for the first worker that would give other answers, or has another openmed_nb than this process."""
+    this = PACKAGES[0]
+    here = versions_here()[this]
+    for member in (one.member for one in ready):
+        if member.versions[this] != here:
+            what = f"The worker on {member.host} has {this} {member.versions[this]}, and this process has {here}."
+            raise WorkersDiffer(what, SAME_VERSION)
     usual = most_common(one.terms for one in ready)
     for one in ready:
         check_terms(one, usual)
 
 
-def check_version(member: Member) -> None:
-    """Check that a worker has the openmed_nb of this process.
-
-    Raises:
-        WorkersDiffer: Where it has not.
-    """
-    this = PACKAGES[0]
-    there, here = member.versions[this], versions_here()[this]
-    if there != here:
-        what = f"The worker on {member.host} has {this} {there}, and this process has {here}."
-        raise WorkersDiffer(what, "Install the same version on every computer.")
-
-
 def check_terms(one: Ready, usual: Mapping[str, Any]) -> None:
-    """Check that a worker has what the others have.
-
-    Raises:
-        WorkersDiffer: Where it has not; it names the computer and the difference.
-    """
+    """Raise ``WorkersDiffer`` where a worker does not have what the others have."""
     host, terms = one.member.host, one.terms
     for name in PACKAGES:
         if terms[name] != usual[name]:
             what = f"The worker on {host} has {name} {terms[name]}, and others have {usual[name]}."
-            raise WorkersDiffer(what, "Install the same version on every computer.")
+            raise WorkersDiffer(what, SAME_VERSION)
     if other := differences(usual, terms):
         what = f"The worker on {host} has another model by that name, or settings of its own ({other})."
         raise WorkersDiffer(what, "Copy the same files to every computer.")
 
 
 def most_common(values: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the value that most have, the first of those that as many have.
-
-    Example:
-        >>> most_common([{"torch": "2.12"}, {"torch": "2.13"}, {"torch": "2.13"}])
-        {'torch': '2.13'}
-    """
+    """Return the value that most have; the first of those that equally many have."""
     known = list(values)
     return max(known, key=known.count)

@@ -1,157 +1,347 @@
-"""A cluster over SSH: certificates of its own go to every host, and Dask's SSHCluster starts it there."""
+"""A cluster over SSH: hosts are asked what they have, certificates go to each, and Dask's SSHCluster starts it there."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import json
+import os
+import re
 import shlex
+import sys
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterUnusable, cause
+from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause, shorten, whole_or_none
 from . import tethered
-from .certificates import Certificates
-from .hosts import LEAVE_TIMEOUT, Host, Login, addresses_to_listen_on, ask, connection_to
-from .starting import ALLOWED_FAILURES, PAGES, START_TIMEOUT, WorkerPlan, for_a_start, in_time, plan_hosts
+from .lifetime import ALLOWED_FAILURES, NO_PAGES, START_TIMEOUT, in_time, settings_of_start
+from .members import SAME_VERSION, WorkerPlan, plan_hosts, versions_here, visible_gpus
 
 if TYPE_CHECKING:
-    from asyncssh import SSHReader
+    from asyncssh import SSHClientConnection
     from distributed import Security, SpecCluster
 
 
+CONNECT_TIMEOUT = 15.0  # Seconds that a host may take to answer.
+
+CHECK_TIMEOUT = (
+    90.0  # Seconds that the Python of a host may take to answer; it may have to load torch from a slow disk.
+)
+
+# After how many silent seconds a host is asked whether it is there: a connection that somebody on the way forgot would end
+# the processes that it started. Three times in vain, and it has ended.
+KEEP_ALIVE = 30.0
+
+# Seconds that a process on a host may take to end. Where its host does not answer, it ends when the connection is gone, but
+# nobody sees that.
+LEAVE_TIMEOUT = 8.0
+
+# A cluster without work ends by itself: its hosts may never hear that its connections are gone.
+LIMITS = {"allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
+
 REMEDY = "Check that the hosts and this computer reach each other's ports."
 
-LIMITS = {"allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
-"""How many workers a text may end, and after which time without work a cluster ends by itself, where its hosts were never
-told that its connections are gone."""
+HOST = re.compile(r"[\w:][\w.:%-]*")  # A name or an address; whether there is such a computer is seen on connecting.
+
+MORE_THAN_A_HOST = {
+    "@": "Name the user in user=, and hosts without it.",
+    r":\d+$": "Name the port in port=, and hosts without it.",
+}
+
+
+def checked_hosts(hosts: Any) -> tuple[str, ...]:
+    """Return the names of hosts; raise ``ConfigurationError`` for anything but names in a list."""
+    names = tuple(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
+    wrong = [name for name in names if not is_host(name)]
+    if names and not wrong:
+        return names
+    what = f"hosts cannot be {shorten(repr(hosts))}."
+    for pattern, remedy in MORE_THAN_A_HOST.items():
+        if any(isinstance(name, str) and re.search(pattern, name) for name in wrong):
+            raise ConfigurationError(what, remedy)
+    raise ConfigurationError(what, "Pass names of hosts in a list, such as ['mac1', 'mac2'].")
+
+
+def is_host(name: Any) -> bool:
+    """Tell whether something can be the name of a host; a label of it has 63 characters at most (RFC 1035, 2.3.4)."""
+    if not isinstance(name, str) or not HOST.fullmatch(name) or name.count(":") == 1:
+        return False
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Login:
+    """How to log in to hosts; what is ``None`` is as in the settings of SSH."""
+
+    user: str | None = None
+    key: str | None = None  # The file of a private key.
+    port: int | None = None
+    known_hosts: str | None = None  # The file of the keys of known hosts; there is no way around the check.
+    python: str = sys.executable  # The Python there that has openmed_nb.
+
+    @classmethod
+    def of(cls, user: Any, key: Any, port: Any, known_hosts: Any, python: Any) -> Login:
+        """Return a login with what a person gave; raise ``ConfigurationError`` for what SSH cannot use."""
+        user = checked_text("user", user)
+        remedy = "Name the file of a private key, without .pub."
+        key = checked_file("key", key, remedy)
+        if key is not None and key.endswith(".pub"):
+            raise ConfigurationError(f"key={shorten(repr(key))} is a public key.", remedy)
+        port = whole_or_none("port", port, 1, 65535, ", or leave it out")
+        known_hosts = checked_file("known_hosts", known_hosts, "Name the file of the keys of known hosts.")
+        return cls(user, key, port, known_hosts, checked_text("remote_python", python) or sys.executable)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``asyncssh.connect``."""
+        keys = None if self.key is None else [self.key]
+        named = {"username": self.user, "client_keys": keys, "port": self.port, "known_hosts": self.known_hosts}
+        times = {"connect_timeout": CONNECT_TIMEOUT, "keepalive_interval": KEEP_ALIVE}
+        return {**times, **{name: value for name, value in named.items() if value is not None}}
+
+    def command(self, host: str) -> str:
+        """Return the command with which a person logs in to a host in the same way."""
+        known_hosts = self.known_hosts and f"UserKnownHostsFile={self.known_hosts}"
+        given = {"-i": self.key, "-p": self.port, "-o": known_hosts}
+        flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        return shlex.join(("ssh", *flags, host if self.user is None else f"{self.user}@{host}"))
+
+
+def checked_text(name: str, value: Any) -> str | None:
+    """Return a text or a path as text; raise ``ConfigurationError`` for anything else, and for odd characters."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if text is None or (isinstance(text, str) and text.strip() and text.isprintable()):
+        return text
+    raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass a string, or leave it out.")
+
+
+def checked_file(name: str, value: Any, remedy: str) -> str | None:
+    """Return the path of a file on this computer as text, ``~`` being the home of a user."""
+    text = checked_text(name, value)
+    path = None if text is None else os.path.expanduser(text)  # noqa: PTH111 - pathlib's fails for an unknown user
+    if path is None or os.path.isfile(path):  # noqa: PTH113 - as above
+        return path
+    raise ConfigurationError(f"{name}={shorten(repr(path))} is not a file on this computer.", remedy)
+
+
+@contextlib.asynccontextmanager
+async def connection_to(host: str, login: Login) -> AsyncIterator[SSHClientConnection]:
+    """Have a connection to a host."""
+    import asyncssh
+
+    with unreachable(host, login):
+        connection = await asyncssh.connect(host, **login.options)
+    try:
+        yield connection
+    finally:
+        connection.abort()
+        await connection.wait_closed()
+
+
+@contextlib.contextmanager
+def unreachable(host: str, login: Login) -> Iterator[None]:
+    """Raise ``ClusterUnusable`` for what SSH fails with; it names the host, and how to log in by hand where that tells more."""
+    import asyncssh
+
+    try:
+        yield
+    except asyncssh.HostKeyNotVerifiable as error:
+        what = f"The key of host {host} is not among the known hosts, or not the one that is known: {cause(error)}."
+        remedy = f"Run {login.command(host)} once, and compare the key with what the host itself shows."
+        raise ClusterUnusable(what, remedy) from error
+    except asyncssh.PermissionDenied as error:
+        raise ClusterUnusable(f"{host} does not let you in: {cause(error)}.", "Name user and key.") from error
+    except asyncssh.KeyImportError as error:
+        what = f"The key for {host} cannot be used: {cause(error)}."
+        raise ClusterUnusable(what, "Where it has a passphrase, run ssh-add with it, and leave key= out.") from error
+    except (asyncssh.Error, OSError, ValueError) as error:  # A file that is no key is a ValueError.
+        raise ClusterUnusable(f"{host} cannot be used over SSH: {cause(error)}.", "Check its name and port.") from error
+
+
+# What the Python of a host is asked; with an argument, it also counts the GPUs of CUDA.
+CHECK = (
+    "import distributed, json, openmed_nb, os, sys; "
+    "gpus = __import__('torch').cuda.device_count() if sys.argv[1:] else 0; "
+    "connection, visible = map(os.environ.get, ('SSH_CONNECTION', 'CUDA_VISIBLE_DEVICES')); "
+    "print(json.dumps({'version': openmed_nb.__version__, 'gpus': gpus, 'visible': visible, 'connection': connection}))"
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a host says of itself."""
+
+    address: str = ""  # By which it was reached, as the host itself sees it; empty where that is not known.
+    gpus: tuple[str, ...] = ()  # What CUDA_VISIBLE_DEVICES calls its GPUs there; empty where they were not counted.
+
+
+async def ask(host: str, connection: SSHClientConnection, login: Login, count_gpus: bool) -> Host:
+    """Ask a host what it has; to count its GPUs takes torch."""
+    words = (login.python, "-c", CHECK, *(["gpus"] if count_gpus else []))
+    with unreachable(host, login):
+        done = await connection.run(shlex.join(words), timeout=CHECK_TIMEOUT)
+    return checked_answer(host, login.python, versions_here()["openmed_nb"], str(done.stdout), str(done.stderr))
+
+
+def checked_answer(host: str, python: str, version: str, output: str, errors: str) -> Host:
+    """Return what the Python of a host writes as its answer, where it has the version of openmed_nb that is here."""
+    try:  # The last line counts, for there are shells that greet.
+        answer = json.loads((output.strip().splitlines() or [""])[-1])
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        last = ([*filter(str.strip, f"{output}\n{errors}".splitlines())] or ["it says nothing"])[-1]
+        what = f"{python!r} on {host} cannot be used: {cause(RuntimeError(last))}."
+        raise ClusterUnusable(what, "Install openmed-nb[cluster] there, or name its Python in remote_python.")
+    if answer["version"] != version:
+        what = f"{host} has openmed_nb {answer['version']}, and this process has {version}."
+        raise WorkersDiffer(what, SAME_VERSION)
+    words = (answer["connection"] or "").split()  # Address and port of this computer, then those of the host: ssh(1).
+    return Host(words[2] if len(words) > 2 else "", visible_gpus(answer["gpus"], answer["visible"]))  # noqa: PLR2004
+
+
+def hosts_that_share_gpus(hosts: Sequence[str], device: str | None) -> set[str]:
+    """Return the hosts on which several workers may run on CUDA, each on a GPU of its own."""
+    return {host for host, count in Counter(hosts).items() if count > 1 and device in (None, "cuda")}
+
+
+def addresses_to_listen_on(hosts: Mapping[str, Host]) -> dict[str, str]:
+    """Return the one address on which the processes of each host listen, as Dask writes it; others leave it to Dask.
+
+    It is the one that this computer reached by SSH. One that means another computer elsewhere is of no use to the rest: that
+    of a computer to itself, unless all are that one computer, and that of a cable (link-local).
+    """
+    known = {name: ipaddress.ip_address(host.address) for name, host in hosts.items() if host.address}
+    alone = len(known) == len(hosts) and all(address.is_loopback for address in known.values())
+    return {
+        name: str(address) if address.version == 4 else f"[{address}]"  # noqa: PLR2004
+        for name, address in known.items()
+        if not address.is_link_local and (alone or not address.is_loopback)
+    }
+
+
+TLS_FIELDS = {
+    "tls_ca_file": "ca-file",
+    "tls_scheduler_cert": "scheduler.cert",
+    "tls_scheduler_key": "scheduler.key",
+    "tls_worker_cert": "worker.cert",
+    "tls_worker_key": "worker.key",
+}  # What a host needs of ``distributed.Security``, and what Dask's settings call it.
+
+
+def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Return the folder for certificates on hosts, the content of each by the name of its file, and Dask's settings for them.
+
+    They are files: Dask puts its settings into a command line, which everybody on a host can read. Those of a person are
+    there already.
+    """
+    folder = f"/tmp/openmed_nb-{uuid.uuid4().hex}"  # noqa: S108 - nobody can predict it, and it is made with mode 700
+    files: dict[str, str] = {}
+    config: dict[str, Any] = {"distributed.comm.require-encryption": True}
+    for field, setting in TLS_FIELDS.items():
+        place = getattr(security, field)
+        if place and "\n" in place:  # The text of one, and not its path.
+            files[f"{field}.pem"], place = place, f"{folder}/{field}.pem"
+        config[f"distributed.comm.tls.{setting}"] = place
+    return folder, files, config
+
+
+@contextlib.asynccontextmanager
+async def files_on(
+    host: str, connection: SSHClientConnection, login: Login, folder: str, files: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Have files on a host while it is connected (see :mod:`.tethered`), so not after this process is killed."""
+    with unreachable(host, login):
+        process = await connection.create_process(shlex.join((login.python, "-m", tethered.__name__)))
+        process.stdin.write(json.dumps([folder, files]) + "\n")
+        if not await process.stdout.readline():
+            last = str(await process.stderr.read()).strip().splitlines()[-1:]
+            what = f"No certificates can be written on {host}: {cause(RuntimeError(*last))}."
+            raise ClusterUnusable(what, "Look whether its /tmp can be written to.")
+    try:
+        yield
+    finally:
+        process.stdin.write_eof()
+        await asyncio.wait([asyncio.ensure_future(process.wait_closed())], timeout=LEAVE_TIMEOUT)
 
 
 @contextlib.asynccontextmanager
 async def ssh_cluster(
     hosts: Sequence[str], login: Login, device: str | None, threads: int | None, security: Security
 ) -> AsyncIterator[SpecCluster]:
-    """Have a cluster on hosts: the scheduler on the first, and a worker on each.
-
-    Args:
-        hosts: The hosts; one that is named twice gets two workers.
-        login: How to log in.
-        device: The device for every worker; ``None`` is the best of each host.
-        threads: On how many threads a worker computes on the CPU; ``None`` is torch's choice.
-        security: The certificates that processes know each other by.
-
-    Raises:
-        ClusterUnusable: Where a host cannot be used; it names the host.
-        WorkersDiffer: For a host with another version of openmed_nb.
-    """
-    certificates = Certificates.of(security)
+    """Have a cluster on hosts: the scheduler on the first, and a worker on each, two on one that is named twice."""
+    folder, files, config = certificate_files(security)
     async with contextlib.AsyncExitStack() as stack:
         connections = {
             host: await stack.enter_async_context(connection_to(host, login)) for host in dict.fromkeys(hosts)
         }
-        answers = await ask(connections, login, those_that_share_gpus(hosts, device))
+        count_gpus = hosts_that_share_gpus(hosts, device)
+        asking = (ask(host, connection, login, host in count_gpus) for host, connection in connections.items())
+        answers = dict(zip(connections, await asyncio.gather(*asking), strict=True))
         plans = plan_hosts(hosts, {host: answer.gpus for host, answer in answers.items()}, device, threads)
         for host, connection in connections.items():
-            await stack.enter_async_context(certificates.on(host, connection, login))
+            await stack.enter_async_context(files_on(host, connection, login, folder, files))
         cluster = not_started(hosts, plans, answers, login, security)
-        yield await stack.enter_async_context(running(cluster, certificates.config))
-
-
-def those_that_share_gpus(hosts: Sequence[str], device: str | None) -> set[str]:
-    """Return the hosts on which several workers may run on CUDA, each on a GPU of its own.
-
-    Example:
-        >>> those_that_share_gpus(["gpu1", "gpu1", "mac1"], None), those_that_share_gpus(["gpu1", "gpu1"], "cpu")
-        ({'gpu1'}, set())
-    """
-    return {host for host, count in Counter(hosts).items() if count > 1 and device in (None, "cuda")}
+        yield await stack.enter_async_context(running(cluster, config))
 
 
 def not_started(
     hosts: Sequence[str], plans: Sequence[WorkerPlan], answers: Mapping[str, Host], login: Login, security: Security
 ) -> SpecCluster:
-    """Return a cluster that has yet to be started.
+    """Return a cluster that has yet to be started, with the worker that is planned for each host.
 
-    Args:
-        hosts: The hosts; the first also has the scheduler.
-        plans: The worker for each.
-        answers: What each host says of itself.
-        login: How to log in.
-        security: The certificates that processes know each other by.
+    Each process listens for certificates only, on one address of its host where that is known; the workers of one host share
+    its memory.
     """
     from distributed import SSHCluster
 
-    addresses = addresses_to_listen_on(answers)
+    shares, addresses = Counter(hosts), addresses_to_listen_on(answers)
+
+    def server_options(host: str) -> dict[str, Any]:
+        return {**NO_PAGES, "protocol": "tls://", **({"host": addresses[host]} if host in addresses else {})}
+
     cluster = SSHCluster(
         [hosts[0], *hosts],
         connect_options=login.options,
-        scheduler_options={**server_options(addresses.get(hosts[0])), "port": 0, **LIMITS},
+        scheduler_options={**server_options(hosts[0]), "port": 0, **LIMITS},
         remote_python=f"{shlex.quote(login.python)} -m {tethered.__name__}",
         security=security,
         asynchronous=True,
         shutdown_scheduler=False,  # It ends with its connection; Dask would wait for one that is gone.
     )
-    for number, options in enumerate(worker_options(hosts, plans, addresses)):
-        cluster.worker_spec[number]["options"]["kwargs"] = options  # SSHCluster has the same for all.
+    for number, (host, plan) in enumerate(zip(hosts, plans, strict=True)):  # SSHCluster has the same options for all.
+        options = {**server_options(host), "memory_limit": 1 / shares[host], **plan.options}
+        cluster.worker_spec[number]["options"]["kwargs"] = options
     return cluster
-
-
-def server_options(address: str | None) -> dict[str, Any]:
-    """Return how a process of Dask listens: for certificates only, on one address of its host where that is known."""
-    return {**PAGES, "protocol": "tls://", **({} if address is None else {"host": address})}
-
-
-def worker_options(
-    hosts: Sequence[str], plans: Sequence[WorkerPlan], addresses: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Return what the worker on each host is told; those of one host share its memory.
-
-    Example:
-        >>> options = worker_options(["mac1"], [WorkerPlan("mps")], {"mac1": "10.0.0.2"})[0]
-        >>> options["host"], options["nthreads"], options["memory_limit"], options["env"]
-        ('10.0.0.2', 2, 1.0, {'OPENMED_TORCH_DEVICE': 'mps'})
-    """
-    shares = Counter(hosts)
-    return [
-        {
-            **server_options(addresses.get(host)),
-            "nthreads": plan.tasks,
-            "memory_limit": 1 / shares[host],
-            "env": plan.environment,
-        }
-        for host, plan in zip(hosts, plans, strict=True)
-    ]
 
 
 @contextlib.asynccontextmanager
 async def running(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncIterator[SpecCluster]:
-    """Have the processes of a cluster on their hosts; they end also where only some of them started.
+    """Have the processes of a cluster on their hosts; they end also where only some of them started."""
+    import asyncssh
 
-    Args:
-        cluster: A cluster that has yet to be started.
-        config: Dask's settings for the processes.
-    """
-    processes = remembered(cluster)
+    processes: list[Any] = []  # The scheduler first, each as soon as it is about to start.
+    for spec in (cluster.scheduler_spec, *cluster.worker_spec.values()):
+        spec["cls"] = process_kind(spec["cls"], processes)
     try:
-        async with for_a_start(config):
+        async with settings_of_start(config):
             await start(cluster, processes)
-        reading = [asyncio.create_task(read_to_end(stream)) for stream in streams_of(processes)]
+        for process in processes:  # What they write would stop them where nobody read it.
+            await process.proc.redirect(stdout=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL)
         yield cluster
-        for task in reading:
-            task.cancel()
     finally:
         await end(cluster, processes)
 
 
-def remembered(cluster: SpecCluster) -> list[Any]:
-    """Return a list that gets every process of a cluster as soon as it is about to start, the scheduler first."""
-    processes: list[Any] = []
-    for spec in (cluster.scheduler_spec, *cluster.worker_spec.values()):
-        spec["cls"] = that_names_its_host(spec["cls"], processes)
-    return processes
-
-
-def that_names_its_host(kind: Any, processes: list[Any]) -> type:
+def process_kind(kind: Any, processes: list[Any]) -> type:
     """Return a kind of process over SSH that names its host where it does not start, and puts itself into a list."""
 
     class Process(kind):  # type: ignore[misc]
@@ -160,7 +350,6 @@ def that_names_its_host(kind: Any, processes: list[Any]) -> type:
             processes.append(self)
 
         async def start(self) -> None:
-            """Start it, and name its host where that fails."""
             host = self.address  # That of a scheduler becomes one of Dask.
             try:
                 await super().start()
@@ -173,12 +362,7 @@ def that_names_its_host(kind: Any, processes: list[Any]) -> type:
 
 
 async def start(cluster: SpecCluster, processes: Sequence[Any]) -> None:
-    """Start a cluster; where that fails or is no longer wanted, nothing of it goes on.
-
-    Args:
-        cluster: A cluster that has yet to be started.
-        processes: Its processes, which come to be meanwhile.
-    """
+    """Start a cluster; where that fails or is no longer wanted, nothing of it goes on."""
     before = asyncio.all_tasks()
     starting = asyncio.ensure_future(cluster)
     try:
@@ -194,36 +378,17 @@ async def start(cluster: SpecCluster, processes: Sequence[Any]) -> None:
         raise
 
 
-def streams_of(processes: Sequence[Any]) -> list[SSHReader[str]]:
-    """Return what processes write to."""
-    return [stream for process in processes for stream in (process.proc.stdout, process.proc.stderr)]
-
-
-async def read_to_end(stream: SSHReader[str]) -> None:
-    """Read what a process writes, which would stop it where nobody did, to its end or to that of its connection."""
-    import asyncssh
-
-    with contextlib.suppress(asyncssh.Error, OSError):
-        while await stream.read(1 << 16):
-            pass
-
-
 async def end(cluster: SpecCluster, processes: Sequence[Any]) -> None:
     """End a cluster, however much of it there is: the scheduler last, which workers take leave of."""
-    await end_processes(processes[1:])
-    await end_processes(processes[:1])
+    for some in (processes[1:], processes[:1]):
+        started = [process.proc for process in some if process.proc]
+        for proc in started:
+            proc.stdin.write_eof()  # See :mod:`.tethered`.
+        if started:
+            await asyncio.wait([asyncio.ensure_future(proc.wait_closed()) for proc in started], timeout=LEAVE_TIMEOUT)
+        for process in some:
+            await process.close()
+            if process.connection:  # Its host may be gone.
+                process.connection.abort()
+                await process.connection.wait_closed()
     await cluster.close()
-
-
-async def end_processes(processes: Sequence[Any]) -> None:
-    """End processes on hosts with their input (see :mod:`.tethered`), and their connections; a host may be gone."""
-    started = [process.proc for process in processes if process.proc]
-    for proc in started:
-        proc.stdin.write_eof()
-    if started:
-        await asyncio.wait([asyncio.ensure_future(proc.wait_closed()) for proc in started], timeout=LEAVE_TIMEOUT)
-    for process in processes:
-        await process.close()
-        if process.connection:
-            process.connection.abort()
-            await process.connection.wait_closed()

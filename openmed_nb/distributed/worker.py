@@ -26,126 +26,89 @@ from ..models.config import OpenMedConfig
 from ..session import SESSION
 from .members import Member, Ready, check_terms, versions_here
 
-
-@dataclass(frozen=True, repr=False)
-class Work:
-    """A run over many texts on workers; it is not shown, because its arguments can hold a token of the hub.
-
-    Attributes:
-        run: What tells it from other runs; the rest follows from it.
-        model: The name of the model.
-        arguments: Those of ``create_pipeline``.
-        batch_tokens: How many tokens run at once; ``None`` takes what suits the device of each worker.
-        terms: What workers must have, where that is known; one that comes later is held to it.
-    """
-
-    run: str
-    model: str = field(compare=False)
-    arguments: Mapping[str, Any] = field(compare=False)
-    batch_tokens: int | None = field(default=None, compare=False)
-    terms: Mapping[str, Any] | None = field(default=None, compare=False)
-
-
 Result = TypeVar("Result")
 
 
-ONE_AT_A_TIME = threading.Lock()
-"""Held while a model is loaded and while what was learnt is kept: a worker can have several threads that do tasks."""
+@dataclass(frozen=True, repr=False)
+class Work:
+    """A run over many texts on workers; it is not shown, because its arguments can hold a token of the hub."""
+
+    run: str  # Tells it from other runs; the rest follows from it.
+    model: str = field(compare=False)
+    arguments: Mapping[str, Any] = field(compare=False)  # Those of create_pipeline.
+    batch_tokens: int | None = field(default=None, compare=False)
+    # What every worker must have, once that is known; one that comes later has to have it too.
+    terms: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(repr=False)
-class Prepared:
-    """A model that is loaded for a run.
-
-    Attributes:
-        annotator: The model, ready to answer.
-        ready: What the worker says of it.
-        budget: How much runs at once, as far as is known by now.
-    """
+class LoadedWork:
+    """The model of a run, ready to answer, what its worker says of itself, and how much runs at once as far as is known."""
 
     annotator: Annotator
     ready: Ready
     budget: Budget
 
-    def answers(self, chunk: Chunk) -> list[Answer]:
-        """Return the answers to a chunk of texts; where memory was short for them, later ones run in smaller batches."""
-        answers, learnt = self.annotator.answers_to(chunk, self.budget)
-        with ONE_AT_A_TIME:
-            self.budget = self.budget.within(learnt.tokens)
-        return answers
+
+ONE_AT_A_TIME = threading.Lock()
+# Held while a model is loaded and while a budget is kept: a worker can have several threads that do tasks.
 
 
 async def introduce(dask_worker: Any = None) -> Member:
     """Return what this worker is, and which device models will run on; a GPU is confirmed by computing on it.
 
-    Args:
-        dask_worker: The worker; Dask fills it in, but for a task.
+    ``dask_worker`` is filled in by Dask, but for a task; so also below.
     """
-    return await in_its_thread(dask_worker, member)
+    return await in_thread_of_tasks(dask_worker, member)
 
 
 async def get_ready(work: Work, dask_worker: Any = None) -> Ready:
-    """Load the model of a run on this worker, and return what tells whether its answers are those of others.
-
-    Args:
-        work: The run.
-        dask_worker: The worker; Dask fills it in, but for a task.
-    """
-    return await in_its_thread(dask_worker, lambda: prepared(work).ready)
+    """Load the model of a run on this worker, and return what tells whether its answers are those of others."""
+    return await in_thread_of_tasks(dask_worker, lambda: loaded(work).ready)
 
 
 def answers_of(work: Work, chunk: Chunk) -> list[Answer]:
-    """Return the answers to a chunk of texts; this is what a task of a run is.
-
-    Raises:
-        WorkersDiffer: Where this worker came later and is not like the others.
-        DeviceUnavailable: Where its device fails.
-    """
+    """Return the answers to a chunk of texts, on a worker like the others; this is what a task of a run is."""
     with named_host():
-        found = prepared(work)
+        found = loaded(work)
         if work.terms is not None:
             check_terms(found.ready, work.terms)
-        return found.answers(chunk)
+        answers, learnt = found.annotator.answers_to(chunk, found.budget)
+        with ONE_AT_A_TIME:  # Where memory was short, later texts run in smaller batches.
+            found.budget = found.budget.within(learnt.tokens)
+        return answers
 
 
-def prepared(work: Work) -> Prepared:
-    """Return the model of a run, ready to answer; threads that ask at once wait for the first and get the same."""
+def loaded(work: Work) -> LoadedWork:
+    """Return the model of a run; threads that ask at once wait for the first and get the same."""
     with ONE_AT_A_TIME:
         return load(work)
 
 
-@functools.lru_cache(maxsize=1)
-def load(work: Work) -> Prepared:
-    """Load the model of a run; that of the last run is kept, others are the session's."""
+@functools.lru_cache(maxsize=1)  # That of the last run is kept, others are the session's.
+def load(work: Work) -> LoadedWork:
     with named_host(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
         pipe = create_pipeline(SESSION, work.model, OpenMedConfig(), **work.arguments)
         annotator = pipe.own_annotator(work.batch_tokens)
-    said = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
-    who = member(str(pipe.device))
-    ready = Ready(who, settings_of(pipe, annotator), chunk_characters(annotator.budget), said)
-    return Prepared(annotator, ready, annotator.budget)
+    messages = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
+    characters = chunk_characters(annotator.budget)
+    ready = Ready(member(str(pipe.device)), settings_of(pipe, annotator), characters, messages)
+    return LoadedWork(annotator, ready, annotator.budget)
 
 
 def member(device: str | None = None) -> Member:
-    """Return what this worker is.
-
-    Args:
-        device: The device that was asked for; the best one where nobody asks.
-
-    Raises:
-        DeviceError: Where the device cannot be used.
-    """
+    """Return what this worker is, with the device that is asked for, or the best one."""
     with named_host():
         choice = SESSION.device(device)
     system = f"{platform.system()} {platform.machine()}"
     return Member(socket.gethostname(), system, choice.device, choice.reason, versions_here())
 
 
-async def in_its_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
+async def in_thread_of_tasks(dask_worker: Any, function: Callable[[], Result]) -> Result:
     """Run a function where tasks run, so that the worker can be talked to while a model is loaded.
 
-    As a task itself it stands beside those threads already, and takes another one.
+    A coroutine that is itself a task runs on the worker's loop, and takes another thread.
     """
     executor = dask_worker.executors["default"] if dask_worker else None
     return await asyncio.get_running_loop().run_in_executor(executor, function)
@@ -153,7 +116,7 @@ async def in_its_thread(dask_worker: Any, function: Callable[[], Result]) -> Res
 
 @contextmanager
 def named_host() -> Iterator[None]:
-    """Let errors of ours say on which computer they happened."""
+    """Let errors of this package say on which computer they happened."""
     host = f"On {socket.gethostname()}: "
     try:
         yield

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from typing import Any
@@ -74,3 +78,26 @@ def numbers_of() -> Callable[..., list[list[int]]]:
         return [[entity["start"] for entity in entities] for entities in found]
 
     return numbers_of
+
+
+@pytest.fixture
+def interrupt_when(interruptible: None) -> Callable[..., Any]:  # noqa: ARG001 - it only has to be there
+    """A function that interrupts this process during a block, as soon as something is so."""
+
+    @contextlib.contextmanager
+    def interrupt_when(condition: Callable[[], Any]) -> Iterator[None]:
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            while not condition():
+                time.sleep(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
+    return interrupt_when

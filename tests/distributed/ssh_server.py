@@ -102,7 +102,10 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
         key.write_public_key(folder / f"{name}.pub")
         (folder / name).chmod(0o600)
     host_key = (folder / "host.pub").read_text().strip()
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}\n[localhost]:{port} {host_key}\n")
+    known = f"[127.0.0.1]:{port} {host_key}\n[localhost]:{port} {host_key}\n"
+    (folder / "known_hosts").write_text(known)
+    stranger = (folder / "stranger.pub").read_text().split()[1]
+    (folder / "changed_hosts").write_text(known.replace(host_key.split()[1], stranger))
     (folder / "config").write_text(CONFIG.format(folder=folder, port=port, path=path))
     command = [SSHD, "-D", "-e", "-f", folder / "config"] if SSHD else [sys.executable, "-c", SERVER, folder, str(port)]
     with (folder / "log").open("w") as log, privilege_separation():

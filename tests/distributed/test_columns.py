@@ -14,14 +14,14 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.annotation.references import read
 from openmed_nb.distributed.columns import (
+    ColumnText,
     Partition,
-    Row,
     counted_by,
     counted_here,
     digest_of,
     is_column,
     partitions_of,
-    rows_of,
+    texts_of_column,
 )
 from openmed_nb.errors import ConfigurationError
 
@@ -77,7 +77,7 @@ class TestPartitions:
         import dask.dataframe as dd
 
         column = dd.from_pandas(table, npartitions=10)["note"]
-        rows = list(rows_of(change(column), counted_here))
+        rows = list(texts_of_column(change(column), counted_here))
         notes = sum(map(len, table["note"]))
         one, chunk = len(cloudpickle.dumps(rows[500])), len(cloudpickle.dumps(rows[500:600]))
         assert notes / 10 < one < notes / 2 < len(pickle.dumps(table)) / 50
@@ -88,7 +88,7 @@ class TestPartitions:
         """A row of a file carries where it is, and none of the texts."""
         import cloudpickle
 
-        sent = cloudpickle.dumps(next(iter(rows_of(column, counted_here))))
+        sent = cloudpickle.dumps(texts_of_column(column, counted_here)[0])
         assert len(sent) < 20000
         assert b"asthma" not in sent
 
@@ -97,7 +97,7 @@ class TestPartitions:
         import dask.dataframe as dd
 
         column = dd.from_pandas(table, npartitions=3).sort_values("note")["note"]
-        assert [row.text() for row in rows_of(column, counted_here)] == sorted(table["note"])
+        assert [row.text() for row in texts_of_column(column, counted_here)] == sorted(table["note"])
 
     def test_names(self, column):
         """The same column named twice is read twice: in between its files can change."""
@@ -133,27 +133,17 @@ class TestOnWorkers:
             on_pool(folder / "smith*.md")
         assert "smith" not in str(pool.client.get_worker_logs())
 
-    def test_column(self, on_pool, column):
-        """The rows of a column are numbered through its partitions; an empty row is no text."""
-        found = on_pool(column, on_error="record")
-        assert words(found) == EXPECTED
-        assert list(found.errors) == [4, 8, 11]
-        assert found.errors[8].startswith("Text 8 must be a string, not NoneType.")
-
-    def test_resumed_column(self, on_pool, column, tmp_path):
-        """A run over a column goes on where it ended; another column is refused."""
+    def test_column(self, found_in, on_pool, column, tmp_path):
+        """Its rows are numbered through its partitions; an empty row is no text; a run of one computer goes on on a cluster."""
         file, options = tmp_path / "run.jsonl", {"on_error": "record"}
-        on_pool(column.partitions[0], resume=file, **options)
+        begun = found_in(column, resume=file, **options)
+        assert len(file.read_text("utf-8").splitlines()) == 13
+        for found in begun, on_pool(column, **options), on_pool(column, resume=file, **options):
+            assert words(found) == EXPECTED
+            assert list(found.errors) == [4, 8, 11]
+            assert found.errors[8].startswith("Text 8 must be a string, not NoneType.")
         with pytest.raises(ConfigurationError, match="Text 0 is not the one"):
             on_pool(column.str.upper(), resume=file, **options)
-
-    def test_column_here(self, found_in, on_pool, column, tmp_path):
-        """Without a cluster, a column is read by this process, and a run goes on with one."""
-        begun = found_in(column, on_error="record", resume=tmp_path / "run.jsonl")
-        assert words(begun) == EXPECTED
-        assert len((tmp_path / "run.jsonl").read_text("utf-8").splitlines()) == 13
-        assert list(begun.errors) == [4, 8, 11]
-        assert words(on_pool(column, on_error="record", resume=tmp_path / "run.jsonl")) == EXPECTED
 
     def test_column_of_another_process(self, on_pool, pool, column, keyword_model, tmp_path):
         """A run over a column that another process began goes on here, and reads nothing again."""
@@ -174,20 +164,15 @@ class TestOnWorkers:
 
     @pytest.mark.parametrize("place", ["found_in", "on_pool"])
     def test_persisted_column(self, request, pool, column, place):
-        """A column that a cluster holds is refused by that, and as it was before it is read."""
+        """A column that a cluster holds is refused by that; as it was before, or held by this process, it is read."""
         annotated = request.getfixturevalue(place)
         held = pool.client.persist(column)
         for one in held, held.str.upper(), held.partitions[0]:
-            with pytest.raises(
-                ConfigurationError, match=r"in the memory of a cluster\. Pass it as it was before persist"
-            ):
+            message = r"in the memory of a cluster\. Pass it as it was before persist"
+            with pytest.raises(ConfigurationError, match=message):
                 annotated(one)
-        assert words(annotated(column, on_error="record")) == EXPECTED
-
-    def test_column_persisted_here(self, on_pool, column):
-        """A column that this process holds goes to the workers."""
-        held = column.persist(scheduler="synchronous")
-        assert words(on_pool(held, on_error="record")) == EXPECTED
+        for one in column, column.persist(scheduler="synchronous"):
+            assert words(annotated(one, on_error="record")) == EXPECTED
 
     def test_mixed_column(self, found_in, on_pool):
         """Dask makes a string of a number in a column of objects, and nothing of what is missing."""
@@ -207,9 +192,8 @@ class TestOnWorkers:
 
         table = pd.DataFrame({"note": ["asthma of Mr Smith", "x"]})
         column = dd.from_pandas(table, npartitions=1)["note"].astype(float)
-        with pytest.raises(
-            ConfigurationError, match=rf"cannot be read on {socket.gethostname()}: ValueError\."
-        ) as caught:
+        message = rf"cannot be read on {socket.gethostname()}: ValueError\."
+        with pytest.raises(ConfigurationError, match=message) as caught:
             request.getfixturevalue(place)(column)
         shown = "".join(traceback.format_exception(caught.value))
         logs = f"{pool.client.get_worker_logs()} {pool.client.get_scheduler_logs()}"
@@ -218,12 +202,12 @@ class TestOnWorkers:
 
     def test_rows(self, pool, column):
         """The rows of a column are a sequence that holds none of them; their sizes are those of their partition."""
-        rows = rows_of(column, lambda partitions: counted_by(pool.client, partitions))
-        assert [row.identity for row in rows] == [row.identity for row in rows_of(column, counted_here)]
-        assert len(rows) == 12
+        rows = texts_of_column(column, lambda partitions: counted_by(pool.client, partitions))
+        identities = [row.identity for row in rows]
+        assert identities == [row.identity for row in texts_of_column(column, counted_here)]
+        assert identities == [rows[number].identity for number in range(len(rows))]
+        assert len({*identities}) == len(rows) == 12
         assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
-        assert [rows[number].identity for number in range(12)] == [row.identity for row in rows]
-        assert len({row.identity for row in rows}) == 12
         assert rows[-1].row == 2
         assert {row.characters for row in list(rows)[:5]} == {sum(map(len, TEXTS)) // 5}
         with pytest.raises(IndexError):
@@ -232,18 +216,17 @@ class TestOnWorkers:
     def test_unreadable_column(self, pool, column, tmp_path):
         """A column whose files are gone is refused before a text goes out."""
         (tmp_path / "1.parquet").unlink()
-        with pytest.raises(
-            ConfigurationError, match=r"The column cannot be read on .+: No such file or directory\."
-        ) as caught:
-            rows_of(column, lambda partitions: counted_by(pool.client, partitions))
+        message = r"The column cannot be read on .+: No such file or directory\."
+        with pytest.raises(ConfigurationError, match=message) as caught:
+            texts_of_column(column, lambda partitions: counted_by(pool.client, partitions))
         assert "parquet" not in str(caught.value)
         assert "1.parquet" not in str(pool.client.get_worker_logs())
 
     def test_whole_table(self, on_pool, column):
         """A whole table is refused, with the way to its column."""
+        assert not any(map(is_column, (column.to_frame(), ["asthma"])))
         with pytest.raises(ConfigurationError, match="is a table"):
             on_pool(column.to_frame())
-        assert not is_column(column.to_frame())
 
 
 def unreadable():
@@ -253,7 +236,7 @@ def unreadable():
 
 def test_a_row_that_cannot_be_read():
     """A row that cannot be read when its turn comes is told by its number and the kind of the failure."""
-    error = read(Row(Partition("gone", "rows", {"rows": (unreadable,)}), 0, 5, "1f"), 7)
+    error = read(ColumnText(Partition("gone", "rows", {"rows": (unreadable,)}), 0, 5, "1f"), 7)
     assert str(error) == (
         f"Text 7: its row cannot be read on {socket.gethostname()}: ValueError. Make the row readable there."
     )
@@ -262,7 +245,7 @@ def test_a_row_that_cannot_be_read():
 
 def test_a_row_is_not_shown():
     """What stands for a row shows nothing of it."""
-    row = Row(Partition("secret", "secret", {}), 0, 5, "1f")
+    row = ColumnText(Partition("secret", "secret", {}), 0, 5, "1f")
     assert "secret" not in f"{row!r} {row.partition!r}"
     assert row.partition == Partition("secret", "other", {"other": 1})
     assert hash(row.partition) == hash(Partition("secret", "other", {"other": 1}))

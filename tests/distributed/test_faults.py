@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -23,6 +24,7 @@ pytestmark = [
 
 COUNT = 240
 POISON = 101
+EVERY = [[number] for number in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
@@ -59,56 +61,24 @@ def poisoned(numbered):
 
 
 @pytest.fixture
-def annotated_by(keyword_model):
-    """A function that annotates texts on a cluster with the keyword model."""
-    return lambda client, texts, **options: nb.annotate(
-        texts, str(keyword_model), client=client, progress=False, **options
-    )
-
-
-@pytest.fixture
 def new_model(keyword_model, tmp_path_factory):
     """The keyword model in a folder of its own, which no worker has loaded yet."""
-    return str(shutil.copytree(keyword_model, tmp_path_factory.mktemp("models") / "model"))
+    return shutil.copytree(keyword_model, tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture
-def same_environment():
-    """The variables of this process, given back: Dask's LocalCluster sets some for the processes that it starts."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+def annotated_by(keyword_model):
+    """A function that annotates texts on a cluster with the keyword model."""
+    return lambda client, texts, **options: nb.annotate(texts, keyword_model, client=client, progress=False, **options)
 
 
-def pids(client):
-    """Return the processes of the workers of a cluster, by their addresses."""
-    return client.run(os.getpid)
-
-
-@pytest.fixture
-def ledger(numbers_of):
-    """A function that returns how many texts were answered, recorded, lost and doubled."""
-
-    def ledger(found):
-        told = [number for answer in numbers_of(found) for number in answer]
-        return {
-            "answered": len(told),
-            "recorded": len(found.errors),
-            "lost": COUNT - len(set(told)) - len(found.errors),
-            "doubled": len(told) - len(set(told)),
-        }
-
-    return ledger
-
-
-def test_poisoned_text(pool, fault, poisoned, annotated_by, ledger):
+def test_poisoned_text(pool, fault, poisoned, annotated_by, numbers_of):
     """A text that ends every worker that reads it is recorded with its number and the reason; all others are answered."""
     with fault(pool.client, "die") as ends:
         found = annotated_by(pool.client, poisoned, on_error="record")
         ended = ends()
 
-    assert ledger(found) == {"answered": COUNT - 1, "recorded": 1, "lost": 0, "doubled": 0}
+    assert numbers_of(found) == [*EVERY[:POISON], [], *EVERY[POISON + 1 :]]
     assert found.errors == {
         POISON: f"Text {POISON} ended the worker that read it 3 times, the last one on 127.0.0.1. "
         "Read it alone; it may need more memory than a worker has."
@@ -116,11 +86,10 @@ def test_poisoned_text(pool, fault, poisoned, annotated_by, ledger):
     assert ended == 6
 
 
-def test_killed_worker(pool, numbered, annotated_by, ledger, tmp_path):
+def test_killed_worker(pool, numbered, annotated_by, numbers_of, tmp_path):
     """A worker that is killed with kill -9 in the middle of a run costs no text, and none is answered twice."""
-    file = tmp_path / "run.jsonl"
-    victim = next(iter(pids(pool.client).values()))
-    killed = []
+    file, killed = tmp_path / "run.jsonl", []
+    victim = next(iter(pool.client.run(os.getpid).values()))
 
     def texts():
         for text in numbered(COUNT):
@@ -132,53 +101,51 @@ def test_killed_worker(pool, numbered, annotated_by, ledger, tmp_path):
     found = annotated_by(pool.client, texts(), resume=file)
 
     assert killed
-    assert victim not in pids(pool.client).values()
-    assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
-    assert [entities[0]["start"] for entities in found] == list(range(COUNT))
+    assert victim not in pool.client.run(os.getpid).values()
+    assert (numbers_of(found), found.errors) == (EVERY, {})
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_worker_killed_while_it_loads_the_model(  # noqa: PLR0913, PLR0917 - fixtures
-    pool, fault, numbered, new_model, ledger, killed
+    pool, fault, numbered, numbers_of, new_model, killed
 ):
     """A worker that is killed while the workers get ready costs no text, nor do both: Dask starts others in their place."""
     with fault(pool.client, "die", word="[CLS]", times=killed) as ends:
         found = nb.annotate(numbered(COUNT), new_model, client=pool.client, progress=False)
 
     assert ends() == killed
-    assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
+    assert (numbers_of(found), found.errors) == (EVERY, {})
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("same_environment")
-def test_worker_out_of_memory(fault, poisoned, annotated_by, ledger):
+def test_worker_out_of_memory(fault, poisoned, annotated_by, numbers_of):
     """A worker that uses more memory than it may is ended by Dask and started again, and its texts are read again."""
     from distributed import Client, LocalCluster
 
+    options = {"threads_per_worker": 1, "memory_limit": "1.5 GB", "dashboard_address": "127.0.0.1:0"}
     with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=1, memory_limit="1.5 GB", dashboard_address="127.0.0.1:0"
-        ) as cluster,
+        mock.patch.dict(os.environ),  # Dask's LocalCluster sets some variables for the processes that it starts.
+        LocalCluster(n_workers=1, **options) as cluster,
         Client(cluster) as client,
         fault(client, "fill_memory", times=1) as ends,
     ):
-        before = pids(client)
+        before = client.run(os.getpid)
         found = annotated_by(client, poisoned)
-        after = pids(client)
+        after = client.run(os.getpid)
 
     assert ends() == 1
     assert set(before.values()).isdisjoint(after.values())
-    assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
+    assert (numbers_of(found), found.errors) == (EVERY, {})
 
 
-def test_device_out_of_memory(pool, fault, numbered, annotated_by, ledger):
+def test_device_out_of_memory(pool, fault, numbered, annotated_by, numbers_of):
     """A device that is short of memory is so a few times at the beginning of a run, and no more: a worker remembers it."""
     texts = [text.replace("asthma", "asthma seen") for text in numbered(COUNT)]
     with fault(pool.client, "run_out", least=65) as refused:
         found = annotated_by(pool.client, texts, device="cpu")
 
-    assert 0 < refused() <= 2 * len(pids(pool.client))
-    assert ledger(found) == {"answered": COUNT, "recorded": 0, "lost": 0, "doubled": 0}
+    assert 0 < refused() <= 2 * len(pool.client.run(os.getpid))
+    assert (numbers_of(found), found.errors) == (EVERY, {})
 
 
 def test_failing_chunk_leaves_no_text_in_logs(pool, fault, poisoned, annotated_by):
