@@ -118,43 +118,25 @@ def test_the_reason_has_the_figures():
 
 
 LOSSES, KEPT = Holder("losses", "list", 40, 12 * MIB, 40), Holder("Trainer.kept", "deque", 1, 512)
+DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+PAD = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
+GRAPHS = "Autograd graphs are retained, which take memory of the process also after their backward pass"
+BLOCKS = "No tensor is retained; most likely the device keeps blocks for every new shape of a batch"
+COMPILED = "No tensor is retained; most likely graphs, which MPS compiles for every new shape of a batch"
 ADVICE = {
     "retained, with a name": (
         {"allocated": LEAK, "holders": [LOSSES]},
-        (
-            "Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. "
-            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
-        ),
+        f"Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH}",
     ),
-    "retained, by nobody known": (
-        {"allocated": LEAK},
-        (
-            "Tensors are retained. "
-            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
-        ),
-    ),
+    "retained, without a name": ({"allocated": LEAK}, f"Tensors are retained. {DETACH}"),
     "graphs, with a name": (
         {"allocated": FLAT, "reserved": LEAK, "holders": [KEPT, LOSSES]},
-        (
-            "Autograd graphs are retained, which take memory of the process also after their backward pass: "
-            "losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. "
-            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
-        ),
+        f"{GRAPHS}: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH}",
     ),
-    "blocks": (
-        {"allocated": FLAT, "reserved": LEAK, "holders": [KEPT]},
-        (
-            "No tensor is retained; most likely the device keeps blocks for every new shape of a batch. "
-            "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
-        ),
-    ),
+    "blocks": ({"allocated": FLAT, "reserved": LEAK, "holders": [KEPT]}, f"{BLOCKS}. {PAD}"),
     "the process": (
         {"allocated": FLAT, "resident": LEAK, "holders": [KEPT]},
-        (
-            "No tensor is retained; most likely graphs, which MPS compiles for every new shape of a batch. "
-            "Pad batches to a few fixed lengths (pytorch#132596, #181213). "
-            "Then look at lists that collect texts or results."
-        ),
+        f"{COMPILED}. {PAD} Then look at lists that collect texts or results.",
     ),
     "the process on the CPU": (
         {"allocated": FLAT, "resident": LEAK, "holders": [KEPT], "device": "cpu"},
@@ -162,10 +144,7 @@ ADVICE = {
     ),
     "graphs that a backward pass has emptied": (
         {"allocated": FLAT, "holders": [Holder("losses", "list", 30, 120, 30)]},
-        (
-            "Nothing to do. But losses (list) holds 30 tensors with their autograd graphs, 120 bytes. "
-            "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
-        ),
+        f"Nothing to do. But losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH}",
     ),
     "a sawtooth": (
         {"allocated": SAWTOOTH},

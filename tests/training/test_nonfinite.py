@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from typing import get_args
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import BatchEncoding
 from openmed_nb.training.nonfinite import (
     HELD,
     Arrival,
+    Kind,
     Origin,
     PassRecorder,
     find,
@@ -169,47 +171,25 @@ def test_pass_that_cannot_be_repeated():
     assert "could not be repeated: RuntimeError" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "found"),
-    [
-        ([], None),
-        ([Arrival("output gradient", "a", True), Arrival("weight gradient", "a.weight", True)], None),
-        ([Arrival("output gradient", "a", False)], Origin("output gradient", "a")),
-        (
-            [Arrival("output gradient", "b", True), Arrival("weight gradient", "b.weight", False)],
-            Origin("weight gradient", "b.weight"),
-        ),
-        (
-            [
-                Arrival("output gradient", "b", True),
-                Arrival("output gradient", "a", False),
-                Arrival("input gradient", "b.inner", False),
-                Arrival("input gradient", "b", False),
-            ],
-            Origin("input gradient", "b"),
-        ),
-        (
-            [
-                Arrival("output gradient", "", True),
-                Arrival("output gradient", "b", False),
-                Arrival("weight gradient", "b.weight", False),
-            ],
-            Origin("output gradient", "b"),
-        ),
-        (
-            [
-                Arrival("output gradient", "c", True),
-                Arrival("output gradient", "b", False),
-                Arrival("weight gradient", "b.weight", True),
-                Arrival("weight gradient", "a.weight", False),
-            ],
-            Origin("output gradient", "b"),
-        ),
-    ],
-)
+ORIGINS = {
+    # gradients in order of arrival, finite or not -> where it began
+    "": None,
+    "+ output a, + weight a.weight": None,
+    "- output a": "output a",
+    "+ output b, - weight b.weight": "weight b.weight",
+    "+ output b, - output a, - input b.inner, - input b": "input b",
+    "+ output ., - output b, - weight b.weight": "output b",
+    "+ output c, - output b, + weight b.weight, - weight a.weight": "output b",
+}
+
+
+@pytest.mark.parametrize(("arrivals", "found"), ORIGINS.items())
 def test_origin(arrivals, found):
     """The layer whose output's gradient was fine, and whose input's or weight's is not, is where it began."""
-    assert origin_of(arrivals) == found
+    parts = [one.split() for one in arrivals.split(", ") if one]
+    came = [Arrival(f"{kind} gradient", "" if name == "." else name, sign == "+") for sign, kind, name in parts]
+
+    assert origin_of(came) == (found and Origin(f"{found.split()[0]} gradient", found.split()[1]))
 
 
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
@@ -340,16 +320,7 @@ class TestRecorder:
 
 def test_sentences():
     """Every place is told in words, with one thing to do."""
-    for kind in (
-        "input",
-        "weight",
-        "output",
-        "loss",
-        "input gradient",
-        "weight gradient",
-        "output gradient",
-        "unknown",
-    ):
+    for kind in get_args(Kind):
         found = Origin(kind, "layers.3")
         assert str(found).startswith(("it ", "the input ", "the weight ", "where "))
         assert found.remedy.endswith(".")

@@ -270,34 +270,25 @@ def test_a_step_that_fails_leaves_no_gradients():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_after_a_break_there_is_no_batch():
-    """A loop that is left before the loss was handed over leaves no batch behind for a later loss."""
+def test_each_batch_has_one_loss():
+    """A batch without its loss would make the shares wrong, and a loss needs a batch: both are refused.
+
+    A loop that is left before the loss was handed over leaves no batch behind for a later loss.
+    """
     model = linear()
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     batch = torch.ones(2, FEATURES, dtype=torch.float64)
-    for one in accumulation.batches([batch, batch]):
-        loss = model(one).square().mean()
+    loss = model(batch).square().mean()
+    batches = accumulation.batches([batch, batch])
+    next(batches)
+    with pytest.raises(ConfigurationError, match="not handed to backward"):
+        next(batches)
+    with pytest.raises(ConfigurationError, match="without a batch"):
+        accumulation.backward(loss)
+    for _one in accumulation.batches([batch, batch]):
         break
     with pytest.raises(ConfigurationError, match="without a batch"):
         accumulation.backward(loss)
-
-
-def test_a_loss_that_is_not_handed_over_is_an_error():
-    """Leaving a batch out in the loop would make the shares wrong, and is refused."""
-    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, len)
-    batches = accumulation.batches([torch.ones(1, FEATURES)] * 2)
-    next(batches)
-
-    with pytest.raises(ConfigurationError, match="not handed to backward"):
-        next(batches)
-
-
-def test_a_loss_without_a_batch_is_an_error():
-    """A loss can be handed over once for each batch that was taken."""
-    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2)
-
-    with pytest.raises(ConfigurationError, match="without a batch"):
-        accumulation.backward(torch.zeros((), requires_grad=True))
 
 
 @pytest.mark.parametrize(
