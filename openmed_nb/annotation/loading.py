@@ -20,12 +20,13 @@ def create_pipeline(
 ) -> Any:
     """Return a token-classification pipeline on the device that the configuration or the session says."""
     with session.unchanged_on_error():
-        from .pipeline import pipeline_over
-
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
         plan = session.load_plan(name, config, arguments)
-        pipe = pipeline_over(session.models.model(plan.spec, plan.device, plan.follows), strategy, plan.options)
+        loaded = session.models.model(plan.spec, plan.device, plan.follows)
+        from .pipeline import pipeline_over  # After the load, which tells why transformers cannot be imported.
+
+        pipe = pipeline_over(loaded, strategy, plan.options)
         pipe.precision = plan.precision
         return pipe
 

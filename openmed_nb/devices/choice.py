@@ -221,6 +221,9 @@ class DeviceChoice(Shown):
     moved: tuple[str, ...] = ()
     simulated: bool = False
 
+    def marked(self) -> Report:
+        return self.report()  # Its reason names the simulated chip.
+
     def report(self) -> Report:
         """Return what there is to show: the device, why, the type, what moved, what was ruled out and the remedies."""
         sentences = [self.reason, f"{self.dtype}: {self.dtype_reason}."]

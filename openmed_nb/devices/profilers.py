@@ -64,8 +64,9 @@ def _stack_of(mode: Any) -> tuple[Any, str]:
 
 STANDARD_ERROR = 2
 
-# How the notes begin that torch 2.13's profiler writes at each start and end, whatever KINETO_LOG_LEVEL says.
-NOTE_OF_KINETO = b"USDT:"
+# What torch 2.13's profiler writes at each start and end, whatever KINETO_LOG_LEVEL says, and once where torch is built for
+# CUDA and the computer has no driver, which is an error to nobody but kineto (its DeviceProperties.cpp).
+NOTES_OF_KINETO = (b"USDT:", b"gpuGetDeviceCount failed")
 
 MEMORY = "[memory]"  # How torch's profiler names what an allocator gave or took back (torch/autograd/profiler.py).
 
@@ -119,7 +120,7 @@ def without_notes() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(before, STANDARD_ERROR)
             written.seek(0)
-            stream.write(b"".join(line for line in written if not line.startswith(NOTE_OF_KINETO)))
+            stream.write(b"".join(line for line in written if not any(note in line for note in NOTES_OF_KINETO)))
 
 
 def profiler_is_on() -> bool:

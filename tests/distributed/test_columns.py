@@ -68,7 +68,9 @@ class TestPartitions:
     @pytest.fixture
     def table(self):
         """A table, of which one column is texts and the other far larger."""
-        return pd.DataFrame({"note": [f"asthma {row}" for row in range(1000)], "other": "x" * 1000})
+        return pd.DataFrame(
+            {"note": [f"asthma {row}" for row in range(1000)], "other": [f"{row:04}" * 250 for row in range(1000)]}
+        )
 
     @pytest.mark.parametrize("change", [lambda column: column, lambda column: column.str.upper().dropna()])
     def test_rows_of_a_table(self, table, change):
