@@ -71,7 +71,7 @@ ROOMS = {
     ),
     "annotation": Room(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("decoding", "tokens")),
-        tuple(f"tests/annotation/test_{name}.py" for name in ("decoding", "labels", "tokens", "words_and_windows")),
+        tuple(f"tests/annotation/test_{name}.py" for name in ("decoding", "tokens")),
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
