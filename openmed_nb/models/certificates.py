@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..devices.machine import own_name
 from ..devices.request import kind_of
 from ..display import MARK, Report, Shown, Table, counted
 from ..errors import ConfigurationError, cause
-from ..plain import Least, from_plain
+from ..plain import Least, from_plain, write_whole
 from .files import content_of
 from .loading import LoadSpec, model_folder
 
@@ -348,10 +347,7 @@ class CertificateStore:
         file, text = self.file(certificate.identity), json.dumps(certificate.to_dict(), indent=2)
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.folder) as aside:
-                part = Path(aside) / file.name
-                part.write_text(text, "utf-8")
-                part.replace(file)
+            write_whole(file, text)
         return file
 
     def remove(self, identity: Identity) -> None:

@@ -165,9 +165,7 @@ def fingerprint(files: Iterable[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         try:
-            stat = path.stat()
-            # A copy may keep the time of change of its original, but not the one that the system sets.
-            content = digest_of(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            content = digest_of(path)
         except OSError as error:
             what = f"The file {path.name!r} of the model cannot be read: {cause(error)}."
             raise ModelUnusable(what, "Check it, or download the model again.") from error
@@ -175,10 +173,16 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-@functools.cache
-def digest_of(path: str, _size: int, _changed: int, _touched: int) -> str:
-    """Return the digest of a file, which is read again where its size or a time differs."""
-    digest = hashlib.blake2b(digest_size=16)
+def digest_of(path: Path, algorithm: str = "blake2b") -> str:
+    """Return the digest of a file; it is read once in a process, until its size or a time changes."""
+    found = path.stat()
+    # A copy may keep the time of change of its original, but not the one that the system sets.
+    return read_digest(str(path), algorithm, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def read_digest(path: str, algorithm: str, _size: int, _changed: int, _touched: int) -> str:
+    digest = hashlib.blake2b(digest_size=16) if algorithm == "blake2b" else hashlib.new(algorithm)
     with Path(path).open("rb") as file:
         while piece := file.read(PIECE):
             digest.update(piece)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from openmed_nb.models.files import content_of, digest_of, weight_files
+from openmed_nb.models.files import content_of, read_digest, weight_files
 
 PARTS = ("weights", "settings", "tokenizer")
 
@@ -102,12 +102,12 @@ def test_pickle_is_the_last_choice(folder):
 def test_unchanged_files_are_read_once(folder):
     """A file is read again only where its size or its time of change differs."""
     content_of(folder)
-    before = digest_of.cache_info().misses
+    before = read_digest.cache_info().misses
     content_of(folder)
-    assert digest_of.cache_info().misses == before
+    assert read_digest.cache_info().misses == before
     (folder / "config.json").touch()
     content_of(folder)
-    assert digest_of.cache_info().misses == before + 1
+    assert read_digest.cache_info().misses == before + 1
 
 
 def test_time_of_change_that_was_set_back(folder):

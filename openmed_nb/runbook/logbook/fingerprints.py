@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import os
@@ -15,7 +14,7 @@ from ...annotation.fingerprints import readable
 from ...devices.backend import TENSOR_LOCK
 from ...devices.moving import module_in
 from ...errors import ConfigurationError, given_path, one_line
-from ...models.files import content_of
+from ...models.files import content_of, digest_of
 from ...models.quantization import dtype_of
 from .sections import Dataset, Hypothesis, Model
 from .variables import short_path, without_secrets
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from ...models.loading import LoadedModel
 
-PIECE = 1 << 20
 TEXTS_FILE_OR_FOLDER = "Pass a list of texts, or the path of a file or a folder."
 SAVE_IT = "Save it, and pass the path of its folder."
 
@@ -66,17 +64,7 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: If it cannot be read.
     """
-    found = path.stat()
-    return _sha256_of(str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-@functools.lru_cache(maxsize=4096)
-def _sha256_of(path: str, _size: int, _changed: int, _touched: int) -> str:
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+    return digest_of(path, "sha256")
 
 
 def _of_texts(data: Any) -> Dataset:
