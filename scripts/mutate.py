@@ -77,7 +77,9 @@ ROOMS = {
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
         tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "samples", "steps", "verdict")),
     ),
-    "verdict": Room(("openmed_nb/runbook/verdict/*.py",), ("tests/runbook/verdict/test_*.py",)),
+    "verdict": Room(
+        ("openmed_nb/runbook/verdict/*.py", "openmed_nb/runbook/figures.py"), ("tests/runbook/verdict/test_*.py",)
+    ),
     "certificates": Room(
         ("openmed_nb/runbook/precision/certificates.py",), ("tests/runbook/precision/test_certificates.py",)
     ),
