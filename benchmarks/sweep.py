@@ -18,16 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openmed_nb.notebook import verbs
-
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
-from openmed_nb.runbook.measure.benches import Asked
-from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_search import Measurement, Point, SweepRules, best_of, fitting, limit_of
+from openmed_nb.runbook.measure.benches import subject_of
+from openmed_nb.runbook.sweep import SweepReport, sweep
+from openmed_nb.runbook.sweep_search import Measurement, Point, best_of, fitting, limit_of
 from openmed_nb.session import SESSION
 
 ALLOWED = 0.95
@@ -72,17 +70,16 @@ def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int,
     return {point.rows: point for point in measurement.rounds(near, ROUNDS)}
 
 
-def compared(asked: Asked, rules: SweepRules) -> dict[str, Any]:
+def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict[str, Any]:
     """Return a sweep beside an exhaustive one."""
     begin = time.perf_counter()
-    report = verbs.sweep(SESSION, asked, rules)
+    report = sweep(**asked, largest=largest, seconds=seconds)
     seconds = time.perf_counter() - begin
-    subject, device = verbs.subject_of(SESSION, asked)
+    subject, device = subject_of(**{"model": None, **asked}, arguments={})
     bench = subject.on(device)
-    unhurried = SweepRules(seconds=1e9)
-    measurement = Measurement(bench, unhurried, limit_of(bench.device, SESSION.computer.limit(device)))
+    measurement = Measurement(bench, 1e9, limit_of(bench.device, SESSION.computer.limit(device)))
     assert report.knee is not None  # noqa: S101 - one row fits
-    largest = BEYOND * fitting(report.points)[-1].rows if rules.largest is None else rules.largest
+    largest = BEYOND * fitting(report.points)[-1].rows if largest is None else largest
     points = exhaustive(measurement, largest)
     knee = report.at_knee
     assert knee is not None  # noqa: S101
@@ -128,20 +125,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="the cases whose names have this in them, such as training")
     parser.add_argument("--json", type=Path, default=None, help="write the points of the sweeps here")
     arguments = parser.parse_args()
-    rules = SweepRules(largest=arguments.largest, seconds=arguments.seconds)
     torch.manual_seed(0)
     other = DistilBertForTokenClassification(DistilBertConfig(num_labels=3))
     labelled = {**EXAMPLE, "labels": torch.zeros(1, 128, dtype=torch.long)}
     wanted = {
-        "bundled, annotating": Asked(device=arguments.device),
-        "bundled, training": Asked(training=True, device=arguments.device),
-        "DistilBERT, forward": Asked(other, EXAMPLE, device=arguments.device),
-        "DistilBERT, training": Asked(other, labelled, training=True, device=arguments.device),
+        "bundled, annotating": {"device": arguments.device},
+        "bundled, training": {"training": True, "device": arguments.device},
+        "DistilBERT, forward": {"model": other, "data": EXAMPLE, "device": arguments.device},
+        "DistilBERT, training": {"model": other, "data": labelled, "training": True, "device": arguments.device},
     }
     print(f"torch {torch.__version__}, {SESSION.device(arguments.device).device}")
     reports = {}
     for name, asked in ((name, asked) for name, asked in wanted.items() if arguments.only in name):
-        found = compared(asked, rules)
+        found = compared(asked, arguments.largest, arguments.seconds)
         show(name, found)
         reports[name] = {**found, "report": found["report"].to_dict()}
     if arguments.json is not None:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from .models.config import OpenMedConfig
     from .notebook.evidence import handoff
     from .notebook.panel.opening import panel
-    from .notebook.runbook import signals
-    from .notebook.worth import compare, profile, sweep
+    from .runbook.comparison import compare
     from .runbook.doctor.report import doctor
     from .runbook.logbook.gathering import logbook
     from .runbook.logbook.logbook import Logbook
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
     from .runbook.operators.forecast import forecast
     from .runbook.precision.gate import validate_precision
     from .runbook.precision.measurement import parity
+    from .runbook.profiling import profile
+    from .runbook.signals import signals
+    from .runbook.sweep import sweep
     from .runbook.verdict.reference import gates
     from .runbook.verdict.verdict import verdict
     from .session import device, reset, simulated_mps, use
@@ -83,7 +85,7 @@ _HOMES = {
     "check_loader": "training.loaders",
     "checkpoint_activations": "training.activations",
     "cluster": "distributed.starting",
-    "compare": "notebook.worth",
+    "compare": "runbook.comparison",
     "device": "session",
     "doctor": "runbook.doctor.report",
     "epochs": "training.epochs",
@@ -102,13 +104,13 @@ _HOMES = {
     "panel": "notebook.panel.opening",
     "parity": "runbook.precision.measurement",
     "precision": "training.precision",
-    "profile": "notebook.worth",
+    "profile": "runbook.profiling",
     "release": "training.release",
     "reset": "session",
     "resolve_torch_device": "compat",
-    "signals": "notebook.runbook",
+    "signals": "runbook.signals",
     "simulated_mps": "session",
-    "sweep": "notebook.worth",
+    "sweep": "runbook.sweep",
     "to_device": "training.loaders",
     "trainer_arguments": "training.callbacks",
     "trainer_callback": "training.callbacks",

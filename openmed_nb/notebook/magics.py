@@ -283,7 +283,7 @@ class OpenMedMagics(Magics):
         """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
         if (arguments := asked(self.openmed_sweep, line)) is None:
             return None
-        from .worth import sweep
+        from ..runbook.sweep import sweep
 
         wanted = ("training", "device", "length", "largest", "seconds")
         said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}

@@ -34,8 +34,8 @@ from .operators.fallbacks import FELL_BACK, REFUSED, Fallback, FallbackLedger
 from .operators.forecast import Forecast
 from .precision.gate import PrecisionVerdict
 from .precision.parity import ParityReport
-from .profile import SYNCHRONISATION, TINY_BATCH, Profile
-from .signals.values import CONDITIONS, Signals
+from .profiling import SYNCHRONISATION, TINY_BATCH, Profile
+from .signals import CONDITIONS, Signals
 from .sweep import SweepReport
 from .sweep_search import LARGEST, TIME, Point, best_of, fitting
 from .verdict.gates import Thresholds

@@ -1,6 +1,6 @@
 """Sees what a step calls: functions that wait for the device, and operators that are started.
 
-This file imports torch, because a subclass needs its base; it is itself imported where a step is looked at.
+This file imports torch, because a subclass needs its base; it is itself imported only when a step is watched.
 """
 
 from __future__ import annotations
@@ -24,24 +24,19 @@ from .profile_watch import PACKAGE, SYNCHRONIZE, CodePlace, Synchronisation, pla
 
 @dataclass
 class StepRecord:
-    """What was seen so far.
+    """What was seen so far."""
 
-    Attributes:
-        kind: The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
-        waits: How often each call waited for the device, and where.
-        started: How many operators were started that compute something.
-    """
-
-    kind: str
+    kind: str  # The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
+    # How often each call waited for the device, and where.
     waits: Counter[tuple[str, CodePlace]] = field(default_factory=Counter)
-    started: int = 0
+    started: int = 0  # How many operators were started that compute something.
 
     def is_here(self, thing: Any) -> bool:
         """Tell whether something is a tensor of the device."""
         return isinstance(thing, torch.Tensor) and thing.device.type == self.kind
 
     def note(self, call: str, frame: FrameType) -> None:
-        """Count a call that waits, but for those of the measurement itself."""
+        """Count a call that waits, unless the measurement itself makes it."""
         place = place_of(frame)
         if place is not None:
             self.waits[call, place] += 1
@@ -52,15 +47,14 @@ class StepRecord:
         return tuple(Synchronisation(call, place, count / steps) for (call, place), count in found)
 
 
-class Functions(TorchFunctionMode):
-    """Sees the functions of torch that Python calls."""
+class WaitingFunctions(TorchFunctionMode):
+    """Sees the functions of torch that Python calls, and notes where one is called from that waits."""
 
     def __init__(self, record: StepRecord) -> None:
         super().__init__()
         self._record = record
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, and note where it is called from, if it waits."""
         kwargs = kwargs or {}
         call = waiting_call(getattr(function, "__name__", ""), args, kwargs, self._record.is_here)
         if call:
@@ -68,7 +62,7 @@ class Functions(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Operators(TorchDispatchMode):
+class StartedOperators(TorchDispatchMode):
     """Counts the operators that compute; a view starts nothing on a device."""
 
     supports_higher_order_operators = True
@@ -78,7 +72,6 @@ class Operators(TorchDispatchMode):
         self._record = record
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, and count it."""
         self._record.started += not is_view(operator)
         return operator(*args, **(kwargs or {}))
 
@@ -86,22 +79,19 @@ class Operators(TorchDispatchMode):
 @contextmanager
 def watching(record: StepRecord) -> Iterator[None]:
     """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
-    modules = [getattr(torch, name, None) for name in (record.kind, "accelerator") if record.kind != "cpu"]
     with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(synchronize_noted(module, record))
+        if record.kind != "cpu":
+            for module in (getattr(torch, record.kind), torch.accelerator):
+                stack.enter_context(synchronize_noted(module, record))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(modes_on(Operators(record), Functions(record)))
+        stack.enter_context(modes_on(StartedOperators(record), WaitingFunctions(record)))
         yield
 
 
 @contextmanager
 def synchronize_noted(module: Any, record: StepRecord) -> Iterator[None]:
     """Note calls of ``synchronize`` of a module of torch for a block: it takes no tensor, so that no mode sees it."""
-    original = getattr(module, SYNCHRONIZE, None)
-    if original is None:
-        yield
-        return
+    original = getattr(module, SYNCHRONIZE)
 
     def synchronize(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it

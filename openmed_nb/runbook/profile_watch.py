@@ -1,4 +1,4 @@
-"""Watch a step for lines that wait for the device."""
+"""Which calls of torch wait for the device, and the line of a person's own code that led to one."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .measure import workloads as workload
+from ..display import Plain
+from .measure import workloads
 
+# Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``.
 OWN, LIBRARY, TORCH, PYTHON = "own", "library", "torch", "python"
-"""Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``."""
 
-HARNESS = workload.__file__
-"""The file that calls a step; what is outside of it is not the step."""
-
+HARNESS = workloads.__file__  # The file that calls a step; what is outside of it is not the step.
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = {"site-packages", "dist-packages"}
 
+# How ``torch.nn.Module`` runs a ``forward`` (``torch/nn/modules/module.py``); no public name tells that.
 CALL_OF_A_MODULE = "_call_impl"
-"""How ``torch.nn.Module`` runs a ``forward`` (``torch/nn/modules/module.py``); no public name tells that."""
 
 
 @dataclass(frozen=True, order=True)
-class CodePlace:
+class CodePlace(Plain):
     """A line of a person's own code, or the library in which a model that was called from there does something.
 
     Attributes:
-        file: The name of the file without its folder, or of the cell; empty where no code of the person was running.
-        line: The number of the line, 0 where there is none.
+        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
+        line: The number of the line, 0 if there is none.
         function: The name of the function.
-        library: The module of a library in whose model it happened; empty where the person's own line asked for it, though
+        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
             through a library, such as one that shows progress.
         in_model: Whether it happened in a model of a library, which the person cannot change.
     """
@@ -45,6 +44,8 @@ class CodePlace:
     library: str = ""
     in_model: bool = False
 
+    ALSO = ("is_own",)
+
     @property
     def is_own(self) -> bool:
         """Whether the person's own line asked for it."""
@@ -54,25 +55,16 @@ class CodePlace:
         own = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
         return own if self.is_own else f"inside of {self.library}"
 
-    def to_dict(self) -> dict[str, str | int | bool]:
-        """Return the place as a mapping, ready for JSON."""
-        return {**vars(self), "is_own": self.is_own}
 
+def place_of(frame: FrameType | None) -> CodePlace | None:
+    """Return where the code is that led to the innermost frame, ``None`` if that is the measurement itself.
 
-def place_of(frame: FrameType | None, call: str = CALL_OF_A_MODULE) -> CodePlace | None:
-    """Return where the code is that led to a frame, ``None`` where that is the measurement itself.
-
-    torch's and Python's own code is passed over: who asks a logger to print a tensor is the one who prints it. Its optimizers
+    torch's and Python's own code is passed over: whoever asks a logger to print a tensor prints it. torch's optimizers
     read counters that they keep on the CPU (``torch/optim/adam.py``), so they wait for nothing.
-
-    Args:
-        frame: The innermost frame.
-        call: The name of the function of torch that calls a model. Where torch has none of that name, nothing that a library
-            does is taken for the person's.
     """
     import torch
 
-    known, optimizers = hasattr(torch.nn.Module, call), Path(torch.optim.__file__).parent
+    optimizers = Path(torch.optim.__file__).parent
     library, in_model = "", False
     for one in frames_of_a_step(frame):
         file = one.f_code.co_filename
@@ -83,8 +75,8 @@ def place_of(frame: FrameType | None, call: str = CALL_OF_A_MODULE) -> CodePlace
             return CodePlace(shown_file(file), one.f_lineno, one.f_code.co_name, library if in_model else "", in_model)
         if owner == LIBRARY:
             library = library or str(one.f_globals.get("__name__", Path(file).stem))
-        calls = owner == TORCH and one.f_code.co_name == call
-        in_model = in_model or bool(library and (calls or not known))
+        calls = owner == TORCH and one.f_code.co_name == CALL_OF_A_MODULE
+        in_model = in_model or bool(library and calls)
     return CodePlace(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
 
 
@@ -118,18 +110,36 @@ def owner_of(file: str) -> str:
 
 
 def shown_file(file: str) -> str:
-    """Return a file by its name, and a cell of a notebook as IPython names it.
-
-    Example:
-        >>> shown_file("/home/a/study/train.py")
-        'train.py'
-    """
+    """Return a file by its name, and a cell of a notebook as IPython names it."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     cell = shell.compile.format_code_name(file) if shell is not None else None
     return " ".join(cell) if cell else Path(file).name
 
 
+@dataclass(frozen=True)
+class Synchronisation(Plain):
+    """A call that waits for the device.
+
+    Attributes:
+        call: What is called, such as ``".item()"``.
+        place: Where.
+        count: How often in a step.
+    """
+
+    call: str
+    place: CodePlace
+    count: float
+
+    def __str__(self) -> str:
+        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a mapping, ready for JSON, with the fields of its place."""
+        return {"call": self.call, "count": self.count, **self.place.to_dict()}
+
+
+# Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make.
 WAITS: Mapping[str, str] = {
     "item": ".item()",
     "tolist": ".tolist()",
@@ -148,90 +158,38 @@ WAITS: Mapping[str, str] = {
     "__contains__": "in",
     "equal": "torch.equal()",
     "allclose": "torch.allclose()",
-    "nonzero": "nonzero()",
-    "argwhere": "argwhere()",
-    "masked_select": "masked_select()",
-    "unique": "unique()",
-    "unique_consecutive": "unique_consecutive()",
-    "bincount": "bincount()",
+    **{
+        name: f"{name}()"
+        for name in ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount")
+    },
 }
-"""Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make."""
 
-COPY = ".copy_() to the host"
-"""What copies a tensor of the device into one of the host."""
-
-SYNCHRONIZE = "synchronize"
-"""The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that does nothing but wait."""
-
-
-@dataclass(frozen=True)
-class Synchronisation:
-    """A call that waits for the device.
-
-    Attributes:
-        call: What is called, such as ``".item()"``.
-        place: Where.
-        count: How often in a step.
-    """
-
-    call: str
-    place: CodePlace
-    count: float
-
-    def __str__(self) -> str:
-        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a mapping, ready for JSON."""
-        return {"call": self.call, "count": self.count, **self.place.to_dict()}
+SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
 
 
 def waiting_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], is_here: Callable[[Any], bool]) -> str:
-    """Return what a call is that waits for the device, empty for any other.
-
-    Args:
-        name: The name of torch's function.
-        args: What it is called with.
-        kwargs: And by name.
-        is_here: Tells whether something is a tensor of the device.
+    """Return how a call of torch that waits for the device is shown, empty for any other.
 
     Example:
-        >>> waiting_call("item", ["a tensor"], {}, lambda thing: True), waiting_call("add", ["a tensor"], {}, lambda _: True)
-        ('.item()', '')
         >>> waiting_call("to", ["a tensor", "cpu"], {}, lambda thing: thing == "a tensor")
         ".to('cpu')"
     """
     given = [*args, *kwargs.values()]
-    if name == "copy_" and reads_the_device(args, kwargs, is_here):
-        return COPY
+    if name == "copy_":
+        target, source, *others = given
+        waits = is_here(source) and not is_here(target) and not any(one is True for one in others)
+        return ".copy_() to the host" if waits else ""
     if not given or not is_here(given[0]):
         return ""
     if name in WAITS:
         return WAITS[name]
-    return next((said for known, meets, said in SOMETIMES if known == name and meets(args, kwargs)), "")
+    return next((shown for known, meets, shown in SOMETIMES if known == name and meets(args, kwargs)), "")
 
 
 def goes_to_the_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether ``Tensor.to`` copies to the CPU and waits for that.
-
-    Example:
-        >>> goes_to_the_host(["a tensor", "cpu"], {}), goes_to_the_host(["a tensor", "cpu"], {"non_blocking": True})
-        (True, False)
-    """
-    others = [*args[1:], *kwargs.values()]
-    names = [str(getattr(one, "device", one)) for one in others]
+    """Tell whether ``Tensor.to`` copies to the CPU and waits for that."""
+    names = [str(getattr(one, "device", one)) for one in (*args[1:], *kwargs.values())]
     return "cpu" in names and not any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
-
-
-def reads_the_device(args: Sequence[Any], kwargs: Mapping[str, Any], is_here: Callable[[Any], bool]) -> bool:
-    """Tell whether ``Tensor.copy_`` copies a tensor of the device into one of the host and waits for that.
-
-    Example:
-        >>> reads_the_device(["there", "here"], {}, "here".__eq__), reads_the_device(["here", "there"], {}, "here".__eq__)
-        (True, False)
-    """
-    target, source, *others = [*args, *kwargs.values()]
-    return is_here(source) and not is_here(target) and not any(one is True for one in others)
 
 
 def has_a_mask(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
@@ -241,9 +199,9 @@ def has_a_mask(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
     return any(str(getattr(part, "dtype", "")) in {"torch.bool", "torch.uint8"} for part in parts)
 
 
+# Functions that wait with some arguments only.
 SOMETIMES: tuple[tuple[str, Callable[[Sequence[Any], Mapping[str, Any]], bool], str], ...] = (
     ("to", goes_to_the_host, ".to('cpu')"),
     ("__getitem__", has_a_mask, "a boolean mask"),
     ("where", lambda args, kwargs: len(args) + len(kwargs) == 1, "torch.where() with a condition alone"),
 )
-"""Functions that wait with some arguments only."""

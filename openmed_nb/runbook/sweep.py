@@ -1,17 +1,18 @@
-"""The sweep: what it found, why this size and none beyond, and how it is run."""
+"""``nb.sweep``: throughput and memory over batch sizes, and the size from which larger ones no longer pay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..activity import Activity
 from ..devices.request import canonical
 from ..devices.simulated import active
-from ..display import MARK, NOTE, Report, Shown, Table, counted, in_bytes, to_html
-from ..errors import ConfigurationError
+from ..display import Report, Table, counted, in_bytes, plain, to_html
+from ..errors import ConfigurationError, number, shorten, whole_or_none
+from ..session import SESSION
 from ..training.curve import plotting
-from .measure.workloads import ANNOTATION, TRAINING_STEP, Bench, Subject, put_on_devices, same_random_numbers
+from .measure.workloads import ANNOTATION, StepReport, Subject, put_on_devices, same_random_numbers
 from .sweep_search import (
     KNEE_GAIN,
     LARGEST,
@@ -22,127 +23,52 @@ from .sweep_search import (
     Measurement,
     Point,
     Search,
-    SweepRules,
     best_of,
     fitting,
     knee_of,
     limit_of,
 )
 
+SECONDS = 30.0  # About how long a sweep takes.
+SMALLEST_TRAINING = 2  # ``torch.nn.functional.batch_norm`` refuses a single value for each channel.
+
+# Why nothing larger was measured than the size at which throughput still rises, in words without figures.
 RISING = {
     MEMORY: "nothing larger was tried, because of the memory",
     OUT_OF_MEMORY: "nothing larger fits into the memory",
     LARGEST: "nothing larger was asked for",
     TIME: "nothing larger was tried, because of the time",
 }
-"""Why nothing larger was measured than the size at which throughput still rises, in words without figures."""
 
-
-def none_fits(points: Sequence[Point]) -> str:
-    """Return that not even the smallest size fits.
-
-    Example:
-        >>> none_fits([Point(2, fits=False)])
-        'Not even 2 rows fit into the memory.'
-    """
-    rows = min((point.rows for point in points), default=1)
-    return f"Not even {counted(rows, 'row')} {'fits' if rows == 1 else 'fit'} into the memory."
-
-
-def still_rising(stopped: str) -> str:
-    """Return that throughput rises up to the largest size that was measured, and why none was beyond.
-
-    Example:
-        >>> still_rising("time")
-        'still rising: nothing larger was tried, because of the time'
-    """
-    return f"still rising: {RISING.get(stopped, 'nothing larger was measured that fits')}"
-
-
-def explained(
-    knee: Point | None, compared: Sequence[Point], points: Sequence[Point] = (), stopped: str = THROUGHPUT
-) -> str:
-    """Return why a size is the knee.
-
-    Args:
-        knee: The point; ``None`` where none fits.
-        compared: Those that were measured beside it, itself included.
-        points: All points; they are named where nothing larger was near enough to be measured beside it.
-        stopped: Why nothing larger was measured.
-
-    Example:
-        >>> near = [Point(32, 100.0, memory=10 << 20), Point(64, 102.0, memory=19 << 20)]
-        >>> explained(near[0], near)
-        '32 rows: 64 would be 2 % faster and take 1.9 times the memory.'
-    """
-    if knee is None:
-        return none_fits(points)
-    larger = [[point for point in some if point.rows > knee.rows] for some in (compared, points)]
-    other, size = best_of(larger[0]) or best_of(larger[1]), counted(knee.rows, "row")
-    if other is None:
-        return f"{size}: {still_rising(stopped)}."
-    change = round(100 * (other.speed / knee.speed - 1))
-    pace = f"{abs(change)} % {'slower' if change < 0 else 'faster'}" if change else "as fast"
-    return f"{size}: {other.rows:,} would be {pace}{_memory(knee, other)}."
-
-
-def _memory(knee: Point, other: Point) -> str:
-    if not (knee.memory and other.memory):
-        return ""
-    return f" and take {other.memory / knee.memory:.1f} times the memory"
-
-
-ENDS: dict[str, Callable[[str, str], str]] = {
-    THROUGHPUT: lambda rows, _limit: f"The last batches up to {rows} gained too little, so none beyond was tried.",
-    MEMORY: lambda rows, limit: f"A batch of more than {rows} is expected to come too near the limit of {limit}.",
-    OUT_OF_MEMORY: lambda rows, _limit: f"Batches up to {rows} fit, and a larger one ran out of memory.",
-    LARGEST: lambda rows, _limit: f"No batch of more than {rows} was asked for.",
-    TIME: lambda rows, _limit: f"A batch of more than {rows} would have taken too long: pass more seconds.",
+# Why a sweep ended, from the largest size that fits and the limit.
+ENDS = {
+    THROUGHPUT: "The last batches up to {rows} gained too little, so none beyond was tried.",
+    MEMORY: "A batch of more than {rows} is expected to come too near the limit of {limit}.",
+    OUT_OF_MEMORY: "Batches up to {rows} fit, and a larger one ran out of memory.",
+    LARGEST: "No batch of more than {rows} was asked for.",
+    TIME: "A batch of more than {rows} would have taken too long: pass more seconds.",
 }
-"""A sentence for each end, from the largest size that fits and the limit."""
-
-
-def ended(stopped: str, points: Sequence[Point], limit: int | None) -> str:
-    """Return why nothing larger was measured.
-
-    Example:
-        >>> ended("largest", [Point(1, 5.0), Point(2, 9.0)], None)
-        'No batch of more than 2 rows was asked for.'
-    """
-    there = fitting(points)
-    if not there:
-        return none_fits(points)
-    return ENDS[stopped](counted(there[-1].rows, "row"), in_bytes(limit))
-
-
-SCHEMA = "openmed_nb/sweep/1"
 
 
 @dataclass(frozen=True, repr=False)
-class SweepReport(Shown):
+class SweepReport(StepReport):
     """Throughput and memory over batch sizes, and the knee.
 
+    Beside ``name``, ``task``, ``dtype``, ``workers``, ``row_shape`` and ``simulated`` it has:
+
     Attributes:
-        name: What was measured.
-        task: ``"annotation"``, ``"forward pass"``, ``"training step"`` or ``"own step"``.
-        device: Where.
-        points: Every size that was measured, the smallest first; what ran out of memory is among them.
+        device: Where it was measured.
+        points: Every size that was measured, the smallest first, also those that ran out of memory.
         compared: The sizes near the best, as they were measured again in turn; the knee is one of them.
-        knee: The rows from which nothing larger gains more than ``gain``; ``None`` where not even one row fits.
+        knee: The rows from which nothing larger gains more than ``gain``; ``None`` if not even one row fits.
         stopped: Why no larger batch was measured: ``"throughput"`` (it does not pay), ``"memory"`` (it is expected to come
             near the limit), ``"out of memory"``, ``"largest"`` (it was not asked for) or ``"time"``.
-        limit: The memory that a step may take, in bytes; ``None`` where nobody knows.
+        limit: The memory that a step may take, in bytes; ``None`` if it is not known.
         method: How the memory of a step was measured.
         gain: The share of throughput that pays.
-        length: How many tokens a row has; ``None`` where rows are no tokens.
-        workers: How many processes read ahead in the loader that was passed.
-        dtype: The type of the model's numbers, where that is known.
-        row_shape: The shape of a row, such as ``"3x224x224"``; ``None`` where that is not known, and where texts are read.
-        simulated: Whether this was the simulated MPS, whose figures are no figures of MPS.
+        length: How many tokens a row has; ``None`` if rows are not tokens.
     """
 
-    name: str
-    task: str
     device: str
     points: tuple[Point, ...]
     compared: tuple[Point, ...] = ()
@@ -152,10 +78,9 @@ class SweepReport(Shown):
     method: str = ""
     gain: float = KNEE_GAIN
     length: int | None = None
-    workers: int = 0
-    dtype: str | None = None
-    row_shape: str | None = None
-    simulated: bool = False
+
+    SCHEMA = "openmed_nb/sweep/1"
+    ALSO = ("batch_tokens", "why", "end", "still_rising")
 
     @property
     def at_knee(self) -> Point | None:
@@ -165,12 +90,11 @@ class SweepReport(Shown):
     @property
     def batch_tokens(self) -> int | None:
         """The knee in tokens, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``None`` for other tasks."""
-        known = self.task == ANNOTATION and self.knee is not None and self.length is not None
-        return (self.knee or 0) * (self.length or 0) if known else None
+        return self.knee * self.length if self.task == ANNOTATION and self.knee and self.length else None
 
     @property
     def best(self) -> Point | None:
-        """The point with the highest throughput, whatever it takes; ``None`` where nothing fits."""
+        """The point with the highest throughput, whatever it takes; ``None`` if nothing fits."""
         return best_of(self.compared) or best_of(self.points)
 
     @property
@@ -181,107 +105,111 @@ class SweepReport(Shown):
 
     @property
     def why(self) -> str:
-        """Why this size, with figures."""
-        return explained(self.at_knee, self.compared, self.points, self.stopped)
+        """Why this size, with figures: what the best of the larger sizes would give."""
+        knee = self.at_knee
+        if knee is None:
+            return self._nothing_fits
+        size, larger = (
+            counted(knee.rows, "row"),
+            [best_of(point for point in points if point.rows > knee.rows) for points in (self.compared, self.points)],
+        )
+        other = larger[0] or larger[1]  # One that was measured beside it tells more.
+        if other is None:
+            return f"{size}: {self._rising}."
+        change = round(100 * (other.speed / knee.speed - 1))
+        pace = f"{abs(change)} % {'slower' if change < 0 else 'faster'}" if change else "as fast"
+        memory = f" and take {other.memory / knee.memory:.1f} times the memory" if knee.memory and other.memory else ""
+        return f"{size}: {other.rows:,} would be {pace}{memory}."
 
     @property
     def end(self) -> str:
         """Why no larger batch was measured, with figures."""
-        return ended(self.stopped, self.points, self.limit)
+        there = fitting(self.points)
+        if not there:
+            return self._nothing_fits
+        return ENDS[self.stopped].format(rows=counted(there[-1].rows, "row"), limit=in_bytes(self.limit))
+
+    @property
+    def _rising(self) -> str:
+        return f"still rising: {RISING.get(self.stopped, 'nothing larger was measured that fits')}"
+
+    @property
+    def _nothing_fits(self) -> str:
+        rows = min((point.rows for point in self.points), default=1)
+        return f"Not even {counted(rows, 'row')} {'fits' if rows == 1 else 'fit'} into the memory."
 
     def tokens(self, point: Point) -> float | None:
-        """Return the throughput of a point in tokens a second; ``None`` where rows are no tokens."""
+        """Return the throughput of a point in tokens a second; ``None`` if rows are not tokens."""
         return None if self.length is None or point.throughput is None else point.throughput * self.length
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, numbers and strings."""
-        plain = {name: value for name, value in vars(self).items() if name not in {"points", "compared"}}
-        return {
-            "schema": SCHEMA,
-            **plain,
-            "batch_tokens": self.batch_tokens,
-            "why": self.why,
-            "end": self.end,
-            "best": self.best.rows if self.best else None,
-            "still_rising": self.still_rising,
-            "points": [{**point.to_dict(), "tokens": self.tokens(point)} for point in self.points],
-            "compared": [point.rows for point in self.compared],
-        }
+        """Return everything as mappings, lists, numbers and strings, ready for JSON; ``best`` and ``compared`` are rows."""
+        points = [{**plain(point), "tokens": self.tokens(point)} for point in self.points]
+        compared, best = [point.rows for point in self.compared], self.best.rows if self.best else None
+        return {**super().to_dict(), "points": points, "compared": compared, "best": best}
 
     def plot(self) -> Any:
         """Return a matplotlib figure of throughput and memory over the sizes; a notebook shows it.
 
         Raises:
-            ConfigurationError: Where matplotlib is not installed.
+            ConfigurationError: If matplotlib is not installed.
         """
         return plotting("runbook.sweep_plot").draw(self)
 
+    @property
+    def heading(self) -> str:
+        """The device and the knee in words."""
+        return f"on {self.shown(self.device)}: {counted(self.knee, 'row') if self.knee else 'nothing fits'}"
+
     def report(self) -> Report:
         """Return the knee and how it was measured in words; the figures stand in the HTML alone."""
+        rows = f", rows of {counted(self.length, 'token')}" if self.length else ""
         loader = f"; {counted(self.workers, 'worker')} in the loader" if self.workers else ""
-        sentences = [
-            f"{self.name}, {self.task}{self._rows}{loader}.",
-            self._choice,
-            f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens})."
-            if self.batch_tokens
-            else "",
+        choice = (
+            f"The smallest batch from which no larger one that was tried is more than {100 * self.gain:g} % faster."
+        )
+        if not self.knee:
+            choice = self.why
+        elif self.still_rising:
+            choice = f"The largest batch that was tried; {self._rising}."
+        annotate = f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens})."
+        sentences = (
+            f"{self.name}, {self.task}{rows}{loader}.",
+            choice,
+            annotate if self.batch_tokens else "",
             f"Memory: {self.method}." if self.method else "",
-            NOTE if self.simulated else "",
-        ]
+        )
         reasons = Table("Why", ("of what", "reason"), (("the knee", self.why), ("the end", self.end)))
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first pass", "timed steps", "")
         table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points))
-        title = f"Batch sweep on {self.shown_device}: {counted(self.knee, 'row') if self.knee else 'nothing fits'}"
-        return Report(title, tuple(filter(None, sentences)), figures=(reasons, table))
-
-    @property
-    def shown_device(self) -> str:
-        """The device, which says where it is simulated."""
-        return f"{self.device}{MARK if self.simulated and canonical(self.device) == 'mps' else ''}"
-
-    @property
-    def _choice(self) -> str:
-        """How the knee was chosen, without figures."""
-        if not self.knee:
-            return self.why
-        if self.still_rising:
-            return f"The largest batch that was tried; {still_rising(self.stopped)}."
-        return f"The smallest batch from which no larger one that was tried is more than {100 * self.gain:g} % faster."
-
-    @property
-    def _rows(self) -> str:
-        return f", rows of {counted(self.length, 'token')}" if self.length else ""
+        return Report(f"Batch sweep {self.heading}", tuple(filter(None, sentences)), figures=(reasons, table))
 
     def _row(self, point: Point) -> tuple[str, ...]:
         notes = {"did not fit": not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
-        tokens, low_high = self.tokens(point), point.spread or ()
         return (
             f"{point.rows:,}",
-            figure(point.throughput),
-            " to ".join(map(figure, low_high)),
-            figure(tokens),
+            rate(point.throughput),
+            " to ".join(map(rate, point.spread or ())),
+            rate(self.tokens(point)),
             in_bytes(point.memory),
             "" if point.first_seconds is None else f"{point.first_seconds:.3f} s",
             str(point.steps or ""),
-            ", ".join(note for note, said in notes.items() if said),
+            ", ".join(note for note, holds in notes.items() if holds),
         )
 
     def _repr_html_(self) -> str:
-        return to_html(self.report()) + self._picture()
-
-    def _picture(self) -> str:
-        """Return the picture as SVG, empty where matplotlib is not installed: the tables say the same."""
         try:
-            return str(plotting("runbook.sweep_plot").to_svg(self))
-        except ConfigurationError:
-            return ""
+            picture = str(plotting("runbook.sweep_plot").to_svg(self))
+        except ConfigurationError:  # Without matplotlib the tables say the same.
+            picture = ""
+        return to_html(self.marked()) + picture
 
 
-def figure(number: float | None) -> str:
-    """Return a rate with three digits or more, empty where there is none.
+def rate(number: float | None) -> str:
+    """Return a rate with three digits or more, empty if there is none.
 
     Example:
-        >>> figure(1234.5), figure(12.345), figure(0.01234), figure(None)
+        >>> rate(1234.5), rate(12.345), rate(0.01234), rate(None)
         ('1,234', '12.3', '0.0123', '')
     """
     if number is None:
@@ -289,57 +217,104 @@ def figure(number: float | None) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
 
 
-def sweep_of(subject: Subject, device: str, rules: SweepRules, fraction: float | None = None) -> SweepReport:
-    """Return throughput and memory of a subject over batch sizes, with the knee.
+def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
+    model: Any = None,
+    data: Any = None,
+    *,
+    training: bool = False,
+    device: str | None = None,
+    length: int | None = None,
+    largest: int | None = None,
+    seconds: float = SECONDS,
+    gain: float = KNEE_GAIN,
+    smallest: int | None = None,
+    **arguments: Any,
+) -> SweepReport:
+    """Find the batch size from which larger batches no longer pay, on a device, and what each size takes of its memory.
+
+    Rows are doubled until two doublings in a row gain too little, until the memory is expected to come near its limit, or
+    until a batch does not fit; then sizes around the best are bisected, and those near the best are measured again in turn.
+    Every size has one shape. Its first pass and the warm-up are not among the times.
 
     Args:
-        subject: What is measured; it is put on the device beside what is there, and let go afterwards.
-        device: Where.
-        rules: How.
-        fraction: The share of the device's memory at which torch refuses more; ``None`` where that is not known.
+        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
+            function that does a step of your own with a batch.
+        data: For a module, example inputs or a ``DataLoader``, whose first batch is repeated or cut to each size: every tensor
+            of it whose first size is the number of its rows, so that a mask of 4 times 4 wants an example of another number
+            of rows; for a function, another one that makes a batch of a number of rows: ``nb.sweep(step, make_batch).knee``.
+        training: Whether training steps are measured: forward, backward and AdamW, on a copy of the model.
+        device: The device; ``None`` is the session's.
+        length: How many tokens a row has, for a name or a pipeline; 128, or as many as the model reads.
+        largest: The most rows that are tried.
+        seconds: About how long it may take; 30 where nobody says.
+        gain: A larger batch pays that gives more than this share more throughput; 0.03 where nobody says.
+        smallest: The rows that are tried first; ``None`` for 1, or for 2 in training, because BatchNorm does not learn from a
+            single row.
+        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
 
-    Random numbers go on as if nothing had been.
+    Returns:
+        The report: ``knee``, a number of rows, ``None`` where not even one row fits; ``batch_tokens``, the same in tokens where
+        texts are annotated, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``why``, in a sentence; ``points``, with
+        ``rows``, ``throughput`` in rows a second, its quartiles ``spread``, ``memory`` in bytes, ``first_seconds`` and
+        ``fits``; ``limit`` in bytes; and ``plot()``. Its text form has the knee and no other figure.
 
     Raises:
-        DeviceUnavailable: Where the subject itself does not fit in the memory of the device.
+        ConfigurationError: For what cannot be measured, for data that are none, and for numbers out of their range.
+        ModelError: Where the model cannot be loaded.
+        DeviceError: Where the device cannot be used.
+
+    Out of memory is a point with ``fits=False``, and the caches of the device are emptied after it. What a step raises beside
+    that passes through. Models are loaded for the sweep and let go after it; the session, a model of yours and random
+    numbers stay as they are; hooks of a model of yours run in its copy. A function of your own changes what it changes.
+
+    Example:
+        >>> import torch
+        >>> report = sweep(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", largest=4)
+        >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
+        ([1, 2, 3, 4], True)
     """
-    with same_random_numbers(device), put_on_devices(subject, [device]) as benches:
-        return swept(subject, benches[device], rules, fraction)
+    from .measure.benches import annotates, subject_of  # It imports numpy.
+
+    seconds = number("seconds", seconds, above=0, such_as="30")
+    if number("gain", gain, 1, above=0, such_as="0.03") == 1:
+        raise ConfigurationError(f"gain must be a fraction, got {shorten(repr(gain))}.", "Pass one such as 0.03.")
+    largest, smallest = whole_or_none("largest", largest), whole_or_none("smallest", smallest)
+    if largest and smallest and smallest > largest:
+        what = f"smallest={smallest} is more than largest={largest}."
+        raise ConfigurationError(what, "Pass a smaller one, or leave it out.")
+    with SESSION.told_after():
+        if annotates(model) and not training and data is not None:
+            remedy = "Leave them out, and pass length=... if they are not about 128 tokens long."
+            raise ConfigurationError("A sweep reads no texts: all its rows have one length.", remedy)
+        subject, device = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
+        SESSION.tell(Activity("Sweeping", subject.name))
+        with same_random_numbers(device), put_on_devices(subject, [device]) as benches:
+            first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
+            return swept(subject, Measurement(benches[device], seconds), gain, largest, first)
 
 
-def swept(subject: Subject, bench: Bench, rules: SweepRules, fraction: float | None) -> SweepReport:
-    """Return what a sweep of a bench finds; the caches of its device are emptied before and after it."""
-    measurement = Measurement(bench, rules, None)
+def swept(subject: Subject, measurement: Measurement, gain: float, largest: int | None, smallest: int) -> SweepReport:
+    """Return what a sweep of a subject finds; the caches of its device are emptied before and after it."""
+    device = canonical(measurement.bench.device)
     measurement.clean()
-    measurement.limit = limit_of(bench.device, fraction)
+    measurement.limit = limit_of(device, SESSION.computer.limit(device))
+    search = Search(measurement.point, measurement.hindrance, measurement.again, gain, largest, smallest)
     try:
-        search = Search(measurement.point, measurement.hindrance, measurement.again, rules.gain, rules.largest)
-        search.smallest = rules.first_rows(subject.task == TRAINING_STEP)
         points = search.run()
         compared = measurement.in_turn(points)
     finally:
         measurement.clean()
-    knee, last = knee_of(compared, rules.gain), measurement.last
+    knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
+    facts = {"name": subject.name, "task": subject.task, "simulated": active()} if last is None else last.facts
     return SweepReport(
-        subject.name,
-        subject.task,
-        canonical(bench.device),
-        points=merged(points, compared),
+        **facts,
+        device=device,
+        points=tuple(again.get(point.rows, point) for point in points),
         compared=compared,
         knee=knee.rows if knee else None,
         stopped=search.stopped,
         limit=measurement.limit,
         method=measurement.method,
-        gain=rules.gain,
+        gain=gain,
         length=last.length if last else None,
-        workers=last.workers if last else 0,
-        dtype=last.dtype if last else None,
-        row_shape=last.row_shape if last else None,
-        simulated=active(),
     )
-
-
-def merged(points: tuple[Point, ...], newer: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Return points, some of them replaced by newer ones of the same rows."""
-    by_rows = {point.rows: point for point in newer}
-    return tuple(by_rows.get(point.rows, point) for point in points)

@@ -19,18 +19,12 @@ if TYPE_CHECKING:
     from .sweep import SweepReport
 
 
+# The limit is drawn if it is at most so many times the highest memory; otherwise the curve would lie on the axis.
 NEAR = 3
-"""The limit is drawn where it is at most so many times the highest memory; otherwise the curve would lie on the axis."""
 
 
 def draw(report: SweepReport, width: float = 7.0, height: float = 4.5) -> CurveFigure:
-    """Return a matplotlib figure of a sweep.
-
-    Args:
-        report: What was found.
-        width: In inches.
-        height: In inches.
-    """
+    """Return a matplotlib figure of a sweep; width and height are in inches."""
     figure = CurveFigure(figsize=(width, height), layout="constrained")
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     _throughput(above, report)
@@ -49,8 +43,7 @@ def to_svg(report: SweepReport) -> str:
 
 
 def _title(report: SweepReport) -> str:
-    knee = counted(report.knee, "row") if report.knee else "nothing fits"
-    return f"{shorten(report.name, 30)}, {report.task} on {report.shown_device}: {knee}"
+    return f"{shorten(report.name, 30)}, {report.task} {report.heading}"
 
 
 def _throughput(axes: Any, report: SweepReport) -> None:

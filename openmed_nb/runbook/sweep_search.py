@@ -1,9 +1,7 @@
-"""Search the batch sizes of a sweep and measure each.
+"""The batch sizes of a sweep: which are worth measuring, and how each is measured.
 
-The search for the sizes that are worth measuring: doubles while that pays and fits, then bisects.
-
-It measures nothing itself, and knows no device: a function measures a size, and another one says why a size is not to be
-measured. So it is the same for any curve, and is tested with made ones.
+``Search`` doubles while that pays and fits, then bisects. It measures nothing itself and knows no device: one function measures
+a size, another one says why a size must not be measured; so tests search made curves. ``Measurement`` measures a bench for it.
 """
 
 from __future__ import annotations
@@ -21,32 +19,27 @@ from ..devices.machine import import_psutil
 from ..devices.memory import allocator, empty_cache, is_out_of_memory
 from ..devices.profilers import memory_changes, profiler_is_on, profiling
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, number, shorten, whole_or_none
+from ..display import Plain
 from .measure.timing import now
 from .measure.workloads import Bench, Workload
 
+# A larger batch pays if it gives more than this share more throughput. That leaves room for noise inside of five percent, which
+# is what a choice by hand is about as good as.
 KNEE_GAIN = 0.03
-"""A larger batch pays that gives more than this share more throughput.
 
-It leaves room for noise inside of five percent, which is what a choice by hand is about as good as.
-"""
-
+# Sizes within this share of the best are measured once more, in turn, before one of them is the knee.
 CLOSE = 0.10
-"""Sizes within this share of the best are measured once more, in turn, before one of them is the knee."""
-
-FEWEST_FOR_QUARTILES = 3
-"""Two times have no quartiles between them."""
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Plain):
     """A batch size, and what was measured with it.
 
     Attributes:
         rows: How many rows a batch has.
-        throughput: How many rows a second, by the median of the steps; ``None`` where the batch does not fit.
+        throughput: Rows a second, by the median of the steps; ``None`` if the batch does not fit.
         spread: The same by the quartiles of the steps, the slower one first; ``None`` with fewer than three steps.
-        memory: The most memory that a step took, in bytes; ``None`` where nothing tells.
+        memory: The most memory that a step took, in bytes; ``None`` if it is not known.
         first_seconds: How long the first pass of this shape took, in which MPS and CUDA compile or choose kernels.
         steps: How many steps were timed.
         fits: Whether the batch fits into the memory.
@@ -62,23 +55,14 @@ class Point:
 
     @property
     def speed(self) -> float:
-        """The throughput as a number: 0 where the batch does not fit."""
+        """The throughput as a number: 0 if the batch does not fit."""
         return self.throughput or 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain numbers and lists."""
-        return {**vars(self), "spread": None if self.spread is None else list(self.spread)}
 
 
 def rates(rows: int, seconds: Sequence[float]) -> dict[str, Any]:
-    """Return throughput, spread and steps of a point from the times of its steps, at least one.
-
-    Example:
-        >>> rates(8, [1.0, 2.0, 4.0])
-        {'throughput': 4.0, 'spread': (2.6666666666666665, 5.333333333333333), 'steps': 3}
-    """
+    """Return throughput, spread and steps of a point from the times of its steps, at least one."""
     spread = None
-    if len(seconds) >= FEWEST_FOR_QUARTILES:
+    if len(seconds) > 2:  # noqa: PLR2004 - two times have no quartiles between them
         low, _middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
         spread = (rows / high, rows / low)
     return {"throughput": rows / statistics.median(seconds), "spread": spread, "steps": len(seconds)}
@@ -90,12 +74,12 @@ def fitting(points: Iterable[Point]) -> list[Point]:
 
 
 def best_of(points: Iterable[Point]) -> Point | None:
-    """Return the point with the highest throughput, the smallest of equals; ``None`` where none fits."""
+    """Return the point with the highest throughput, the smallest of equals; ``None`` if none fits."""
     return max(fitting(points), key=lambda point: point.speed, default=None)
 
 
 def knee_of(points: Iterable[Point], gain: float = KNEE_GAIN) -> Point | None:
-    """Return the smallest point from which no larger one gains more than a share; ``None`` where none fits.
+    """Return the smallest point from which no larger one gains more than a share; ``None`` if none fits.
 
     Its throughput is that of the best, or at most that share away from it: the best itself would be taken otherwise.
 
@@ -113,257 +97,40 @@ def pays(others: Iterable[Point], point: Point, gain: float) -> bool:
 
 
 def close_points(points: Iterable[Point]) -> list[Point]:
-    """Return the points that are near the best, the smallest first.
-
-    Example:
-        >>> [point.rows for point in close_points([Point(8, 50.0), Point(16, 95.0), Point(32, 100.0)])]
-        [16, 32]
-    """
+    """Return the points that are near the best, the smallest first."""
     there = fitting(points)
     best = best_of(there)
     return [point for point in there if best and point.speed * (1 + CLOSE) >= best.speed]
 
 
-SECONDS = 30.0
-"""About how long a sweep takes."""
-
-SMALLEST_TRAINING = 2
-"""With so many rows training begins: ``torch.nn.functional.batch_norm`` refuses a single value for each channel."""
-
-
-@dataclass(frozen=True)
-class SweepRules:
-    """How a sweep searches.
-
-    Attributes:
-        gain: A larger batch pays that gives more than this share more throughput, below 1.
-        largest: The most rows that are tried, ``None`` for as many as pay and fit.
-        seconds: About how long it may take; steps that were begun are ended, so that long ones can make it more.
-        smallest: The rows that are tried first; ``None`` for 1, or 2 where steps train: BatchNorm learns from no single row.
-
-    Raises:
-        ConfigurationError: For a value out of its range.
-
-    Example:
-        >>> SweepRules(largest=0)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: largest cannot be 0. Pass a whole number from 1.
-    """
-
-    gain: float = KNEE_GAIN
-    largest: int | None = None
-    seconds: float = SECONDS
-    smallest: int | None = None
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.gain) and 0 < self.gain < 1):
-            raise ConfigurationError(f"gain={shorten(repr(self.gain))} is no share.", "Pass one such as 0.03.")
-        for name in ("largest", "smallest"):
-            object.__setattr__(self, name, whole_or_none(name, getattr(self, name)))
-        if self.largest and self.smallest and self.smallest > self.largest:
-            what = f"smallest={self.smallest} is more than largest={self.largest}."
-            raise ConfigurationError(what, "Pass a smaller one, or leave it out.")
-        number("seconds", self.seconds, above=0, such_as="30")
-
-    def first_rows(self, training: bool) -> int:
-        """Return how many rows are tried first.
-
-        Args:
-            training: Whether steps train.
-
-        Example:
-            >>> SweepRules().first_rows(True), SweepRules(largest=1).first_rows(True), SweepRules().first_rows(False)
-            (2, 1, 1)
-        """
-        if self.smallest is not None:
-            return self.smallest
-        return min(SMALLEST_TRAINING if training else 1, self.largest or SMALLEST_TRAINING)
-
-
-def is_number(value: Any, kind: type | tuple[type, ...] = (int, float)) -> bool:
-    """Tell whether a value is a number; what is true or false is none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-HEADROOM_SHARE = 0.1
-"""The share of the memory of a GPU that is to stay free: the allocator splits blocks, and other batches are larger."""
-
-HEADROOM = {"cpu": 0.7, "mps": 1 - HEADROOM_SHARE, "cuda": 1 - HEADROOM_SHARE}
-"""The share of the limit that a batch may be expected to take: on the CPU and on MPS, going beyond it makes the system swap."""
-
-ALLOCATOR = "the most that tensors took during a step, with the model, as torch's allocator counts it"
-DRIVER = "what the device gave the process for a step that began with an empty cache: this torch counts no peak on MPS"
-PROFILER = "the most that the tensors made during a step took at once, beside the model, as torch's profiler saw it"
-NOT_KNOWN = "not known: another profiler was on"
-"""Ways to measure the memory of a step."""
-
-GROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
-"""What the processes of a container may hold on Linux, and what they hold (the kernel's admin-guide/cgroup-v2)."""
-
-
-def memory_of(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
-    """Run a step and return the most memory that it took, in bytes, and how that was measured.
-
-    Args:
-        device: Where the step computes.
-        step: Runs to its end on the device.
-    """
-    if kind_of(device) not in {"mps", "cuda"}:
-        return peak_seen(step)
-    asked = allocator(device)
-    counts = asked.memory().peak is not None
-    asked.reset_peak() if counts else asked.empty_cache()
-    step()
-    memory = asked.memory()
-    return (memory.peak, ALLOCATOR) if counts else (memory.reserved, DRIVER)
-
-
-def peak_seen(step: Callable[[], object]) -> tuple[int | None, str]:
-    """Run a step on the CPU under torch's profiler and return the most that its tensors took at once.
-
-    Example:
-        >>> import torch
-        >>> peak_seen(lambda: torch.ones(1000) + torch.ones(1000))[0]
-        12000
-    """
-    if profiler_is_on():
-        step()
-        return None, NOT_KNOWN
-    with profiling("cpu", profile_memory=True) as profiler:
-        step()
-    return highest(memory_changes(profiler)), PROFILER
-
-
-def highest(changes: Sequence[int]) -> int:
-    """Return the most that was held at once, from what was taken (positive) and given back (negative) in order.
-
-    Example:
-        >>> highest([10, 5, -10, 4])
-        15
-    """
-    held = most = 0
-    for change in changes:
-        held += change
-        most = max(most, held)
-    return most
-
-
-def limit_of(device: str, fraction: float | None) -> int | None:
-    """Return how much a step may take, in bytes, counted as :func:`memory_of` counts; ``None`` where nothing is known.
-
-    Args:
-        device: The device, with the model on it.
-        fraction: The share of its memory at which torch refuses more, where that is known. On MPS more than 1 counts as 1:
-            torch would allow it (the high watermark is 1.7 by itself), but the Mac would swap.
-    """
-    if kind_of(device) not in {"mps", "cuda"}:
-        return given_by_system()
-    recommended = allocator(device).memory().recommended
-    return None if recommended is None else int(recommended * min(1.0, fraction or 1.0))
-
-
-def given_by_system() -> int:
-    """Return how much memory this process can still get: of the computer, of its container, and of its own limit.
-
-    Example:
-        >>> given_by_system() > 0
-        True
-    """
-    psutil = import_psutil()
-    rest = [int(psutil.virtual_memory().available), in_container(*map(Path, GROUP_FILES)), under_own_limit()]
-    return max(0, min(size for size in rest if size is not None))
-
-
-def in_container(most: Path, held: Path) -> int | None:
-    """Return what the processes of a container may still take, ``None`` where they have no limit, or where none is told."""
-    if not (most.is_file() and held.is_file()):
-        return None
-    sizes = [file.read_text("ascii").strip() for file in (most, held)]
-    return int(sizes[0]) - int(sizes[1]) if all(size.isdecimal() for size in sizes) else None
-
-
-def under_own_limit() -> int | None:
-    """Return what this process may still take of addresses (``ulimit -v``), ``None`` where it has no limit."""
-    psutil = import_psutil()
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows has no such limit.
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit - int(psutil.Process().memory_info().vms)
-
-
-def expected_memory(points: Sequence[Point], rows: int) -> int | None:
-    """Return how much memory more rows will take, from the sizes so far; ``None`` where nothing is known.
-
-    One point is taken to grow with the rows, two to lie on a line; where the last three bend upwards, as with a matrix of
-    all rows, the line bends on, at most as a square does.
-
-    Example:
-        >>> expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)
-        60
-        >>> expected_memory([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
-        640
-    """
-    there = [(point.rows, point.memory) for point in fitting(points) if point.memory is not None]
-    if not there:
-        return None
-    last, size = there[-1]
-    if len(there) == 1:
-        return math.ceil(size * max(1.0, rows / last))
-    slopes = [max(0.0, (above[1] - below[1]) / (above[0] - below[0])) for below, above in itertools.pairwise(there)]
-    bend = slopes[-1] / slopes[-2] if len(slopes) > 1 and slopes[-2] else 1.0
-    return math.ceil(size + slopes[-1] * min(2.0, max(1.0, bend)) * (rows - last))
-
-
+# Why a search ends: larger batches no longer pay, would come near the limit, do not fit, were not asked for, take too long.
 THROUGHPUT, MEMORY, OUT_OF_MEMORY, LARGEST, TIME = "throughput", "memory", "out of memory", "largest", "time"
-"""Why a search ends: larger batches no longer pay, would come near the limit, do not fit, were not asked for, take too long."""
 
+# After so many doublings in a row that do not pay, the search ends; one can be an unlucky size of a kernel.
 PATIENCE = 2
-"""After so many doublings in a row that do not pay, the search ends; one can be an unlucky size of a kernel."""
 
+# Around the knee and the best, sizes are bisected until they are about this part of themselves apart.
 FINEST = 4
-"""Around the knee and the best, sizes are bisected until they are about this part of themselves apart."""
 
+# The largest size that fits is found to this share if throughput still rises there: a share less of rows is one less of speed.
 EDGE = 0.01
-"""Where throughput still rises at the largest that fits, it is found to this share: a share less of rows is one less of speed."""
-
-Measure = Callable[[int], Point]
-"""Measures a number of rows; what does not fit is a point too."""
-
-Again = Callable[[Sequence[Point]], Sequence[Point]]
-"""Measures points once more, in turn."""
-
-Hindrance = Callable[[int, Sequence[Point]], str]
-"""Says why a number of rows is not to be measured after these points: one of the reasons above; empty where it may be."""
 
 
 @dataclass
 class Search:
-    """A search under way.
+    """A search under way."""
 
-    Attributes:
-        measure: Measures a size.
-        hindrance: Says why a size is not to be measured.
-        again: Measures points once more, in turn, before they end the search.
-        gain: A larger batch pays that gives more than this share more throughput.
-        largest: The most rows; ``None`` where nobody says.
-        smallest: The rows that are measured first.
-        points: What was measured, by rows.
-        stopped: Why the doubling ended.
-        bound: The smallest size that is known not to fit, or not to be measured for want of memory.
-    """
-
-    measure: Measure
-    hindrance: Hindrance = lambda _rows, _points: ""
-    again: Again = lambda points: points
-    gain: float = KNEE_GAIN
-    largest: int | None = None
-    smallest: int = 1
-    points: dict[int, Point] = field(default_factory=dict)
-    stopped: str = ""
-    bound: int | None = None
+    measure: Callable[[int], Point]  # Measures a number of rows; what does not fit is a point too.
+    # Says why a number of rows must not be measured after these points: one of the reasons above, or nothing.
+    hindrance: Callable[[int, Sequence[Point]], str] = lambda _rows, _points: ""
+    # Measures points once more, in turn, before they end the search.
+    again: Callable[[Sequence[Point]], Sequence[Point]] = lambda points: points
+    gain: float = KNEE_GAIN  # A larger batch pays if it gives more than this share more throughput.
+    largest: int | None = None  # The most rows; ``None`` for any.
+    smallest: int = 1  # The rows that are measured first.
+    points: dict[int, Point] = field(default_factory=dict)  # What was measured, by rows.
+    stopped: str = ""  # Why the doubling ended.
+    bound: int | None = None  # The smallest size that is known not to fit, or not to be measured for want of memory.
 
     @property
     def found(self) -> tuple[Point, ...]:
@@ -389,7 +156,7 @@ class Search:
             rows = following
 
     def reason(self, rows: int, following: int) -> str:
-        """Return why the doubling ends after a size, empty where it goes on with the following one."""
+        """Return why the doubling ends after a size, empty if it goes on with the following one."""
         if not self.points[rows].fits:
             return OUT_OF_MEMORY
         if following == rows:
@@ -402,10 +169,9 @@ class Search:
         return hindered
 
     def still_pays(self) -> bool:
-        """Tell whether one of the last doublings gained enough over all that was there before them."""
-        before, last = self.found[:-PATIENCE], self.found[-PATIENCE:]
-        best = best_of(before)
-        return best is None or pays(last, best, self.gain)
+        """Tell whether one of the last doublings gained enough over all before them."""
+        best = best_of(self.found[:-PATIENCE])
+        return best is None or pays(self.found[-PATIENCE:], best, self.gain)
 
     def pays_after_all(self) -> bool:
         """Measure the last doublings and the best before them in turn: another program may have slowed the last ones."""
@@ -415,7 +181,7 @@ class Search:
         return self.still_pays()
 
     def approach_bound(self) -> None:
-        """Where throughput still rises at the largest that fits, bisect between it and what does not fit."""
+        """If throughput still rises at the largest that fits, bisect between it and what does not fit."""
         there = fitting(self.found)
         if self.bound is None or not there or knee_of(there, self.gain) != there[-1]:
             return
@@ -449,72 +215,144 @@ class Search:
         return point
 
 
-WARM_UP = 0.05
-"""A shape is warm after so many seconds of steps behind the first pass, or after one step that takes longer."""
+# The share of the memory of a GPU that must stay free: the allocator splits blocks, and other batches are larger.
+HEADROOM_SHARE = 0.1
 
-STEPS, SECONDS_OF_A_POINT = 5, 0.3
-"""A point has at least so many timed steps, and so many seconds of them."""
+# The share of the limit that a batch may be expected to take: on the CPU and on MPS, going beyond it makes the system swap.
+HEADROOM = {"cpu": 0.7, "mps": 1 - HEADROOM_SHARE, "cuda": 1 - HEADROOM_SHARE}
 
-FEWEST = 3
-"""Where a step takes long, so many timed steps, or rounds, are enough."""
+# Ways to measure the memory of a step.
+ALLOCATOR = "the most that tensors took during a step, with the model, as torch's allocator counts it"
+DRIVER = "what the device gave the process for a step that began with an empty cache: this torch counts no peak on MPS"
+PROFILER = "the most that the tensors made during a step took at once, beside the model, as torch's profiler saw it"
+NOT_KNOWN = "not known: another profiler was on"
 
-LONG = 0.5
-"""A step takes long from so many seconds on."""
+# What the processes of a container may hold on Linux, and what they hold (the kernel's admin-guide/cgroup-v2).
+GROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
 
-UNTIMED = 3.5
-"""How many steps a point costs beside the timed ones: the first, which takes longer, one to warm up, one for its memory."""
 
-ROUNDS = 9
-"""In so many rounds the sizes near the best are measured in turn, or in as many as there is time for."""
+def memory_of(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
+    """Run a step to its end on a device and return the most memory that it took, in bytes, and how that was measured."""
+    if kind_of(device) not in {"mps", "cuda"}:
+        return peak_seen(step)
+    asked = allocator(device)
+    counts = asked.memory().peak is not None
+    asked.reset_peak() if counts else asked.empty_cache()
+    step()
+    memory = asked.memory()
+    return (memory.peak, ALLOCATOR) if counts else (memory.reserved, DRIVER)
 
-VISIT = 0.05
-"""How many seconds a size is measured in a round, at least one step."""
 
-SHARE = 0.6
-"""The share of the time that the search may take; the rest is for the rounds."""
+def peak_seen(step: Callable[[], object]) -> tuple[int | None, str]:
+    """Run a step on the CPU under torch's profiler and return the most that its tensors took at once."""
+    if profiler_is_on():
+        step()
+        return None, NOT_KNOWN
+    with profiling("cpu", profile_memory=True) as profiler:
+        step()
+    # What tensors take (positive) and give back (negative), in order.
+    return max(itertools.accumulate(memory_changes(profiler), initial=0)), PROFILER
+
+
+def limit_of(device: str, fraction: float | None) -> int | None:
+    """Return how much a step may take on a device with its model, in bytes, counted as :func:`memory_of` counts.
+
+    torch refuses more than a ``fraction`` of the device's memory; on MPS more than 1 counts as 1: torch would allow it (the
+    high watermark is 1.7 by itself), but the Mac would swap. ``None`` if nothing is known.
+    """
+    if kind_of(device) not in {"mps", "cuda"}:
+        return given_by_system()
+    recommended = allocator(device).memory().recommended
+    return None if recommended is None else int(recommended * min(1.0, fraction or 1.0))
+
+
+def given_by_system() -> int:
+    """Return how much memory this process can still get: of the computer, of its container, and of its own limit."""
+    available = int(import_psutil().virtual_memory().available)
+    rest = [available, in_container(*map(Path, GROUP_FILES)), under_own_limit()]
+    return max(0, min(size for size in rest if size is not None))
+
+
+def in_container(most: Path, held: Path) -> int | None:
+    """Return what the processes of a container may still take, ``None`` if they have no limit, or if it is not known."""
+    if not (most.is_file() and held.is_file()):
+        return None
+    sizes = [file.read_text("ascii").strip() for file in (most, held)]
+    return int(sizes[0]) - int(sizes[1]) if all(size.isdecimal() for size in sizes) else None
+
+
+def under_own_limit() -> int | None:
+    """Return what this process may still take of addresses (``ulimit -v``), ``None`` if it has no limit."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit.
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit - int(import_psutil().Process().memory_info().vms)
+
+
+def expected_memory(points: Sequence[Point], rows: int) -> int | None:
+    """Return how much memory more rows will take, from the sizes so far; ``None`` if nothing is known.
+
+    One point is taken to grow with the rows, two to lie on a line; if the last three bend upwards, as with a matrix of
+    all rows, the line bends on, at most as a square does.
+
+    Example:
+        >>> expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)
+        60
+        >>> expected_memory([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
+        640
+    """
+    there = [(point.rows, point.memory) for point in fitting(points) if point.memory is not None]
+    if not there:
+        return None
+    last, size = there[-1]
+    if len(there) == 1:
+        return math.ceil(size * max(1.0, rows / last))
+    slopes = [max(0.0, (above[1] - below[1]) / (above[0] - below[0])) for below, above in itertools.pairwise(there)]
+    bend = slopes[-1] / slopes[-2] if len(slopes) > 1 and slopes[-2] else 1.0
+    return math.ceil(size + slopes[-1] * min(2.0, max(1.0, bend)) * (rows - last))
+
+
+WARM_UP = 0.05  # Seconds of steps after the first pass that make a shape warm; one step that takes longer is enough.
+STEPS, SECONDS_OF_A_POINT = 5, 0.3  # The fewest timed steps of a point, and for how many seconds it is timed.
+LONG, FEWEST = 0.5, 3  # If a step takes so many seconds, or more, so few timed steps, or rounds, are enough.
+UNTIMED = (
+    3.5  # How many steps a point costs beside the timed ones: a first, longer one, one to warm up, one for its memory.
+)
+ROUNDS = 9  # In so many rounds the sizes near the best are measured in turn, or in as many as there is time for.
+VISIT = 0.05  # How many seconds a size is measured in a round, at least one step.
+SHARE = 0.6  # The share of the time that the search may take; the rest is for the rounds.
 
 
 @dataclass
 class Measurement:
-    """A bench under measurement.
+    """A bench under measurement."""
 
-    Attributes:
-        bench: What is measured.
-        rules: How.
-        limit: The memory that a step may take, ``None`` where nobody knows.
-        begin: When it began.
-        method: How memory was measured, in words.
-        last: The last workload, which tells of length, workers and types.
-    """
-
-    bench: Bench
-    rules: SweepRules
-    limit: int | None
-    begin: float = field(default_factory=now)
-    method: str = ""
-    last: Workload | None = None
+    bench: Bench  # What is measured.
+    seconds_given: float  # About how long the sweep may take.
+    limit: int | None = None  # The memory that a step may take, ``None`` if it is not known.
+    begin: float = field(default_factory=now)  # When it began.
+    method: str = ""  # How memory was measured, in words.
+    last: Workload | None = None  # The last workload, which tells of length, workers and types.
 
     def point(self, rows: int) -> Point:
-        """Measure a number of rows; where they do not fit, the caches of the device are emptied.
-
-        Raises:
-            Exception: Whatever a step raises that is no lack of memory.
-        """
+        """Measure a number of rows; if they do not fit, empty the caches of the device."""
         point = self._tried(rows)
         if point is None:
             self.clean()
         return point or Point(rows, fits=False)
 
     def hindrance(self, rows: int, points: Sequence[Point]) -> str:
-        """Return why a number of rows is not to be measured: the memory that it is expected to take, or the time."""
+        """Return why a number of rows must not be measured: the memory that it is expected to take, or the time."""
         memory = expected_memory(points, rows)
-        if self.limit is not None and memory is not None and memory > self.limit * self._headroom:
+        headroom = HEADROOM.get(kind_of(self.bench.device), HEADROOM["cpu"])
+        if self.limit is not None and memory is not None and memory > self.limit * headroom:
             return MEMORY
-        last = fitting(points)[-1]
-        seconds = rows / last.speed
+        seconds = rows / fitting(points)[-1].speed
         steps = FEWEST if seconds > LONG else STEPS
         after = self.elapsed + max(seconds * steps, SECONDS_OF_A_POINT) + seconds * UNTIMED
-        return TIME if after > self.rules.seconds * SHARE else ""
+        return TIME if after > self.seconds_given * SHARE else ""
 
     def in_turn(self, points: Sequence[Point]) -> tuple[Point, ...]:
         """Return the sizes near the best, measured in turn, so that heat and other programs touch all of them alike.
@@ -525,15 +363,15 @@ class Measurement:
         return self.rounds(close, ROUNDS) if len(close) > 1 else tuple(close)
 
     def again(self, points: Sequence[Point]) -> tuple[Point, ...]:
-        """Return points that were measured once more in turn, where there is time for it; the others as they are."""
+        """Return points measured once more in turn, if there is time for it, or else as they are."""
         seconds = sum(2 * point.rows / point.speed for point in points) * FEWEST
-        return self.rounds(points, FEWEST) if self.elapsed + seconds < self.rules.seconds * SHARE else tuple(points)
+        return self.rounds(points, FEWEST) if self.elapsed + seconds < self.seconds_given * SHARE else tuple(points)
 
     def rounds(self, points: Sequence[Point], most: int) -> tuple[Point, ...]:
-        """Return points measured in turn, in rounds that begin at either end; after some of them, time may end it."""
+        """Return points measured in turn, in rounds that begin at either end; after a few of them, time may end it."""
         seconds: dict[int, list[float]] = {point.rows: [] for point in points}
         for turn in range(most):
-            if turn >= FEWEST and self.elapsed > self.rules.seconds:
+            if turn >= FEWEST and self.elapsed > self.seconds_given:
                 break
             for point in points if turn % 2 else points[::-1]:
                 seconds[point.rows] += self._visited(point.rows)
@@ -549,29 +387,25 @@ class Measurement:
         gc.collect()
         empty_cache(self.bench.device)
 
-    @property
-    def _headroom(self) -> float:
-        return HEADROOM.get(kind_of(self.bench.device), HEADROOM["cpu"])
-
     def _tried(self, rows: int) -> Point | None:
-        """Return a point, ``None`` where it runs out of memory; the error is let go here, with the tensors of its frames."""
+        """Return a point, ``None`` if it runs out of memory; the error is let go here, with the tensors of its frames."""
         try:
-            return self._measured(rows)
+            workload = self.last = self.bench.bucket(rows)
+            batch = next(workload.batches())
+            first = workload.seconds(batch)
+            steps_for(workload, batch, WARM_UP, 1)
+            memory, self.method = memory_of(self.bench.device, lambda: workload.run(batch))
+            timed = workload.seconds(batch)
+            fewest = (FEWEST if timed > LONG else STEPS) - 1
+            times = [timed, *steps_for(workload, batch, SECONDS_OF_A_POINT - timed, fewest)]
+            return Point(rows, memory=memory, first_seconds=first, **rates(rows, times))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return None
 
-    def _measured(self, rows: int) -> Point:
-        workload = self.last = self.bench.bucket(rows)
-        batch = next(workload.batches())
-        first = workload.seconds(batch)
-        warm(workload, batch)
-        memory, self.method = memory_of(self.bench.device, lambda: workload.run(batch))
-        return Point(rows, memory=memory, first_seconds=first, **rates(rows, timed_steps(workload, batch)))
-
     def _visited(self, rows: int) -> list[float]:
-        """Return the times of some steps; none where they do not fit this time, which the points know already."""
+        """Return the times of a few steps; none if they do not fit this time, which the points know already."""
         try:
             workload = self.bench.bucket(rows)
             batch = next(workload.batches())
@@ -583,19 +417,8 @@ class Measurement:
             return []
 
 
-def warm(workload: Workload, batch: Any) -> None:
-    """Do steps until the device has done this shape for a moment."""
-    steps_for(workload, batch, WARM_UP, 1)
-
-
-def timed_steps(workload: Workload, batch: Any) -> list[float]:
-    """Return how long steps take, in seconds: at least some of them, for at least some tenths of a second."""
-    first = workload.seconds(batch)
-    return [first, *steps_for(workload, batch, SECONDS_OF_A_POINT - first, (FEWEST if first > LONG else STEPS) - 1)]
-
-
 def steps_for(workload: Workload, batch: Any, seconds: float, fewest: int) -> list[float]:
-    """Return how long each of some steps took, in seconds: so many at least, and as many as fit into some seconds."""
+    """Return how long each of several steps took, in seconds: ``fewest`` of them, or as many as fit into some seconds."""
     times: list[float] = []
     begin = now()
     while len(times) < fewest or now() - begin < seconds:

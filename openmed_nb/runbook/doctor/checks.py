@@ -24,7 +24,7 @@ from ...errors import OpenMedError
 from ...models.dtypes import REDUCED, Validation
 from ...models.quantization import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count
-from ..signals.values import Signals
+from ..signals import Signals
 
 if TYPE_CHECKING:
     import torch

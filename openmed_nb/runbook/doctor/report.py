@@ -22,8 +22,7 @@ from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, c
 from ...models.config import OpenMedConfig
 from ...models.dtypes import validation_of
 from ...session import SESSION, Session
-from ..signals.reading import read_signals
-from ..signals.values import Signals
+from ..signals import Signals, read_signals
 from .checks import Computation, DoctorFacts, findings_of, model_findings
 from .packages import package_findings, read_packages
 

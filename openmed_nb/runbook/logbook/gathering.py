@@ -31,7 +31,7 @@ from ...models.loading import model_folder
 from ...plain import LARGEST, from_plain
 from ...session import SESSION
 from ...training.curve import installed_bytes
-from ..signals.reading import read_signals
+from ..signals import read_signals
 from .fingerprints import dataset_of, hypotheses_of, which_model
 from .logbook import Logbook, reported_device, run_of
 from .sections import (
@@ -361,7 +361,7 @@ def read_background(names: bool) -> Background:
 
 def processor_times() -> ProcessorTimes:
     """Return what the processors have done until now; programs that may not be asked count in the whole alone."""
-    from ..comparison import GUESTS, NOT_BUSY, cpu_times
+    from ..utilisation import GUESTS, NOT_BUSY, cpu_times
 
     psutil = import_psutil()
     this = psutil.Process()

@@ -1,4 +1,4 @@
-"""Every clock of the package, and the interval of a median."""
+"""The clock of everything that the runbook measures, and the confidence interval of a median."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-Clock = Callable[[], float]
-"""Returns seconds from any beginning."""
+from ...display import Plain
 
-CLOCK: ContextVar[Clock] = ContextVar("clock", default=time.perf_counter)
-"""The clock in force in this thread."""
+# Returns seconds from any beginning; each thread may have its own.
+CLOCK: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.perf_counter)
 
 
 def now() -> float:
-    """Return the seconds on the clock in force."""
     return CLOCK.get()()
 
 
+def seconds_of(function: Callable[[], object]) -> float:
+    """Return how long a call takes, in seconds."""
+    begin = now()
+    function()
+    return now() - begin
+
+
 @contextlib.contextmanager
-def timed_by(clock: Clock) -> Iterator[None]:
+def timed_by(clock: Callable[[], float]) -> Iterator[None]:
     """Time everything in a block by another clock.
 
     Example:
         >>> with timed_by(iter([2.0, 5.0]).__next__):
-        ...     -now() + now()
+        ...     seconds_of(str)
         3.0
     """
     before = CLOCK.set(clock)
@@ -39,17 +44,16 @@ def timed_by(clock: Clock) -> Iterator[None]:
 
 
 LEVEL = 0.95
-"""How sure an interval is, at least."""
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Plain):
     """A median and its confidence interval.
 
     Attributes:
-        low: Its lower end.
+        low: The lower end.
         middle: The median.
-        high: Its upper end.
+        high: The upper end.
         level: How probable it is that such an interval holds the true median, at least.
     """
 
@@ -62,62 +66,33 @@ class Interval:
         """Tell whether a value is in the interval, its ends included."""
         return self.low <= value <= self.high
 
-    def to_dict(self) -> dict[str, float]:
-        """Return the interval as plain numbers."""
-        return dict(vars(self))
 
-
-def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Return the median of values with the narrowest interval between two of them that has at least this level.
+def median_interval(values: Sequence[float]) -> Interval:
+    """Return the median of at least :data:`FEWEST_VALUES` values with its narrowest interval of at least 95 percent.
 
     Of n values in order, the k-th from below and the k-th from above enclose the median of what they were drawn from with a
-    probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; nothing is assumed of how they are
-    distributed (Thompson 1936; Conover, Practical Nonparametric Statistics, 3.2).
-
-    Args:
-        values: At least :func:`fewest_values` of them.
-        level: How sure the interval is to be, below 1.
-
-    Raises:
-        ValueError: For too few values.
+    probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; no distribution of the values is assumed
+    (Thompson 1936; Conover, Practical Nonparametric Statistics, 3.2).
 
     Example:
         >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
         Interval(low=2.0, middle=5.5, high=9.0, level=0.978515625)
     """
-    ordered, rank = sorted(values), rank_of(len(values), level)
+    ordered, rank = sorted(values), rank_of(len(values))
     if rank == 0:
-        message = f"{len(ordered)} values have no interval of level {level}: at least {fewest_values(level)} are needed"
+        message = f"{len(ordered)} values have no interval of level {LEVEL}: at least {FEWEST_VALUES} are needed"
         raise ValueError(message)
     return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], coverage(len(ordered), rank))
 
 
 def coverage(count: int, rank: int) -> float:
-    """Return how probable it is that the values of this rank, from below and from above, enclose the median.
-
-    Example:
-        >>> coverage(10, 2), coverage(5, 1)
-        (0.978515625, 0.9375)
-    """
+    """Return how probable it is that the values of this rank, from below and from above, enclose the median."""
     return 1 - 2 * sum(math.comb(count, below) for below in range(rank)) / 2.0**count
 
 
-def rank_of(count: int, level: float = LEVEL) -> int:
-    """Return the largest rank whose interval has at least this level, 0 where there is none.
-
-    Example:
-        >>> rank_of(25), rank_of(6), rank_of(5)
-        (8, 1, 0)
-    """
-    ranks = range(1, count // 2 + 1)
-    return max((rank for rank in ranks if coverage(count, rank) >= level), default=0)
+def rank_of(count: int) -> int:
+    """Return the largest rank whose interval has the level, 0 if none has."""
+    return max((rank for rank in range(1, count // 2 + 1) if coverage(count, rank) >= LEVEL), default=0)
 
 
-def fewest_values(level: float = LEVEL) -> int:
-    """Return how many values an interval of this level needs.
-
-    Example:
-        >>> fewest_values(0.95), fewest_values(0.99)
-        (6, 8)
-    """
-    return next(count for count in range(2, 64) if rank_of(count, level))
+FEWEST_VALUES = next(count for count in range(2, 64) if rank_of(count))

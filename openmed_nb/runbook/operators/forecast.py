@@ -23,7 +23,7 @@ from ...models.config import OpenMedConfig
 from ...session import SESSION
 from ...training.nonfinite import loss_of
 from .calls import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, PHASES, AtModule, ModulePlace, Trace
-from .copies import check_memory, cpu_copy, random_numbers_kept
+from .copies import check_memory, copy_of, random_numbers_kept
 from .table import (
     ALWAYS_ON_CPU,
     COMPOSITE,
@@ -146,8 +146,8 @@ def trace(model: torch.nn.Module, example: Example, table: OperatorTable, traini
     with TENSOR_LOCK, random_numbers_kept(), torch.inference_mode(mode=False):
         record = CallRecord(table)
         # Each run has a copy of its own: a step changes its numbers.
-        TracedRun(cpu_copy(model), example.copied(), record).inference()
-        notes = TracedRun(cpu_copy(model), example.copied(), record).training_step() if training else ()
+        TracedRun(copy_of(model), example.copied(), record).inference()
+        notes = TracedRun(copy_of(model), example.copied(), record).training_step() if training else ()
         return Trace(dict(record.calls), dict(record.refusals), notes)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,8 @@ from ...models.dtypes import WORTH
 from ...models.loading import LoadSpec, load
 from ...models.quantization import INT8, dtype_of, is_quantized
 from ...session import SESSION
-from ..operators.copies import cpu_copy
+from ..measure.timing import seconds_of
+from ..operators.copies import copy_of
 from .parity import TOLERANCES, Differences, GradientDifference, ParityReport
 from .spans import Score, Span, Spans, compare_spans, gold_spans, score
 
@@ -250,7 +250,7 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
         rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
         notes = (f"{rounded}; pass the model's name to compare with its files.",)
     with TENSOR_LOCK:
-        reference = with_model(candidate, cpu_copy(pipe.model, torch.float32).eval())
+        reference = with_model(candidate, copy_of(pipe.model, dtype=torch.float32).eval())
     return Pair(name, reference, candidate, dtype, notes)
 
 
@@ -365,20 +365,14 @@ def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
 
 def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
     """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
-
-    def timed(function: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        function()
-        return time.perf_counter() - begin
-
     seconds = []
     for number in range(pairs + 1):
         if number % 2:
-            one = timed(first)
-            seconds.append((one, timed(second)))
+            one = seconds_of(first)
+            seconds.append((one, seconds_of(second)))
         else:
-            other = timed(second)
-            seconds.append((timed(first), other))
+            other = seconds_of(second)
+            seconds.append((seconds_of(first), other))
     return seconds[1:]
 
 

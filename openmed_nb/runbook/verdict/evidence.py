@@ -230,7 +230,7 @@ def evidence_of(
     """
     from ..comparison import Comparison  # These import numpy.
     from ..figures import READERS, Context
-    from ..signals.values import Signals
+    from ..signals import Signals
 
     found = by_kind(reports, [Evidence, *(kind for kind, _, read in READERS if read is not None)])
     own: Evidence = found.pop(Evidence, Evidence())

@@ -65,12 +65,15 @@ def test_all_usable_devices_where_nobody_says():
     assert json.loads(json.dumps(comparison.to_dict()))["simulated"] is True
 
 
-def test_training_steps_have_their_own_phases():
-    """A training step is split into data, transfer, forward, backward and optimizer."""
-    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=["cpu"])
+@pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
+def test_training_steps_have_their_own_phases(device: object):
+    """A training step has five phases; a device may be torch's own value, alone or among others, and numbers those of numpy."""
+    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=device, pairs=np.int64(6))
 
     assert list(comparison.of("cpu").shares) == ["data", "transfer", "forward", "backward", "optimizer"]
-    assert comparison.task == "training step"
+    assert (comparison.task, type(comparison.pairs)) == ("training step", int)
+    assert re.findall(r"\d+\.\d+", str(comparison)) == []
+    assert re.findall(r"\d+\.\d+ ms", comparison._repr_html_())
 
 
 def test_slow_loader_dominates(clock):
@@ -100,9 +103,14 @@ def test_processes_that_read_ahead_end():
     assert multiprocessing.active_children() == []
 
 
+class Own(nn.Linear):
+    """A class of which no other test has instances."""
+
+
 def test_what_the_person_has_stays_as_it_is():
-    """Weights, gradients and mode of a model, and random numbers, are untouched."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).train()
+    """Weights, gradients and mode of a model, and random numbers, are untouched, and its copies are gone afterwards."""
+    layer = Own(4, 4)
+    model = nn.Sequential(layer, nn.Dropout()).train()
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(1)
     random.seed(1)
@@ -113,22 +121,11 @@ def test_what_the_person_has_stays_as_it_is():
 
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert model.training
-    assert model[0].weight.grad is None
+    assert layer.weight.grad is None
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
-
-
-def test_models_are_let_go():
-    """What was put on devices for the comparison is gone after it."""
-
-    class Own(nn.Linear):
-        """A class of which no other test has instances."""
-
-    model = Own(4, 4)
-    compared(model, torch.ones(2, 4), devices="cpu")
-
-    assert [one for one in gc.get_objects() if type(one) is Own] == [model]
+    assert [one for one in gc.get_objects() if type(one) is Own] == [layer]
 
 
 def test_processor_is_watched():
@@ -139,37 +136,27 @@ def test_processor_is_watched():
     assert "openmed_nb utilisation" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_text_has_no_figures():
-    """The text says in words what was measured; figures stand in the HTML."""
-    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu")
-
-    assert re.findall(r"\d+\.\d+", str(comparison)) == []
-    assert re.findall(r"\d+\.\d+ ms", comparison._repr_html_())
-
-
-def test_batch_that_does_not_fit():
-    """Out of memory is an error of ours that says what to do, and the memory is handed back."""
+def test_what_does_not_fit():
+    """Out of memory, of a batch or of the model, is an error of ours that says what to do, and the memory is handed back."""
     with nb.simulated_mps("96 MiB") as device:
-        with pytest.raises(
-            DeviceUnavailable,
-            match=r"^A batch of 16 rows does not fit in the memory of mps: Invalid buffer.*batch_size",
+        for model, words in (
+            (
+                nn.Linear(1, 1_000_000),
+                r"^A batch of 16 rows does not fit in the memory of mps: Invalid buffer.*batch_size",
+            ),
+            (nn.Linear(1, 20_000_000), "Linear does not fit in the memory of mps"),
         ):
-            compared(nn.Linear(1, 1_000_000), torch.ones(16, 1), devices="mps")
-        gc.collect()
-        assert device.allocator.allocated == 0
-
-
-def test_model_that_does_not_fit():
-    """A model that is larger than the memory of a device is one, too."""
-    with nb.simulated_mps("96 MiB"), pytest.raises(DeviceUnavailable, match="Linear does not fit in the memory of mps"):
-        compared(nn.Linear(1, 20_000_000), torch.ones(16, 1), devices="mps")
+            with pytest.raises(DeviceUnavailable, match=words):
+                compared(model, torch.ones(16, 1), devices="mps")
+            gc.collect()
+            assert device.allocator.allocated == 0
 
 
 @pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
         ({"model": len}, ConfigurationError, "len is a function.*Pass a model's name, a pipeline or a torch module"),
-        ({"model": 3}, ConfigurationError, "int is nothing that can be measured"),
+        ({"model": 3}, ConfigurationError, "int cannot be measured"),
         ({"device": "cpu"}, ConfigurationError, r"no option device.*devices="),
         ({"pairs": 5}, ConfigurationError, "pairs cannot be 5. Pass a whole number from 6"),
         ({"pairs": True}, ConfigurationError, "pairs cannot be True"),
@@ -181,7 +168,7 @@ def test_model_that_does_not_fit():
         ({"devices": ["mps"]}, DeviceError, "'mps'"),
         ({"devices": [3]}, ConfigurationError, "int has no device"),
         ({"devices": 5}, ConfigurationError, "int has no device"),
-        ({"seconds": 1e300}, ConfigurationError, r"seconds cannot be 1e\+300.*from 0 to 3600"),
+        ({"seconds": 1e300}, ConfigurationError, r"seconds cannot be 1e\+300.*from 0 up to 3600"),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
         ({"data": [None], "devices": "cpu"}, UnreadableText, "NoneType"),
         ({"model": nn.Linear(2, 2)}, ConfigurationError, "nothing to call Linear with"),
@@ -204,12 +191,3 @@ def test_listeners_hear_which_device_is_made_ready():
 
     assert str(heard[0]) == "Comparing on cpu: Linear"
     assert heard[-1] is None
-
-
-@pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
-def test_devices_as_torch_has_them(device: object):
-    """A device may be torch's own value, alone or among others, and a number may be one of numpy."""
-    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), devices=device, pairs=np.int64(6))
-
-    assert [one.device for one in comparison.devices] == ["cpu"]
-    assert type(comparison.pairs) is int

@@ -12,14 +12,13 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.comparison import (
     Comparison,
     DeviceFigures,
-    Utilisation,
     devices_to_compare,
     figures_of,
     rotated,
-    steps_of_turn,
 )
 from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split, Workload, split_of
+from openmed_nb.runbook.utilisation import Utilisation
 
 EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 LOAD = Utilisation(0.05, 0.65, 5)
@@ -73,29 +72,12 @@ def test_phase_that_dominates():
         assert comparison.findings[2].evidence.startswith(dominating or "no phase")
 
 
-def test_copies_on_the_cpu_are_not_a_bottleneck():
-    """Where work is so small that handing over its batch takes most of a step, the CPU is not said to copy too much."""
-    cpu = DeviceFigures("cpu", 0.01, (0.01, 0.01), 2, Split({"transfer": 6, "forward": 4}))
-
-    assert [one.status for one in Comparison("x", "forward pass", (cpu,), 20).findings] == [OK]
-
-
 def test_shares_are_of_all_steps():
-    """A loader that keeps one step of two waiting takes its share of both."""
-    split = split_of([{"data": 0.0, "forward": 1.0}, {"data": 2.0, "forward": 1.0}])
-
-    assert split.shares == {"data": 0.5, "forward": 0.5}
-
-
-def test_texts_in_memory_are_not_said_to_wait_for_another_program():
-    """What one batch of texts takes longer than the others counts for nothing; of a loader it counts for all steps."""
+    """A loader that keeps one step of several waiting takes its share of all; texts in memory that wait were another program."""
     steps = [{"data": 0.1, "forward": 1.0}] * 9 + [{"data": 9.1, "forward": 1.0}]
-    shares = {}
-    for task in ("annotation", "forward pass"):
+    for task, share in (("annotation", 1 / 11), ("forward pass", 0.5)):
         workload = Workload("m", task, "cpu", 8, None, lambda: iter(()), ())
-        shares[task] = split_of(steps, workload.typical).shares["data"]
-
-    assert shares == {"annotation": pytest.approx(1 / 11), "forward pass": pytest.approx(0.5)}
+        assert split_of(steps, workload.typical).shares["data"] == pytest.approx(share)
 
 
 def test_speed_up_is_the_median_of_ratios():
@@ -103,7 +85,7 @@ def test_speed_up_is_the_median_of_ratios():
     turns = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
     workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
 
-    figures = figures_of(workload, "mps", turns, {"mps": EVEN}, {"mps": LOAD})
+    figures = figures_of(workload, "mps", turns, EVEN, LOAD)
 
     assert (figures.speed_up.low, figures.speed_up.middle, figures.speed_up.high) == (2.0, 2.0, 3.0)
     assert (figures.seconds, figures.quartiles) == (1.5, (1.0, 2.375))
@@ -140,11 +122,12 @@ def test_device_that_was_not_compared():
 
 
 def test_cpu_alone():
-    """With the CPU alone there is no speed, and that is said."""
-    alone = Comparison("bundled", "annotation", compared().devices[:1], 20)
-
-    assert "There is only the CPU here: nothing to compare it with." in str(alone)
-    assert [one.name for one in alone.findings] == ["time on cpu"]
+    """With the CPU alone there is no speed, and the text says so; work too small to tell is not said to copy too much."""
+    small = DeviceFigures("cpu", 0.01, (0.01, 0.01), 2, Split({"transfer": 6, "forward": 4}))
+    for cpu in (*compared().devices[:1], small):
+        alone = Comparison("bundled", "annotation", (cpu,), 20)
+        assert "There is only the CPU here: nothing to compare it with." in str(alone)
+        assert [(one.name, one.status) for one in alone.findings] == [("time on cpu", OK)]
 
 
 def test_simulated_device_has_no_speed():
@@ -159,8 +142,8 @@ def test_simulated_device_has_no_speed():
     assert "slower" not in str(comparison)
 
 
-def test_devices_are_compared_once():
-    """The CPU comes first, and each device is there once, however it is spelled."""
+def test_devices_take_turns():
+    """The CPU comes first, each device is there once, however it is spelled, and over the rounds each begins once."""
     for names, devices in [
         ((), ("cpu",)),
         (("cpu",), ("cpu",)),
@@ -168,23 +151,5 @@ def test_devices_are_compared_once():
         (("cuda", "cpu", "cuda:0", "cuda:1"), ("cpu", "cuda", "cuda:1")),
     ]:
         assert devices_to_compare(*names) == devices
-
-
-def test_length_of_a_turn():
-    """A quick step is repeated, a slow one is not, and what workers hold ready goes by."""
-    for seconds, workers, steps in [
-        ([0.001, 0.001], 0, 20),
-        ([0.1, 0.001], 0, 5),
-        ([2.0, 0.001], 0, 1),
-        ([2.0, 1.0], 3, 12),
-        ([0.0], 0, 20000),
-    ]:
-        assert steps_of_turn(seconds, workers) == steps, (seconds, workers)
-
-
-def test_each_device_begins_in_turn():
-    """Over as many rounds as there are devices, each begins once."""
-    names = ["cpu", "cuda:0", "cuda:1"]
-
-    assert [rotated(names, number)[0] for number in range(3)] == names
-    assert all(sorted(rotated(names, number)) == names for number in range(5))
+        assert tuple(rotated(devices, turn)[0] for turn in range(len(devices))) == devices
+        assert all(sorted(rotated(devices, turn)) == sorted(devices) for turn in range(5))

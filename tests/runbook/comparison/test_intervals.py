@@ -8,22 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.runbook.measure.timing import Interval, fewest_values, median_interval, rank_of
+from openmed_nb.runbook.measure.timing import Interval, median_interval, rank_of
 
 RANKS = {5: 0, 6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 40: 14, 50: 18, 100: 40}
 
 
 def test_ranks_of_published_tables():
     """The ranks at 95 percent are those that tables of the sign test give."""
-    assert {count: rank_of(count, 0.95) for count in RANKS} == RANKS
+    assert {count: rank_of(count) for count in RANKS} == RANKS
 
 
 LEVELS = {6: 0.96875, 8: 0.9921875, 10: 0.978515625, 20: 0.9586105346679688}
 
 
 def test_level_is_that_of_the_binomial_distribution():
-    """The level is exact, not the one that was asked for."""
+    """The level is exact, not the one that was asked for; one value less than an interval needs is an error."""
     assert {count: median_interval(range(count)).level for count in LEVELS} == pytest.approx(LEVELS, abs=1e-12)
+    with pytest.raises(ValueError, match="at least 6 are needed"):
+        median_interval(range(5))
 
 
 def test_interval_of_twenty():
@@ -45,15 +47,6 @@ def test_interval_covers_as_often_as_it_says():
     held = [median_interval([numbers.expovariate(1) for _ in range(20)]).holds(median) for _ in range(4000)]
 
     assert sum(held) / len(held) == pytest.approx(0.9586, abs=0.012)
-
-
-def test_too_few_values_are_refused():
-    """One value less than an interval needs is an error that says how many it needs."""
-    for level in (0.5, 0.9, 0.95, 0.99):
-        few = fewest_values(level) - 1
-
-        with pytest.raises(ValueError, match=f"at least {few + 1} are needed"):
-            median_interval([1.0] * few, level)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=6, max_size=60))

@@ -17,7 +17,7 @@ from openmed_nb.errors import DeviceUnavailable, TorchUnusable
 from openmed_nb.runbook.doctor.checks import Computation, DoctorFacts
 from openmed_nb.runbook.doctor.report import DoctorReport, diagnose
 from openmed_nb.runbook.doctor.silent_errors import BUGS, ProbeOutcome, bugs_of
-from openmed_nb.runbook.signals.values import Signals
+from openmed_nb.runbook.signals import Signals
 
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
 MAC_TORCH = TorchFacts(

@@ -10,7 +10,7 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.logbook.diff import CANNOT_BE_TOLD, LISTED, REFUSING
 from openmed_nb.runbook.logbook.sections import Run
 from openmed_nb.runbook.measure.workloads import Split
-from openmed_nb.runbook.profile import Profile
+from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
 

@@ -11,7 +11,7 @@ from openmed_nb.runbook.figures import figures_of
 from openmed_nb.runbook.logbook.logbook import reported_device
 from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
-from openmed_nb.runbook.profile import Profile
+from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
 from openmed_nb.training.curve import MemoryCurve, MemorySample

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.copies import cpu_copy
+from openmed_nb.runbook.operators.copies import copy_of
 from openmed_nb.runbook.operators.forecast import Forecast
 
 PHASES = {"inference", "forward", "backward", "optimizer"}
@@ -399,7 +399,7 @@ def test_copy_is_on_the_cpu_and_shares_nothing():
     model["second"].bias.requires_grad_(False)
     model["first"](torch.ones(1, 2)).sum().backward()
     for dtype in (None, torch.float64):
-        copied = cpu_copy(model, dtype)
+        copied = copy_of(model, dtype=dtype)
 
         assert copied["second"].weight is copied["first"].weight
         assert copied["first"].weight.data_ptr() != model["first"].weight.data_ptr()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.runbook.profile import host_seconds, operator_times, starting_seconds
+from openmed_nb.runbook.profile_operators import operator_times, total
 
 
 def event(name: str, span: tuple[float, float], host: float = 0, device: float = 0, where: str = "CPU"):
@@ -93,7 +93,7 @@ def test_starting_is_as_long_as_an_operator_with_nothing_to_compute():
 
     assert {one.phase for one in times} == {"data", "forward"}
     assert (times[1].seconds, times[1].starting_seconds) == (pytest.approx(24e-6), pytest.approx(10e-6))
-    assert (host_seconds(times), starting_seconds(times)) == (pytest.approx(24e-6), pytest.approx(10e-6))
+    assert (total(times, "seconds"), total(times, "starting_seconds")) == (pytest.approx(24e-6), pytest.approx(10e-6))
 
 
 def test_starting_is_not_known_without_empty_operators():
@@ -101,4 +101,4 @@ def test_starting_is_not_known_without_empty_operators():
     times = operator_times(steps_of([4, 20]), 1, sees_device=False)
 
     assert [one.starting_seconds for one in times] == [None, None]
-    assert starting_seconds(times) is None
+    assert total(times, "starting_seconds") is None

@@ -6,8 +6,10 @@ import copy
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,8 @@ import openmed_nb as nb
 from openmed_nb.devices.profilers import without_notes
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
-from openmed_nb.runbook.profile import CALLS, Profile
+from openmed_nb.runbook.profile_operators import CALLS
+from openmed_nb.runbook.profiling import Profile
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
@@ -157,22 +160,15 @@ def test_line_that_waits_is_named(planted, step: str, words: str, call: str):
     assert f"{call} at planted_steps.py:{line} in {step}" in str(profile)
 
 
-def test_healthy_step_of_the_person(planted):
-    """A step that leaves everything on the device names none, though it moves its batch there."""
+def test_other_steps_of_the_person(planted):
+    """A step that leaves everything on the device names none; on the CPU nothing waits, and the line that would is named."""
     with nb.simulated_mps():
-        profile = profiled(planted.Planted("mps").healthy, [torch.ones(4, 8)])
+        healthy = profiled(planted.Planted("mps").healthy, [torch.ones(4, 8)])
+    reading = profiled(planted.Planted("cpu").reading, [torch.ones(4, 8)], device="cpu")
 
-    assert profile.bottlenecks == ()
-    assert profile.synchronisations == ()
-    assert profile.task == "own step"
-
-
-def test_line_is_told_on_the_cpu_too(planted):
-    """On the CPU nothing waits, and the line that would on a GPU is told."""
-    profile = profiled(planted.Planted("cpu").reading, [torch.ones(4, 8)], device="cpu")
-
-    assert "synchronisation" not in profile.bottlenecks
-    assert f".item() at planted_steps.py:{planted.line_of('# read here')}" in str(profile)
+    assert (healthy.bottlenecks, healthy.synchronisations, healthy.task) == ((), (), "own step")
+    assert "synchronisation" not in reading.bottlenecks
+    assert f".item() at planted_steps.py:{planted.line_of('# read here')}" in str(reading)
 
 
 def test_training_steps_have_operators_in_each_phase():
@@ -235,12 +231,15 @@ def test_what_the_person_has_stays_as_it_is():
         ({"steps": 2.5}, "steps cannot be 2.5"),
         ({"warm_up": -1}, "warm_up cannot be -1. Pass a whole number from 0"),
         ({"batch_size": True}, "batch_size cannot be True"),
-        ({"trace": 3}, "int is no file for a trace"),
-        ({"trace": "trace.txt"}, "'trace.txt' is no file for a trace"),
-        ({"trace": "no_such_folder/trace.json"}, "'trace.json' cannot be written there"),
+        ({"trace": 3}, "A trace cannot be written to int"),
+        ({"trace": "trace.txt"}, "A trace cannot be written to 'trace.txt'"),
+        *(
+            ({"trace": f"{folder}/trace.json"}, "'trace.json' cannot be written there")
+            for folder in ("no_such_folder", "/proc", "/dev/null")  # Whatever the rights of a folder say.
+        ),
         ({"signposts": True, "device": "cpu"}, "no signposts of cpu: torch writes them for MPS alone"),
         ({"metal_capture": "step", "device": "cpu"}, "no Metal captures of cpu: torch writes them for MPS alone"),
-        ({"model": 3}, "int is nothing that can be measured"),
+        ({"model": 3}, "int cannot be measured"),
         ({"model": nn.Linear(2, 2)}, "nothing to call Linear with"),
     ],
 )
@@ -271,20 +270,21 @@ def test_other_profiler_is_refused():
     assert "aten::sum" in {event.name for event in other.events()}
 
 
-def test_error_of_a_step_passes_through():
-    """What the person's own step raises is raised as it is, and no profiler stays on."""
+def test_errors_of_a_step():
+    """An error of a step passes through, and no profiler stays on; a lack of memory says what to do, without anyone's text."""
 
-    def step(_batch: torch.Tensor) -> None:
-        raise ZeroDivisionError
+    def failing(error: Exception) -> Callable[[torch.Tensor], None]:
+        def step(_batch: torch.Tensor) -> None:
+            raise error
+
+        return step
 
     with pytest.raises(ZeroDivisionError):
-        profiled(step, [torch.ones(3)], device="cpu")
-
+        profiled(failing(ZeroDivisionError()), [torch.ones(3)], device="cpu")
     assert not torch.autograd._profiler_enabled()
-
-
-def test_batch_that_does_not_fit():
-    """Out of memory is an error of ours that says what to do."""
+    with pytest.raises(DeviceUnavailable, match="MemoryError") as raised:
+        profiled(failing(MemoryError(NOTE)), [torch.ones(4)], device="cpu")
+    assert "diabetes" not in str(raised.value)
     with nb.simulated_mps("96 MiB"), pytest.raises(DeviceUnavailable, match="A batch of 16 rows does not fit"):
         profiled(nn.Linear(1, 1_000_000), torch.ones(16, 1))
 
@@ -311,13 +311,6 @@ def test_only_the_profiler_is_silent(capfd):
     os.write(2, b"third\n")
 
     assert capfd.readouterr().err == "first\nsecond\nthird\n"
-
-
-@pytest.mark.parametrize("folder", ["/proc", "/dev/null"])
-def test_trace_where_nothing_can_be_written(folder: str):
-    """A folder that takes no files is an error before anything runs, also where the rights of the folder say otherwise."""
-    with pytest.raises(ConfigurationError, match="cannot be written there"):
-        profiled(narrow(), torch.ones(1, 4), device="cpu", trace=f"{folder}/trace.json")
 
 
 def test_ranges_of_the_person_are_not_shown():
@@ -348,21 +341,8 @@ def test_operators_behind_a_pause(clock):
     assert finding(profile, "tiny batch").status in {OK, WARNING}
 
 
-def test_lack_of_memory_does_not_repeat_a_text():
-    """Of an error that is not torch's own, its type is told and not its text."""
-
-    def step(_batch: torch.Tensor) -> None:
-        raise MemoryError(NOTE)
-
-    with pytest.raises(DeviceUnavailable, match="MemoryError") as raised:
-        profiled(step, [torch.ones(4)], device="cpu")
-    assert "diabetes" not in str(raised.value)
-
-
 def test_whole_numbers_of_numpy():
     """Numbers of steps and rows may be those of numpy."""
-    import numpy as np
-
     profile = profiled(narrow(), torch.ones(1, 4), device="cpu", steps=np.int64(3), batch_size=np.int32(2))
 
     assert (type(profile.steps), profile.steps, profile.rows) == (int, 3, 2)

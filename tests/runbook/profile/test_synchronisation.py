@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.runbook.profile import Profile
 from openmed_nb.runbook.profile_recorder import StepRecord, watching
 from openmed_nb.runbook.profile_watch import CodePlace, Synchronisation, owner_of, place_of, shown_file
+from openmed_nb.runbook.profiling import Profile
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
@@ -158,23 +158,6 @@ def test_library_is_named_by_its_module():
     assert {place.library.partition(".")[0] for place in places} == {"transformers"}
     assert not any(place.is_own for place in places)
     assert all(str(place).startswith("inside of transformers.") for place in places)
-
-
-def test_without_the_name_of_a_call_nothing_is_blamed():
-    """With a torch that calls models by another name, nothing that a library does is taken for the person's."""
-    import tqdm
-
-    places = []
-    progress = tqdm.tqdm(disable=True)
-    progress.refresh = lambda *_, **__: places.extend(place_of(sys._getframe(2), name) for name in NAMES)
-    progress.disable = False
-    progress.set_postfix(loss="1")
-    progress.disable = True
-
-    assert [place.is_own for place in places] == [True, False]
-
-
-NAMES = ("_call_impl", "_another_name")
 
 
 def test_library_that_the_person_calls():

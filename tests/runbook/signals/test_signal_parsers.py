@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import parse_sysctl
-from openmed_nb.runbook.signals import macos, nvidia
-from openmed_nb.runbook.signals.values import Gpu, number_in, whole_number_in
+from openmed_nb.runbook import signal_parsers as parsers
+from openmed_nb.runbook.signal_parsers import Gpu, number_in, whole_number_in
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 
@@ -36,60 +36,73 @@ H200 = Gpu(
 )
 
 READ = [
-    (macos.parse_ioreg, recorded("ioreg_m1"), M1),
-    (macos.parse_ioreg, recorded("ioreg_m4"), M4),
-    (macos.parse_free_memory, recorded("memory_pressure"), 70),
-    (macos.parse_swap, SYSCTL[macos.SWAP], round(6119.06 * 2**20)),
-    (macos.parse_swap, "vm.swapusage: total = 7168,00M  used = 6119,06M  free = 1048,94M", round(6119.06 * 2**20)),
-    (macos.parse_swap, "total = 0.00M  used = 0.00M  free = 0.00M", 0),
-    (macos.parse_swap, "total = 8.00G  used = 1.50G  free = 6.50G", 3 * 2**29),
-    (macos.parse_power_source, recorded("batt_battery"), "battery"),
-    (macos.parse_power_source, recorded("batt_charging"), "adapter"),
-    (macos.parse_power_source, recorded("batt_not_charging"), "adapter"),
-    (macos.parse_power_source, recorded("batt_desktop"), "adapter"),
-    (macos.parse_power_source, recorded("batt_none"), "adapter"),
-    (macos.parse_power_source, "Now drawing from 'UPS Power'\n", "UPS"),
-    (macos.parse_battery, recorded("batt_battery"), 78),
-    (macos.parse_battery, recorded("batt_charging"), 90),
-    (macos.parse_battery, recorded("batt_not_charging"), 7),
-    (macos.parse_battery, recorded("batt_desktop"), None),
-    (macos.parse_battery, recorded("batt_none"), None),
-    (macos.parse_battery, "Now drawing from 'UPS Power'\n -Back-UPS ES 700\t100%; charged present: true", None),
-    (macos.parse_power_mode, recorded("power_lowpowermode"), "low"),
-    (macos.parse_power_mode, recorded("power_powermode"), "automatic"),
-    (macos.parse_power_mode, recorded("power_desktop"), None),
-    (macos.parse_power_mode, " lowpowermode         0\n", "automatic"),
-    (macos.parse_power_mode, " powermode            1\n", "low"),
-    (macos.parse_power_mode, " powermode            2\n", "high"),
-    (macos.parse_heat, recorded("therm_calm"), "nothing reported"),
-    (macos.parse_heat, "CPU_Speed_Limit \t= 100\n", "nominal"),
-    (macos.parse_heat, f"{recorded('therm_calm')}CPU_Speed_Limit \t= 100\n", "nominal"),
-    (macos.parse_heat, "Note: No thermal warning level has been recorded\n", None),
-    (macos.parse_heat, recorded("therm_limited"), "limited"),
-    (macos.parse_speed_limit, recorded("therm_calm"), None),
-    (macos.parse_speed_limit, recorded("therm_limited"), 62),
-    (nvidia.parse_nvidia_smi, recorded("nvidia_h200"), (H200,)),
+    (parsers.parse_ioreg, recorded("ioreg_m1"), M1),
+    (parsers.parse_ioreg, recorded("ioreg_m4"), M4),
+    (parsers.parse_free_memory, recorded("memory_pressure"), 70),
+    (parsers.parse_swap, SYSCTL[parsers.SWAP], round(6119.06 * 2**20)),
+    (parsers.parse_swap, "vm.swapusage: total = 7168,00M  used = 6119,06M  free = 1048,94M", round(6119.06 * 2**20)),
+    (parsers.parse_swap, "total = 0.00M  used = 0.00M  free = 0.00M", 0),
+    (parsers.parse_swap, "total = 8.00G  used = 1.50G  free = 6.50G", 3 * 2**29),
+    (parsers.parse_power_source, recorded("batt_battery"), "battery"),
+    (parsers.parse_power_source, recorded("batt_charging"), "adapter"),
+    (parsers.parse_power_source, recorded("batt_not_charging"), "adapter"),
+    (parsers.parse_power_source, recorded("batt_desktop"), "adapter"),
+    (parsers.parse_power_source, recorded("batt_none"), "adapter"),
+    (parsers.parse_power_source, "Now drawing from 'UPS Power'\n", "UPS"),
+    (parsers.parse_battery, recorded("batt_battery"), 78),
+    (parsers.parse_battery, recorded("batt_charging"), 90),
+    (parsers.parse_battery, recorded("batt_not_charging"), 7),
+    (parsers.parse_battery, recorded("batt_desktop"), None),
+    (parsers.parse_battery, recorded("batt_none"), None),
+    (parsers.parse_battery, "Now drawing from 'UPS Power'\n -Back-UPS ES 700\t100%; charged present: true", None),
+    (parsers.parse_power_mode, recorded("power_lowpowermode"), "low"),
+    (parsers.parse_power_mode, recorded("power_powermode"), "automatic"),
+    (parsers.parse_power_mode, recorded("power_desktop"), None),
+    (parsers.parse_power_mode, " lowpowermode         0\n", "automatic"),
+    (parsers.parse_power_mode, " powermode            1\n", "low"),
+    (parsers.parse_power_mode, " powermode            2\n", "high"),
+    (parsers.parse_heat, recorded("therm_calm"), "nothing reported"),
+    (parsers.parse_heat, "CPU_Speed_Limit \t= 100\n", "nominal"),
+    (parsers.parse_heat, f"{recorded('therm_calm')}CPU_Speed_Limit \t= 100\n", "nominal"),
+    (parsers.parse_heat, "Note: No thermal warning level has been recorded\n", None),
+    (parsers.parse_heat, recorded("therm_limited"), "limited"),
+    (parsers.parse_speed_limit, recorded("therm_calm"), None),
+    (parsers.parse_speed_limit, recorded("therm_limited"), 62),
+    (parsers.parse_nvidia_smi, recorded("nvidia_h200"), (H200,)),
 ]
 
 DAMAGED = [
-    (macos.parse_ioreg, recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=130'), None),
-    (macos.parse_ioreg, recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=x'), 29),
-    (macos.parse_ioreg, recorded("ioreg_m4").replace("AGXAcceleratorG16G", "IntelAccelerator"), None),
-    (macos.parse_ioreg, recorded("ioreg_m4").replace("}", ""), None),
-    (macos.parse_ioreg, '"IOReportLegend" = ({"Device Utilization %"=30})', None),
+    (
+        parsers.parse_ioreg,
+        recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=130'),
+        None,
+    ),
+    (parsers.parse_ioreg, recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=x'), 29),
+    (parsers.parse_ioreg, recorded("ioreg_m4").replace("AGXAcceleratorG16G", "IntelAccelerator"), None),
+    (parsers.parse_ioreg, recorded("ioreg_m4").replace("}", ""), None),
+    (parsers.parse_ioreg, '"IOReportLegend" = ({"Device Utilization %"=30})', None),
 ]
 """What is left of the utilisation."""
 
-UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣"]
+UNREADABLE = [
+    *("", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣"),
+    "System-wide memory free percentage: 170%",
+    "used = 1.2.3M",
+    "used = 99999999T",
+    "Now drawing from 'Solar Power'",
+    " -InternalBattery-0 (id=1)\t178%; discharging",
+    " powermode            7",
+    "CPU_Speed_Limit \t= 162",
+]
 
 PARSERS = [
-    macos.parse_free_memory,
-    macos.parse_swap,
-    macos.parse_power_source,
-    macos.parse_battery,
-    macos.parse_power_mode,
-    macos.parse_heat,
-    macos.parse_speed_limit,
+    parsers.parse_free_memory,
+    parsers.parse_swap,
+    parsers.parse_power_source,
+    parsers.parse_battery,
+    parsers.parse_power_mode,
+    parsers.parse_heat,
+    parsers.parse_speed_limit,
 ]
 
 
@@ -113,26 +126,11 @@ def test_damaged_figure_is_none():
 
 
 def test_unreadable_output_is_none():
-    """What cannot be read is None, never 0, and a GPU that cannot be read has no figures."""
+    """What cannot be read, or cannot be, is None, never 0, and a GPU that cannot be read has no figures."""
     for output in (*UNREADABLE, None):
         assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS), output
-        assert macos.parse_ioreg(output) == Gpu(), output
-        assert nvidia.parse_nvidia_smi(output) == (), output
-
-
-def test_figure_that_cannot_be():
-    """A percentage above 100, a size beyond every disk and an unknown word are not known."""
-    outputs = [
-        "System-wide memory free percentage: 170%",
-        "used = 1.2.3M",
-        "used = 99999999T",
-        "Now drawing from 'Solar Power'",
-        " -InternalBattery-0 (id=1)\t178%; discharging",
-        " powermode            7",
-        "CPU_Speed_Limit \t= 162",
-    ]
-    for output in outputs:
-        assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS), output
+        assert parsers.parse_ioreg(output) == Gpu(), output
+        assert parsers.parse_nvidia_smi(output) == (), output
 
 
 @given(
@@ -140,7 +138,7 @@ def test_figure_that_cannot_be():
 )
 def test_any_text_gives_a_value_or_none(text):
     """Whatever a command prints, a parser returns a value or None."""
-    for parse in (*PARSERS, macos.parse_ioreg, nvidia.parse_nvidia_smi):
+    for parse in (*PARSERS, parsers.parse_ioreg, parsers.parse_nvidia_smi):
         parse(text)
         assert parse(None) in (None, Gpu(), ())
 
@@ -148,32 +146,25 @@ def test_any_text_gives_a_value_or_none(text):
 @given(st.lists(st.text(alphabet="0123456789.[]N/A ", max_size=20), min_size=9, max_size=9))
 def test_any_row_of_nvidia_smi(cells):
     """Whatever stands in the cells of a row, the figures are in their ranges or not known."""
-    for gpu in nvidia.parse_nvidia_smi(",".join(cells)):
+    for gpu in parsers.parse_nvidia_smi(",".join(cells)):
         assert gpu.utilisation is None or 0 <= gpu.utilisation <= 100
         assert gpu.memory_total is None or gpu.memory_total > 0
 
 
 def test_what_a_gpu_does_not_support():
-    """A field that a GPU does not support is not known, and the others are."""
+    """A field that a GPU does not support is not known, and the others are; driver or hardware may say that heat slows it."""
     for word in ("[N/A]", "[Not Supported]", "[Unknown Error]", ""):
         row = ", ".join(("GPU-1", "NVIDIA T4", *[word] * 7))
-        assert nvidia.parse_nvidia_smi(row) == (Gpu("NVIDIA T4", uuid="GPU-1"),), word
-
-
-def test_heat_of_a_gpu():
-    """A GPU is slowed by heat where its driver or its hardware says so."""
-    rows = [
-        f"GPU-1, T4, 1, 1, 1, 1, 1, {soft}, {hard}" for soft, hard in (("Active", "[N/A]"), ("Not Active", "Active"))
-    ]
-
-    assert [nvidia.parse_nvidia_smi(row)[0].slowed_by_heat for row in rows] == [True, True]
+        assert parsers.parse_nvidia_smi(row) == (Gpu("NVIDIA T4", uuid="GPU-1"),), word
+    for heat in ("Active, [N/A]", "Not Active, Active"):
+        assert parsers.parse_nvidia_smi(f"GPU-1, T4, 1, 1, 1, 1, 1, {heat}")[0].slowed_by_heat is True
 
 
 def test_cores():
     """Cores are counted by their kind, and a kind that a chip has not is not known."""
-    cores = {macos.PERFORMANCE_CORES: 12, macos.EFFICIENCY_CORES: 4, "hw.perflevel2.physicalcpu": None}
+    cores = {parsers.PERFORMANCE_CORES: 12, parsers.EFFICIENCY_CORES: 4, "hw.perflevel2.physicalcpu": None}
 
-    assert {name: macos.parse_cores(SYSCTL, name) for name in cores} == cores
+    assert {name: parsers.parse_cores(SYSCTL, name) for name in cores} == cores
 
 
 T4S = tuple(Gpu("Tesla T4", uuid=f"GPU-{letter * 4}") for letter in "abc")
@@ -203,7 +194,7 @@ CHOICES = [
 def test_which_gpu_is_meant():
     """The GPU that torch calls by a name is found by its UUID, or by its place where the two orders are the same."""
     for gpus, device, environ, uuid, place in CHOICES:
-        chosen = nvidia.chosen_gpu(gpus, device, environ, uuid)
+        chosen = parsers.chosen_gpu(gpus, device, environ, uuid)
         assert chosen is (None if place is None else gpus[place]), (device, environ, uuid)
 
 

@@ -10,23 +10,22 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.signals import macos, nvidia
-from openmed_nb.runbook.signals.reading import read_signals
-from openmed_nb.runbook.signals.values import FIGURES, Gpu, Signals
+from openmed_nb.runbook import signal_parsers as parsers
+from openmed_nb.runbook.signals import FIGURES, Gpu, Signals, read_signals
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
 BOX = Machine("Linux", "x86_64", gpu_driver=True)
 
 LAPTOP = {
-    tuple(macos.IOREG): "ioreg_m4",
-    tuple(macos.SYSCTL): "sysctl_pressure sysctl_swap sysctl_cores",
-    tuple(macos.MEMORY_PRESSURE): "memory_pressure",
-    tuple(macos.BATTERY): "batt_battery",
-    tuple(macos.POWER_SETTINGS): "power_lowpowermode",
-    tuple(macos.HEAT): "therm_limited",
+    tuple(parsers.IOREG): "ioreg_m4",
+    tuple(parsers.SYSCTL): "sysctl_pressure sysctl_swap sysctl_cores",
+    tuple(parsers.MEMORY_PRESSURE): "memory_pressure",
+    tuple(parsers.BATTERY): "batt_battery",
+    tuple(parsers.POWER_SETTINGS): "power_lowpowermode",
+    tuple(parsers.HEAT): "therm_limited",
 }
-GPU_BOX = {(nvidia.PATHS[1], *nvidia.QUERY): "nvidia_h200"}
+GPU_BOX = {(parsers.NVIDIA_SMI[1], *parsers.QUERY): "nvidia_h200"}
 
 
 def answering(files):
@@ -55,30 +54,17 @@ def test_laptop():
     assert all(command[0].startswith("/usr/") for command in asked)
 
 
-def test_mac_that_answers_nothing():
-    """Where no command can be run, what only macOS tells is not known."""
-    signals = read_signals(MAC, "mps", lambda _: None)
-
-    assert signals.gpu == Gpu()
-    assert {getattr(signals, name) for name in ("memory_pressure", "power_mode", "heat", "speed_limit")} == {None}
-
-
-def test_nvidia_box():
-    """On CUDA nvidia-smi is asked where the driver put it, and psutil for the rest."""
+def test_other_computers():
+    """On CUDA nvidia-smi is asked where the driver put it, and psutil for the rest; what no command tells is not known."""
     run, asked = answering(GPU_BOX)
-    signals = read_signals(BOX, "cuda:0", run, {})
+    box = read_signals(BOX, "cuda:0", run, {})
+    silent = read_signals(MAC, "mps", lambda _: None)
 
-    assert signals.gpu.name == "NVIDIA H200"
-    assert signals.memory_available > 0
-    assert [command[0] for command in asked] == list(nvidia.PATHS[:2])
-
-
-def test_cpu_asks_no_command():
-    """On a computer without macOS and CUDA no command is run."""
-    run, asked = answering({})
-
-    assert read_signals(BOX, "cpu", run, {}).gpu == Gpu()
-    assert asked == []
+    assert (box.gpu.name, [command[0] for command in asked]) == ("NVIDIA H200", list(parsers.NVIDIA_SMI[:2]))
+    assert box.memory_available > 0
+    assert {getattr(silent, name) for name in ("memory_pressure", "power_mode", "heat", "speed_limit")} == {None}
+    assert read_signals(BOX, "cpu", run, {}).gpu == silent.gpu == Gpu()
+    assert len(asked) == 2
 
 
 def test_simulated_mac_is_not_read():
@@ -128,46 +114,25 @@ def test_finding():
         assert not any(character.isdigit() for character in finding.evidence), (state, name)
 
 
-def test_nothing_reported_is_said_so():
-    """Where macOS has reported nothing of heat, that is what the report says."""
-    signals = Signals(heat="nothing reported")
-
-    assert signals.findings()[-1].evidence == "nothing reported"
-    assert str(signals).splitlines()[-1].split("  ")[-1].strip() == "nothing reported"
-
-
-def test_text_has_no_figures():
-    """The text form says states in words; figures stand in the HTML only."""
+def test_how_signals_are_shown():
+    """The text form says states in words; figures stand in the HTML only, 0 as 0, and what is not known is shown so."""
     quiet = Signals(Gpu("Apple M4", 10, 30, 2**30), "normal", 70, 2**33, 0, "battery", 78, "automatic", "nominal")
     busy = Signals(Gpu("Apple M4", 10, 99, 2**31), "normal", 20, 2**31, 2**30, "battery", 12, "automatic", "nominal")
+    page, silent = Signals(Gpu(utilisation=0))._repr_html_(), Signals(heat="nothing reported")
 
     assert str(quiet) == str(busy)
-    assert "78 %" in quiet._repr_html_()
-    assert "30 %" in quiet._repr_html_()
+    assert all(figure in quiet._repr_html_() for figure in ("78 %", "30 %"))
     assert "78" not in str(quiet)
-
-
-def test_what_is_not_known_is_shown_so():
-    """A figure that is not known is shown as not known, and 0 as 0."""
-    page = Signals(Gpu(utilisation=0))._repr_html_()
-
     assert "<td>0 %</td>" in page
     assert page.count("<td>not known</td>") == 4 + len(FIGURES) - 1
-
-
-def test_values_are_json():
-    """The mapping form can be written as JSON."""
-    assert json.loads(json.dumps(Signals(Gpu(cores=10)).to_dict()))["gpu"]["cores"] == 10
+    assert silent.findings()[-1].evidence == "nothing reported"
+    assert str(silent).splitlines()[-1].split("  ")[-1].strip() == "nothing reported"
+    assert json.loads(json.dumps(quiet.to_dict()))["gpu"]["cores"] == 10
 
 
 @pytest.mark.real_computer
 def test_this_computer():
-    """The signals of this computer are read without an error, and its memory is known."""
+    """The signals of this computer are read without an error; under the simulation they say SIMULATED and nothing else."""
     assert nb.signals().memory_available > 0
-
-
-@pytest.mark.real_computer
-def test_under_the_simulation():
-    """Under the simulated device the signals say SIMULATED and nothing else."""
     with nb.simulated_mps():
         assert nb.signals() == Signals(simulated=True)

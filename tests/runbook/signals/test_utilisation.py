@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.comparison import (
+from openmed_nb.runbook.measure.timing import timed_by
+from openmed_nb.runbook.utilisation import (
     Utilisation,
     busy_share,
     goes_on,
@@ -39,7 +40,7 @@ def printing(file: str):
 
 @pytest.mark.real_computer
 def test_reader_asks_the_command_of_its_device():
-    """The share of a GPU is what the command of its kind says."""
+    """The share of a GPU is what the command of its kind says; if that is not there, or says something else, there is no reader."""
     cases = [
         ("mps", MAC, "ioreg_m4.txt", 0.3),
         ("mps", MAC, "ioreg_m1.txt", 0.02),
@@ -49,11 +50,6 @@ def test_reader_asks_the_command_of_its_device():
         read = reader_of(device, machine, printing(file), {})
         assert read is not None, file
         assert read() == pytest.approx(share), file
-
-
-@pytest.mark.real_computer
-def test_what_cannot_be_read_has_no_reader():
-    """A device whose command is not there, or answers something else, is never guessed."""
     for device in ("mps", "cuda", "cuda:1", "lazy:0"):
         assert reader_of(device, MAC, lambda _command: None, {}) is None, device
         assert reader_of(device, BOX, lambda _command: "no such thing", {}) is None, device
@@ -135,7 +131,8 @@ def test_idle_and_busy_are_told_apart():
         answers += 1
         return (0.25, 0.75)[len(begun) - 1]
 
-    load = measured(read, 6, lambda: done.append(1), interval=0.001, clock=lambda: answers)
+    with timed_by(lambda: answers):
+        load = measured(read, 6, lambda: done.append(1), interval=0.001)
 
     assert begun == [0, 0]
     assert done
@@ -144,25 +141,15 @@ def test_idle_and_busy_are_told_apart():
     assert sampling_threads() == []
 
 
-def test_what_has_no_reader_is_not_run():
-    """Without a reader, or without a time, nothing is done, and nothing is known."""
-    done = []
+def test_what_cannot_be_read():
+    """Without a reader, or without a time, nothing is done; a moment that cannot be read is left out."""
+    done, asked = [], threading.Event()
 
     assert measured(None, 1.0, lambda: done.append(1)) == Utilisation()
     assert measured(lambda: 0.5, 0, lambda: done.append(1)) == Utilisation()
     assert done == []
-
-
-def test_answers_that_are_none_are_left_out():
-    """A moment that cannot be read is no zero."""
-    asked = threading.Event()
-
-    def read():
-        asked.set()
-
-    with sampling(read, interval=0.001) as answers:
+    with sampling(asked.set, interval=0.001) as answers:
         assert asked.wait(60)
-
     assert answers == []
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,25 +96,37 @@ def test_a_failing_size_is_a_point():
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "words"),
     [
-        {"gain": 2},
-        {"largest": 0},
-        {"seconds": -1},
-        {"length": 0},
-        {"model": 3},
-        {"model": torch.nn.Linear(1, 1)},
-        {"model": len, "data": [torch.ones(3)]},
-        {"model": LAYERS, "data": torch.ones(1, 8), "revision": "main"},
+        *(({"gain": gain}, "gain") for gain in (0, 1, 2, -0.1, True, "much", float("nan"))),
+        *(({"largest": largest}, "largest") for largest in (0, -1, 1.5, True, "8")),
+        *(({"smallest": smallest}, "smallest") for smallest in (0, 1.5, True)),
+        ({"smallest": 4, "largest": 2}, "smallest=4 is more than largest=2"),
+        *(({"seconds": seconds}, "seconds") for seconds in (0, -1, float("inf"), float("nan"), False, "30")),
+        ({"length": 0}, "length cannot be 0"),
+        ({"model": 3}, "int cannot be measured"),
+        ({"model": torch.nn.Linear(1, 1)}, "nothing to call Linear with"),
+        ({"model": len, "data": [torch.ones(3)]}, "No batch of 1 rows can be made"),
+        ({"model": LAYERS, "data": torch.ones(1, 8), "revision": "main"}, "takes no revision"),
+        *(({"model": LAYERS, "data": data}, "has no rows") for data in (torch.ones(0, 8), [], torch.ones(4, 0))),
+        ({"model": "bundled_small", "data": ["She has asthma."]}, "A sweep reads no texts"),
+        ({"model": "bundled_small", "length": 5000}, "length=5000 is more than the"),
     ],
     ids=str,
 )
-def test_what_cannot_be_swept(given):
-    """Bad numbers, no model, no data, and batches of one size only are errors, each with a remedy."""
-    with pytest.raises(ConfigurationError) as caught:
-        nb.sweep(**{"data": None, **given})
+def test_what_cannot_be_swept(given, words):
+    """Bad numbers, unusable models and data, and rows longer than the model reads are errors, each with a remedy."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        nb.sweep(**{"device": "cpu", **given})
 
     assert caught.value.remedy
+
+
+def test_whole_numbers_of_numpy():
+    """Whole numbers of numpy are taken as those of Python."""
+    report = nb.sweep(lambda batch: batch + 1, torch.ones, device="cpu", largest=np.int64(2), smallest=np.int32(2))
+
+    assert [(type(point.rows), point.rows) for point in report.points] == [(int, 2)]
 
 
 MEBIBYTE = 1 << 20
@@ -173,22 +186,15 @@ class TestSmallDevice:
 
         assert (report.knee, [point.fits for point in report.points]) == (None, [False])
 
-    def test_a_model_that_does_not_fit(self):
-        """A model that is larger than the memory of the device is an error of ours, and nothing of it stays."""
+    def test_memory_of_models(self):
+        """A model is let go after its sweep; one that is larger than the device is an error of ours, and nothing of it stays."""
         with nb.simulated_mps("96 MiB") as device:
+            nb.sweep(LAYERS, torch.ones(1, 8), training=True, device="mps", **QUICK)
             with pytest.raises(DeviceUnavailable, match="Linear does not fit in the memory of mps"):
                 nb.sweep(torch.nn.Linear(1, 20_000_000), torch.ones(1, 1), device="mps")
             gc.collect()
 
             assert device.allocator.allocated == 0
-
-    def test_the_model_is_let_go(self):
-        """After a sweep the device holds nothing of it."""
-        with nb.simulated_mps(memory="2 GiB"):
-            nb.sweep(LAYERS, torch.ones(1, 8), training=True, device="mps", **QUICK)
-            gc.collect()
-
-            assert allocator("mps").memory().allocated == 0
 
 
 LIMITED = """
@@ -250,20 +256,3 @@ def test_batches_with_fewer_rows_than_asked():
 
     with pytest.raises(ConfigurationError, match=r"5 rows where 8 were asked for.*largest=5"):
         nb.sweep(lambda batch: batch.sum(), lambda count: rows[:count], device="cpu", largest=16, seconds=600)
-
-
-@pytest.mark.parametrize("data", [torch.ones(0, 8), [], torch.ones(4, 0)], ids=["no rows", "nothing", "no numbers"])
-def test_example_without_rows(data):
-    """An example without a row, or without a number, is an error of ours."""
-    with pytest.raises(ConfigurationError, match="has no rows"):
-        nb.sweep(LAYERS, data, device="cpu", **QUICK)
-
-
-@pytest.mark.parametrize(
-    ("data", "length", "words"),
-    [(["She has asthma."], None, "A sweep reads no texts"), (None, 5000, "length=5000 is more than the")],
-)
-def test_what_a_sweep_of_annotating_does_not_take(data: list[str] | None, length: int | None, words: str):
-    """Texts, and rows that are longer than the model reads, are refused."""
-    with pytest.raises(ConfigurationError, match=words):
-        nb.sweep("bundled_small", data, device="cpu", length=length)

@@ -17,7 +17,6 @@ from openmed_nb.runbook.sweep_search import (
     Point,
     expected_memory,
     given_by_system,
-    highest,
     in_container,
     limit_of,
     memory_of,
@@ -56,12 +55,6 @@ def test_a_straight_line_is_expected_as_it_is(base, each, doublings):
     assert 0 <= expected_memory(points, following) - (base + each * following) <= 1
 
 
-@pytest.mark.parametrize(("changes", "most"), [([], 0), ([5, -5, 5], 5), ([-3, 8, 1, -9], 6), ([1, 2, 3], 6)])
-def test_highest_of_what_was_held(changes, most):
-    """The most that was held at once counts, from what was there before."""
-    assert highest(changes) == most
-
-
 def test_the_peak_on_the_cpu_is_that_of_the_tensors(capfd):
     """On the CPU the tensors of a step are counted while they live, also those of a backward pass, without a word printed."""
     weight = torch.ones(MEGABYTE // 4, device="cpu", requires_grad=True)
@@ -91,21 +84,16 @@ def test_as_much_stays_free_on_every_gpu():
     assert HEADROOM["mps"] == HEADROOM["cuda"] == 1 - HEADROOM_SHARE == 0.9
 
 
-def test_an_error_of_a_step_ends_the_profiler():
-    """An error of a step passes through, and the next step is measured again."""
+def test_profiler_ends():
+    """An error of a step passes through, and the next step is measured again; beside another profiler nothing is known."""
     with pytest.raises(ZeroDivisionError):
         peak_seen(lambda: 1 // 0)
-
     assert not torch.autograd._profiler_enabled()
     assert peak_seen(lambda: torch.ones(100, device="cpu"))[0] == 400
 
-
-def test_beside_another_profiler_nothing_is_known():
-    """Where a person profiles already, the step runs and its memory is not known."""
     ran = []
     with torch.autograd.profiler.profile():
         assert peak_seen(lambda: ran.append(1)) == (None, NOT_KNOWN)
-
     assert ran == [1]
 
 

@@ -126,14 +126,14 @@ def test_a_slow_moment_does_not_end_the_search(made):
     assert len(measured) == len(set(measured))
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 7, 100])
-def test_nothing_beyond_the_largest_is_measured(made, largest):
-    """The most rows that were asked for are measured, and nothing more."""
+@pytest.mark.parametrize(("smallest", "largest"), [(1, 1), (1, 2), (1, 3), (1, 7), (1, 100), (3, 12)])
+def test_nothing_outside_of_the_limits_is_measured(made, smallest, largest):
+    """The fewest and the most rows that were asked for are measured, and nothing beyond."""
     there = made(float)
-    search = Search(there.measure, largest=largest)
+    search = Search(there.measure, largest=largest, smallest=smallest)
     search.run()
 
-    assert max(there.asked) == largest
+    assert (min(there.asked), max(there.asked)) == (smallest, largest)
     assert search.stopped == LARGEST
 
 
@@ -204,16 +204,3 @@ def test_any_curve_at_all(speeds, full, largest):
     if knee:
         assert knee.fits
         assert all(one.speed <= knee.speed * (1 + KNEE_GAIN) for one in fitting(points))
-
-
-def test_search_begins_at_the_smallest():
-    """The first size that is measured is the smallest, and it is doubled from there."""
-    sizes: list[int] = []
-
-    def measure(rows: int) -> Point:
-        sizes.append(rows)
-        return Point(rows, throughput=float(rows))
-
-    Search(measure, largest=12, smallest=3).double()
-
-    assert sizes == [3, 6, 12]

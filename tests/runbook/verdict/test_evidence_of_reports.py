@@ -15,7 +15,7 @@ from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Utilisation
+from openmed_nb.runbook.comparison import Comparison, DeviceFigures
 from openmed_nb.runbook.doctor.report import DoctorReport
 from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
@@ -27,11 +27,12 @@ from openmed_nb.runbook.operators.table import FALLS_BACK
 from openmed_nb.runbook.precision.gate import PrecisionVerdict
 from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport
 from openmed_nb.runbook.precision.spans import Score, Spans
-from openmed_nb.runbook.profile import OperatorTime, Profile
 from openmed_nb.runbook.profile_watch import CodePlace, Synchronisation
-from openmed_nb.runbook.signals.values import Signals
+from openmed_nb.runbook.profiling import OperatorTime, Profile
+from openmed_nb.runbook.signals import Signals
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
+from openmed_nb.runbook.utilisation import Utilisation
 from openmed_nb.runbook.verdict.evidence import Evidence, evidence_of
 from openmed_nb.runbook.verdict.reference import gates
 from openmed_nb.training.curve import MemoryCurve, MemorySample

@@ -1,0 +1,516 @@
+"""``nb.profile``: where the time of a few steps goes, which lines wait for the device, and what holds the steps up."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..activity import Activity
+from ..devices.backend import TENSOR_LOCK, finish
+from ..devices.profilers import (
+    check_metal_capture,
+    check_no_profiler,
+    check_signposts,
+    metal_capture,
+    profiling,
+    signposts,
+)
+from ..devices.request import kind_of
+from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
+from ..errors import ConfigurationError, given_path, whole, whole_or_none
+from ..plain import write_whole
+from ..session import SESSION
+from .measure.timing import now
+from .measure.workloads import (
+    DATA,
+    DATA_SHARE,
+    OWN_STEP,
+    Split,
+    StepReport,
+    Workload,
+    begun,
+    data_remedy,
+    drop_ready,
+    put_on_devices,
+    same_random_numbers,
+    seconds_of_step,
+    series,
+    settle,
+    split_of_steps,
+    starting,
+)
+from .operators.fallbacks import Fallback, fallbacks
+from .profile_operators import CALLS, EMPTY, PREFIX, OperatorTime, operator_times, total
+from .profile_watch import Synchronisation
+
+# What is looked for, by the names of the findings.
+DATA_FINDING, SYNCHRONISATION, TINY_BATCH, FALLBACK = "data", "synchronisation", "tiny batch", "fallback"
+
+# A batch is tiny if kernels run on the GPU for less than half of a step: it mostly waits for the next to be started.
+# Measured on an H200: a BERT of base size with rows of 128 tokens crosses it at 1 or 2 rows in forward passes and at about 8
+# in training steps; below it, twice the rows took no more time.
+KERNEL_SHARE = 0.5
+
+# If torch's profiler sees no kernels, a batch is tiny if more than this share of a step goes into starting operators.
+# What starting one takes is measured in turn with the steps, with operators that have nothing to compute, because it differs:
+# 25 to 110 microseconds on MPS (pytorch#82707), 3 to 7 on one CPU within minutes. Measured in forward passes and training steps
+# of linear layers, convolutions, elementwise functions and transformers, with 1 to 4096 rows: on the CPU (67 cases), twice the
+# rows take 1.1 times as long in the median if the share is above a half, and 1.8 times if it is not. On an H200, counted
+# as on MPS, the share is above a half in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 others.
+STARTING_SHARE = 0.5
+
+SHOWN = 3  # How many places a finding names.
+SHOWN_OPERATORS, MOST_OPERATORS = 12, 30  # How many operators the report shows, and how many a profile keeps.
+
+
+@dataclass(frozen=True, repr=False)
+class Profile(StepReport):
+    """A narrow look at a few steps.
+
+    Beside ``name``, ``task``, ``dtype``, ``workers``, ``row_shape`` and ``simulated`` it has:
+
+    Attributes:
+        device: The device.
+        rows: How many texts, or rows, a step has.
+        steps: How many steps torch's profiler saw.
+        warm_up: How many came before any that counts.
+        seconds: How long a step takes at full speed, data included: the median, in seconds.
+        split: Where the time of a step goes, each phase waited for.
+        data_only: How long it takes to get a batch and do nothing with it, in seconds: the mean.
+        compute_only: How long a step takes with the same batch again and again, in seconds: the median.
+        operators: The operators that take longest, by phase.
+        operators_per_step: How many operators a step starts that compute something; views do not count.
+        device_seconds: How long kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler cannot see that.
+        synchronisations: The calls that wait for the device within a step, except those of this package.
+        fallbacks: The operators that fell back from MPS to the CPU, in ``watched`` steps.
+        watched: How many steps were watched for both.
+        batch_tokens: How many tokens a batch might have on the device; ``None`` if no texts were annotated.
+        operator_seconds: How long operators compute in a step, in seconds, if that is on the CPU; else ``None``.
+        starting_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
+            compute took in turn with the steps; ``None`` if torch's profiler sees the kernels, which tell more.
+    """
+
+    device: str
+    rows: int
+    steps: int
+    warm_up: int
+    seconds: float
+    split: Split
+    data_only: float
+    compute_only: float
+    operators: tuple[OperatorTime, ...]
+    operators_per_step: float
+    device_seconds: float | None = None
+    synchronisations: tuple[Synchronisation, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    watched: int = 1
+    batch_tokens: int | None = None
+    operator_seconds: float | None = None
+    starting_seconds: float | None = None
+
+    SCHEMA = "openmed_nb/profile/1"
+    ALSO = (
+        *("microseconds_per_operator", "starting_share", "kernel_share", "fallback_share"),
+        *("findings", "bottlenecks"),
+    )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Which part of a step each phase is, from 0 to 1."""
+        return self.split.shares
+
+    @property
+    def _computing(self) -> float:
+        """The seconds of a step, data left out; on the CPU those of the operators alone, without the person's own Python."""
+        return self.compute_only if self.operator_seconds is None else self.operator_seconds
+
+    @property
+    def microseconds_per_operator(self) -> float | None:
+        """How long a step takes for each operator that it starts, data left out; ``None`` if none was seen.
+
+        On the CPU it is the time of the operators alone, without that of the person's own Python.
+        """
+        return 1e6 * self._computing / self.operators_per_step if self.operators_per_step else None
+
+    @property
+    def starting_share(self) -> float | None:
+        """Which part of a step goes into starting operators, data left out, from 0 to 1; ``None`` if it is not known.
+
+        On the CPU it is the part of the time of the operators alone, without that of the person's own Python.
+        """
+        if self.starting_seconds is None or not self.operators_per_step or self._computing <= 0:
+            return None
+        return min(1.0, self.starting_seconds / self._computing)
+
+    @property
+    def kernel_share(self) -> float | None:
+        """Which part of a step kernels run on the GPU, data left out, from 0 to 1; ``None`` if it is not known."""
+        if self.device_seconds is None or self.compute_only <= 0:
+            return None
+        return min(1.0, self.device_seconds / self.compute_only)
+
+    @property
+    def fallbacks_per_step(self) -> float:
+        """How often operators fall back to the CPU in a step."""
+        return sum(one.count for one in self.fallbacks) / self.watched
+
+    @property
+    def fallback_share(self) -> float:
+        """Which part of the operators falls back to the CPU, by number, from 0 to 1."""
+        return min(1.0, self.fallbacks_per_step / self.operators_per_step) if self.operators_per_step else 0.0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was looked for and how it is: ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``."""
+        return (self._data(), self._synchronisation(), self._tiny_batch(), self._fallback())
+
+    @property
+    def bottlenecks(self) -> tuple[str, ...]:
+        """The names of the findings that warn."""
+        return tuple(one.name for one in self.findings if one.status == WARNING)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the profile as JSON, in the schema that its first key names; it has no path, no shape and no text.
+
+        Args:
+            file: Where; an older file is written over, in one step.
+
+        Raises:
+            ConfigurationError: If it cannot be written.
+        """
+        target = given_path(file, "the file of a profile")
+        try:
+            write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
+        except OSError as error:
+            what = f"{target.name!r} cannot be written: {error.strerror or type(error).__name__}."
+            raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
+
+    def report(self) -> Report:
+        """Return what holds the steps up; the figures stand in the HTML."""
+        title = f"Profile of {self.name} ({self.task}) on {self.shown(self.device)}"
+        how = f"{counted(self.steps, 'step')} of {counted(self.rows, 'row')}, after {self.warm_up} for warming up."
+        waits = tuple((one.call, str(one.place), f"{one.count:g}") for one in self.synchronisations)
+        tables = (
+            findings_table("", self.findings),
+            Table("What waits for the device", ("call", "where", "times a step"), waits),
+        )
+        return Report(title, (how,), tables, figures=(self._time_table(), self._operator_table()))
+
+    def _data(self) -> Finding:
+        if self.shares.get(DATA, 0.0) > DATA_SHARE:
+            return Finding(DATA_FINDING, WARNING, "steps wait for their data", data_remedy(self.workers))
+        return Finding(DATA_FINDING, OK, "data come in time")
+
+    def _synchronisation(self) -> Finding:
+        own = [one for one in self.synchronisations if one.place.is_own]
+        if not own:
+            return Finding(SYNCHRONISATION, OK, "no line of the step waits for the device")
+        more = f", and {counted(len(own) - SHOWN, 'other')}" if len(own) > SHOWN else ""
+        places = f"{', '.join(str(one) for one in own[:SHOWN])}{more}"
+        if kind_of(self.device) == "cpu":
+            words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
+            return Finding(SYNCHRONISATION, NOT_APPLICABLE, words)
+        remedy = "Gather the numbers on the device and read them once in a while, not at each step."
+        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", remedy)
+
+    def _tiny_batch(self) -> Finding:
+        """Return whether a step does little but start operators."""
+        share, kernels = self.starting_share, self.kernel_share
+        if self.simulated and kind_of(self.device) == "mps":
+            return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device starts no operators")
+        # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
+        hides_python = self.task == OWN_STEP and self.operator_seconds is None
+        if kernels is None and (share is None or (share <= STARTING_SHARE and hides_python)):
+            return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
+        if kernels < KERNEL_SHARE if kernels is not None else (share or 0.0) > STARTING_SHARE:
+            remedy = "Use a larger batch: nb.sweep() finds the best."
+            return Finding(TINY_BATCH, WARNING, "most of a step goes into starting operators", remedy)
+        return Finding(TINY_BATCH, OK, "operators have enough to do")
+
+    def _fallback(self) -> Finding:
+        if kind_of(self.device) != "mps":
+            return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
+        names = sorted({one.operator for one in self.fallbacks})
+        if names:
+            remedy = "See where with nb.fallbacks(), and write it with other operators, or do this part on the CPU."
+            return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
+        return Finding(FALLBACK, OK, "nothing fell back to the CPU")
+
+    def _time_table(self) -> Table:
+        rows = [
+            ("a step at full speed", f"{1000 * self.seconds:.2f} ms"),
+            ("data only", f"{1000 * self.data_only:.2f} ms"),
+            ("the same batch again", f"{1000 * self.compute_only:.2f} ms"),
+            *((f"phase {name}", self.split.shown(name)) for name in self.split.seconds),
+            ("operators a step", f"{self.operators_per_step:g}"),
+        ]
+        if self.microseconds_per_operator is not None:
+            rows.append(("time for each operator", f"{self.microseconds_per_operator:.1f} µs"))
+        parts = (
+            ("starting operators", self.starting_seconds, self.starting_share),
+            ("kernels on the GPU", self.device_seconds, self.kernel_share),
+        )
+        rows += [
+            (name, f"{1000 * seconds:.2f} ms ({100 * share:.0f} %)")
+            for name, seconds, share in parts
+            if seconds is not None and share is not None
+        ]
+        return Table("Times of a step", ("what", "figure"), tuple(rows))
+
+    def _operator_table(self) -> Table:
+        rows = tuple(
+            (
+                one.operator,
+                one.phase,
+                f"{one.count:g}",
+                f"{1000 * one.seconds:.3f}",
+                "" if one.device_seconds is None else f"{1000 * one.device_seconds:.3f}",
+            )
+            for one in self.operators[:SHOWN_OPERATORS]
+        )
+        columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
+        return Table("Operators that take longest in a step, without those that they call", columns, rows)
+
+
+STEPS, WARM_UP = 50, 5
+WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
+
+
+def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
+    model: Any = None,
+    data: Any = None,
+    *,
+    steps: int = STEPS,
+    warm_up: int = WARM_UP,
+    training: bool = False,
+    device: str | None = None,
+    batch_size: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    signposts: bool = False,
+    metal_capture: str | None = None,
+    **arguments: Any,
+) -> Profile:
+    """Look at some steps closely: where their time goes, which lines wait for the device, which operators take long.
+
+    After the warm-up, steps are timed at full speed and phase by phase; then their data alone, and the same batch again and
+    again; then some run under torch's profiler; and at last a few are watched for what they call, which slows them and is not
+    timed. In turn with them run operators that have nothing to compute: a batch is tiny if more than half of a step goes into
+    starting operators.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
+            function that does a step of your own with a batch, which is run as it is and changes what it changes.
+        data: Texts for a name or a pipeline; example inputs or a ``DataLoader`` for a module or for training; batches for a
+            function, or another function that makes a batch of a number of rows. Synthetic texts where nobody says.
+        steps: How many steps torch's profiler sees. The series of times have as many, or fewer where they are slow.
+        warm_up: How many steps come before any that counts.
+        training: Whether training steps are profiled: forward, backward and AdamW, on a copy of the model.
+        device: The device; ``None`` is the session's.
+        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
+            run on a device in batches of tokens: of 128 for each text of a ``batch_size`` that is passed, which is what
+            :func:`sweep` measures; without one, of as many as suit the device. The result says it as ``batch_tokens``.
+        trace: A file for the trace of the profiled steps in the format of Chrome, such as ``"trace.json"``; it is written over.
+            It has no code, shapes or text, but torch writes the name of the computer into it.
+        signposts: On MPS, whether the profiled steps leave signposts for Instruments (``torch.mps.profiler.profile``).
+        metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode
+            (``torch.mps.profiler.metal_capture``, since torch 2.7, where ``MTL_CAPTURE_ENABLED=1`` was set before Python began).
+        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+
+    Returns:
+        The profile: ``findings``, named ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``; ``bottlenecks``,
+        the names of those that warn; ``seconds``, ``data_only``, ``compute_only`` and ``shares`` of the phases;
+        ``synchronisations`` with call, file, line and count; ``operators`` by time; and ``save("profile.json")``, in the schema
+        that ``to_dict()["schema"]`` names. Its text has no times, no path and no word of a text.
+
+    Raises:
+        ConfigurationError: For what cannot be measured, for data and numbers that are none, for a file that cannot be written,
+            for signposts and captures where torch has none, and while another profiler of torch is on.
+        ModelError: Where the model cannot be loaded.
+        DeviceError: Where the device cannot be used, or a batch does not fit in its memory.
+
+    Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are named with the line of your own code; inside of
+    a model of a library, the library's module is named and nothing warns. On the CPU nothing waits, and the lines are named that
+    would on a GPU. torch's profiler sees no kernels of MPS: there, the times of operators are those of the host. What
+    ``torch.compile`` made is watched uncompiled. Hooks of a model of yours run in its copy.
+
+    Example:
+        >>> import torch
+        >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
+        >>> [one.name for one in found.findings], found.operators_per_step
+        (['data', 'synchronisation', 'tiny batch', 'fallback'], 1.0)
+    """
+    from .measure.benches import subject_of  # It imports numpy.
+
+    steps, warm_up = whole("steps", steps), whole("warm_up", warm_up, 0)
+    batch_size, file = whole_or_none("batch_size", batch_size), checked_trace(trace)
+    with SESSION.told_after():
+        subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
+        SESSION.tell(Activity("Profiling", subject.name))
+        check_no_profiler()
+        if signposts:
+            check_signposts(place)
+        if metal_capture is not None:
+            check_metal_capture(place)
+            if not isinstance(metal_capture, str) or not metal_capture:
+                what = f"A Metal capture needs a name, got {type(metal_capture).__name__}."
+                raise ConfigurationError(what, "Pass one such as 'step.gputrace'.")
+        with put_on_devices(subject, [place]) as benches, same_random_numbers(place):
+            return profiled(benches[place].stream(batch_size), place, steps, warm_up, file, signposts, metal_capture)
+
+
+def checked_trace(trace: Any) -> Path | None:
+    """Return where a trace will be written; anything but a file of JSON in a folder that takes files is an error.
+
+    Example:
+        >>> checked_trace("trace.txt")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
+    """
+    if trace is None:
+        return None
+    name = os.fspath(trace) if isinstance(trace, (str, os.PathLike)) else ""
+    if not str(name).endswith((".json", ".json.gz")):
+        shown = repr(Path(name).name) if name else type(trace).__name__
+        raise ConfigurationError(f"A trace cannot be written to {shown}.", "Use a name that ends in .json or .json.gz.")
+    file = Path(name)
+    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)) or not takes_files(file.parent):
+        raise ConfigurationError(f"{file.name!r} cannot be written there.", "Make the folder, or use another one.")
+    return file
+
+
+def takes_files(folder: Path) -> bool:
+    """Tell whether a file can be written into a folder: torch's profiler writes none without a word if it cannot."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
+    workload: Workload,
+    device: str,
+    steps: int,
+    warm_up: int,
+    trace: Path | None,
+    with_signposts: bool,
+    capture: str | None,
+) -> Profile:
+    """Return the profile of steps that are ready."""
+    empty, kind = empty_operators(device), kind_of(device)
+    with begun(workload) as batches:
+        batch = next(batches)
+        for _ in range(warm_up):
+            seconds_of_step(workload, batches)
+        settle(workload, batches)
+        seconds = series(lambda: seconds_of_step(workload, batches), steps)
+        settle(workload, batches)
+        split = split_of_steps(workload, batches, steps)
+        drop_ready(workload, batches)
+        data = series(lambda: seconds_of_next(batches), steps)
+        turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
+        with signposts() if with_signposts else contextlib.nullcontext():
+            operators = operators_of(workload, batches, steps, trace, empty if kind == "cpu" else None)
+        if capture is not None:
+            with metal_capture(capture):
+                workload.run(batch)
+        per_step, waits, fell = watched(workload, batches)
+    compute, started = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
+    return Profile(
+        **workload.facts,
+        device=device,
+        rows=workload.usual_rows,
+        steps=steps,
+        warm_up=warm_up,
+        seconds=statistics.median(seconds),
+        split=split,
+        data_only=workload.typical(data),
+        compute_only=compute,
+        operators=operators[:MOST_OPERATORS],
+        operators_per_step=per_step,
+        device_seconds=total(operators, "device_seconds", with_data=True),
+        synchronisations=waits,
+        fallbacks=fell,
+        watched=WATCHED,
+        batch_tokens=workload.batch_tokens,
+        operator_seconds=(total(operators, "seconds") or 0.0) if kind == "cpu" else None,
+        starting_seconds=per_step * started / CALLS if kind == "mps" else total(operators, "starting_seconds"),
+    )
+
+
+def empty_operators(device: str) -> Workload:
+    """Return steps of a few linear layers of one number: what models mostly consist of, and among what costs most to start."""
+    import torch
+
+    row, weight, bias = (torch.ones(size, dtype=torch.float32).to(device) for size in ((1, 1), (1, 1), (1,)))
+
+    def start(_batch: Any) -> None:
+        for _ in range(CALLS):
+            torch.nn.functional.linear(row, weight, bias)
+
+    return Workload(EMPTY, OWN_STEP, device, 1, None, lambda: itertools.repeat(None), ((EMPTY, start),))
+
+
+def seconds_of_next(batches: Iterator[Any]) -> float:
+    """Return how long it takes to get a batch, in seconds."""
+    begin = now()
+    next(batches)
+    return now() - begin - starting(batches)
+
+
+def operators_of(
+    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, beside: Workload | None
+) -> tuple[OperatorTime, ...]:
+    """Run steps under torch's profiler and return their operators, those that take longest first.
+
+    ``beside`` are operators with nothing to compute, which follow each step; the trace is written in the format of Chrome.
+    """
+    from torch.profiler import record_function
+
+    def marked_step() -> None:
+        with record_function(f"{PREFIX}{DATA}"):
+            value = next(batches)
+        marked_phases(workload, value)
+
+    def marked_phases(work: Workload, value: Any) -> None:
+        with TENSOR_LOCK:
+            for name, phase in work.phases:
+                with record_function(f"{PREFIX}{name}"):
+                    value = phase(value)
+            finish(work.torch_device)
+
+    with profiling(workload.device):  # The first profile of a process takes long to start.
+        marked_step()
+    with profiling(workload.device) as profiler:
+        for _ in range(steps):
+            marked_step()
+            if beside is not None:
+                marked_phases(beside, None)
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
+    return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")
+
+
+def watched(
+    workload: Workload, batches: Iterator[Any]
+) -> tuple[float, tuple[Synchronisation, ...], tuple[Fallback, ...]]:
+    """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
+    from .profile_recorder import StepRecord, watching
+
+    record = StepRecord(kind_of(workload.device))
+    ledger = fallbacks() if record.kind == "mps" else contextlib.nullcontext()
+    with ledger as seen:
+        for _ in range(WATCHED):
+            batch = next(batches)
+            with watching(record):
+                workload.run(batch)
+    return record.started / WATCHED, record.synchronisations(WATCHED), () if seen is None else seen.entries
