@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from .distributed.starting import cluster
     from .errors import OpenMedError, OpenMedWarning
     from .models.config import OpenMedConfig
-    from .notebook.evidence import handoff
     from .notebook.panel.opening import panel
     from .runbook.comparison import compare
     from .runbook.doctor.report import doctor
+    from .runbook.handoff.bundle import handoff
     from .runbook.logbook.gathering import logbook
     from .runbook.logbook.logbook import Logbook
     from .runbook.operators.fallbacks import fallbacks
@@ -93,7 +93,7 @@ _HOMES = {
     "fallbacks": "runbook.operators.fallbacks",
     "forecast": "runbook.operators.forecast",
     "gates": "runbook.verdict.reference",
-    "handoff": "notebook.evidence",
+    "handoff": "runbook.handoff.bundle",
     "lightning_callback": "training.callbacks",
     "limit_memory": "training.release",
     "load_model": "annotation.loading",

@@ -34,13 +34,14 @@ def test_wheel_is_small(wheel: Path) -> None:
 
 
 def test_wheel_carries_models_types_and_licences(wheel: Path) -> None:
-    """The wheel has the models with their cards, the note, the schema of logbooks, the marker for type checkers and the licences."""
+    """The wheel has the models with their cards, the note, the files that the code reads, the marker for type checkers and the licences."""
     names = set(zipfile.ZipFile(wheel).namelist())
     folder = "openmed_nb/models/bundled"
     model_files = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md")
 
-    schema = "openmed_nb/runbook/logbook/logbook.schema.json"
-    assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt", schema} <= names
+    read = {"runbook/logbook/logbook.schema.json", "notebook/panel/panel.css"}
+    read |= {f"runbook/handoff/templates/{name}" for name in ("README.md", "run.sh", "smoke.py.txt")}
+    assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt", *(f"openmed_nb/{name}" for name in read)} <= names
     assert {f"{folder}/{model}/{file}" for model in ("disease", "disease_small") for file in model_files} <= names
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 

@@ -10,17 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...annotation.results import span_of
-from ...annotation.stream import entities_of
 from ...devices.memory import empty_cache
 from ...devices.simulated import active, shows_simulated
-from ...display import MARK, NOTE, Report, Shown, Table
+from ...display import MARK, Report, Shown, Table
 from ...errors import ConfigurationError, UnknownModel, shorten, whole
 from ...models.config import OpenMedConfig
 from ...models.files import Content
 from ...models.loading import LoadSpec
-from ...training.curve import GATE_EPOCHS, MemoryCurve, take_sample
-from ..figures import figures_of
+from ...training.curve import MemoryCurve, take_sample
 from ..logbook.fingerprints import sha256_of
 from ..logbook.sections import Dataset, ReportFigures, Run, numbers
 from ..measure.benches import TEXTS as SHORT_TEXTS
@@ -29,18 +26,28 @@ from ..measure.timing import now
 if TYPE_CHECKING:
     from ..measure.workloads import Bench
 
+SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
+SUMS, MODEL, TEXTS, GOLDEN, LOGBOOK = "SHA256SUMS", "model", "texts.json", "golden.json", "logbook.json"
+EVIDENCE = "evidence.json"
 
-SUMS = "SHA256SUMS"
+# Synthetic texts, which every bundle can hold; no real person is described.
+SYNTHETIC = (
+    *SHORT_TEXTS,
+    "Acute myocardial infarction of the inferior wall, treated with a stent on the same day.",
+    "Chronic kidney disease stage 3, secondary hyperparathyroidism and anemia of chronic disease.",
+    "He was seen for migraine; a brain tumor was ruled out, and there is no epilepsy.",
+    "Family history: breast cancer in the mother, Parkinson disease in the father.",
+    "Assessment: community-acquired pneumonia, sepsis, acute renal failure.",
+    "The rash is consistent with psoriasis; systemic lupus erythematosus is unlikely.",
+    "Follow-up of hepatitis C with cirrhosis; no hepatocellular carcinoma on ultrasound.",
+    "Normal examination. Appointment in six months.",
+)
 
-LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+WARM_UP = 2  # Steps that are not timed: the first one of each shape is slower, most of all on MPS.
 
 
 def write_checksums(bundle: Path) -> None:
-    """Write the checksums of all files that are in a bundle now.
-
-    Raises:
-        OSError: Where one cannot be read, or the file cannot be written.
-    """
+    """Write the checksums of all files that are in a bundle now."""
     files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != SUMS)
     lines = (f"{sha256_of(file)}  {file.relative_to(bundle).as_posix()}\n" for file in files)
     (bundle / SUMS).write_text("".join(lines), "utf-8")
@@ -54,54 +61,29 @@ def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
         needed: Files that must have a checksum.
 
     Raises:
-        ConfigurationError: Where there are no checksums.
+        ConfigurationError: If there are no checksums.
     """
+
+    def state(file: Path, checksum: str) -> str:
+        try:
+            return "" if sha256_of(file) == checksum else "changed"
+        except OSError:
+            return "missing"
+
     try:
         text = (bundle / SUMS).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"{bundle.name!r} is no bundle: its {SUMS} cannot be read."
+        what = f"{bundle.name!r} is not a bundle: its {SUMS} cannot be read."
         raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from error
-    wanted = {name: checksum for checksum, name in LINE.findall(text)}
-    found = {name: _state(bundle / name, checksum) for name, checksum in wanted.items()}
+    wanted = {name: checksum for checksum, name in re.findall(r"([0-9a-f]{64})  (.+)", text)}
+    found = {name: state(bundle / name, checksum) for name, checksum in wanted.items()}
     bare = dict.fromkeys((name for name in needed if name not in wanted), "without a checksum")
-    return {name: state for name, state in (found | bare).items() if state}
-
-
-def _state(file: Path, checksum: str) -> str:
-    try:
-        return "" if sha256_of(file) == checksum else "changed"
-    except OSError:
-        return "missing"
-
-
-SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
-
-MODEL, TEXTS, GOLDEN, LOGBOOK, EVIDENCE = "model", "texts.json", "golden.json", "logbook.json", "evidence.json"
-"""The names of what is in a bundle."""
-
-SYNTHETIC = (
-    *SHORT_TEXTS,
-    "Acute myocardial infarction of the inferior wall, treated with a stent on the same day.",
-    "Chronic kidney disease stage 3, secondary hyperparathyroidism and anemia of chronic disease.",
-    "He was seen for migraine; a brain tumor was ruled out, and there is no epilepsy.",
-    "Family history: breast cancer in the mother, Parkinson disease in the father.",
-    "Assessment: community-acquired pneumonia, sepsis, acute renal failure.",
-    "The rash is consistent with psoriasis; systemic lupus erythematosus is unlikely.",
-    "Follow-up of hepatitis C with cirrhosis; no hepatocellular carcinoma on ultrasound.",
-    "Normal examination. Appointment in six months.",
-)
-"""Synthetic texts, which every bundle can hold; no real person is described."""
+    return {name: one for name, one in (found | bare).items() if one}
 
 
 @dataclass(frozen=True)
 class Found:
-    """An entity that was found.
-
-    Attributes:
-        start: Its first character.
-        end: The character behind it.
-        label: Its label.
-    """
+    """An entity that was found: its first character, the character behind it, and its label."""
 
     start: int
     end: int
@@ -114,7 +96,7 @@ class Golden:
 
     Attributes:
         schema: The name and the number of this form.
-        model: The folder of the model in the bundle; where it was not copied, its id, or the name of its folder without the path.
+        model: The folder of the model in the bundle; if it was not copied, its id, or the name of its folder without the path.
         copied: Whether the model was copied.
         content: Fingerprints of the model's files.
         dtype: The type of its weights in memory.
@@ -123,8 +105,8 @@ class Golden:
         rounds: After how many rounds memory is judged; one more goes before them.
         steps: How many steps a round has.
         variables: The environment variables that are set before anything is imported.
-        dataset: The dataset that the work is about, by its checksum; null where nobody said.
-        dataset_copied: Whether the texts of the bundle are that dataset; they are synthetic where not.
+        dataset: The dataset that the work is about, by its checksum; null if none was named.
+        dataset_copied: Whether the texts of the bundle are that dataset; if not, they are synthetic.
         entities: The entities of each text.
     """
 
@@ -143,14 +125,10 @@ class Golden:
     entities: tuple[tuple[Found, ...], ...] = ()
 
     def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
-        """Return what is loaded, from the bundle, from where a person says, or by its name, without a network.
-
-        Args:
-            bundle: The folder of the bundle.
-            model: Where the model is that was not copied.
+        """Return what is loaded without a network: from the bundle, else ``model``, else by its name.
 
         Raises:
-            ConfigurationError: Where the model was not copied, and its name is none here.
+            ConfigurationError: If the model was not copied, and its name is not known here.
         """
         name = str(bundle / self.model) if self.copied else model or self.model
         try:
@@ -161,44 +139,24 @@ class Golden:
 
 
 def entities_found(bench: Bench, texts: list[Any]) -> tuple[tuple[Found, ...], ...]:
-    """Return the entities that a model finds in its texts.
+    """Return the entities that a model finds in its texts; a text that cannot be read raises."""
+    from ...annotation.results import span_of
+    from ...annotation.stream import entities_of
 
-    Args:
-        bench: The model with these texts.
-        texts: The texts.
-
-    Raises:
-        UnreadableText: For the first text that cannot be read.
-    """
     stream = bench.stream(len(texts))
     answers = stream.run(next(stream.batches()))
     return tuple(tuple(Found(*span_of(entity)) for entity in entities_of(answer)) for answer in answers)
 
 
-ROUNDS = GATE_EPOCHS
-"""After how many rounds memory is judged; the gate of memory growth is over as many epochs."""
-
-STEPS = 3
-"""How many steps a round has."""
-
-WARM_UP = 2
-"""Steps that are not timed: the first one of each shape is slower, most of all on MPS."""
-
-LIMITS = {"batch_size": (1, 4096), "rounds": (4, 1000), "steps": (1, 1000)}
-"""The least and the most of each number of a trial; a bundle comes from somebody else, and its trial has to end."""
-
-
-def check_numbers(asked: Any) -> None:
-    """Check the numbers of a trial.
-
-    Args:
-        asked: What has ``batch_size``, ``rounds`` and ``steps``.
+def check_numbers(batch_size: Any, rounds: Any, steps: Any) -> None:
+    """Check the numbers of a trial; a bundle comes from somebody else, and its trial has to end.
 
     Raises:
         ConfigurationError: For the first that is out of its limits.
     """
-    for name, (least, most) in LIMITS.items():
-        whole(name, getattr(asked, name), least, most)
+    whole("batch_size", batch_size, 1, 4096)
+    whole("rounds", rounds, 4, 1000)
+    whole("steps", steps, 1, 1000)
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,7 +165,7 @@ class Trial(Shown):
 
     Attributes:
         name: What a person calls the model.
-        device: Where it ran, marked where it is simulated.
+        device: Where it ran, marked if it is simulated.
         batch_size: How many texts a step reads.
         texts_per_second: Of each round.
         curve: The memory after each round, the first one a warm-up.
@@ -219,6 +177,8 @@ class Trial(Shown):
     texts_per_second: tuple[float, ...]
     curve: MemoryCurve
 
+    HIDDEN, ALSO = ("curve",), ("fastest", "memory")
+
     @property
     def simulated(self) -> bool:
         """Whether the device was a simulated one."""
@@ -229,8 +189,15 @@ class Trial(Shown):
         """Texts a second in the fastest round: what other programs disturb least."""
         return max(self.texts_per_second)
 
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The curve, ready for JSON."""
+        return self.curve.to_dict()
+
     def logbook_figures(self) -> ReportFigures:
         """Return what a logbook keeps of it."""
+        from ..figures import figures_of
+
         memory, rates = figures_of(self.curve), self.texts_per_second
         values = {"texts_per_second": self.fastest, "texts_per_second_median": median(rates), **memory.values}
         run = Run("annotation", self.batch_size, workers=0, peak_memory_bytes=memory.run.peak_memory_bytes)
@@ -238,28 +205,16 @@ class Trial(Shown):
             "trial", "golden texts", self.device, self.curve.verdict, self.simulated, numbers(values), run
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
-        return {
-            "name": self.name,
-            "device": self.device,
-            "batch_size": self.batch_size,
-            "texts_per_second": list(self.texts_per_second),
-            "fastest": self.fastest,
-            "memory": self.curve.to_dict(),
-        }
-
     def report(self) -> Report:
         """Return what became of the memory; times stand in the HTML alone."""
         rows = (("fastest round", f"{self.fastest:.1f}"), ("middle round", f"{median(self.texts_per_second):.1f}"))
         return Report(
             f"Trial of {self.name} on {self.device}: memory is {self.curve.verdict}",
-            (NOTE,) if self.simulated else (),
             figures=(Table("Texts a second", ("round", "texts a second"), rows), *self.curve.report().tables),
         )
 
 
-def measure(bench: Bench, batch_size: int, rounds: int = ROUNDS, steps: int = STEPS) -> Trial:
+def measure(bench: Bench, batch_size: int, rounds: int, steps: int) -> Trial:
     """Annotate the texts of a bench again and again, and look at times and memory.
 
     Args:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ...devices import backend
 from ...devices.computer import Computer
 from ...devices.machine import read_machine
 from ...devices.request import DeviceRequest
-from ...display import FAILED, NOT_APPLICABLE, NOTE, OK, WARNING, Finding, Report, Shown, counted, findings_table, worst
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, counted, findings_table, worst
 from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
 from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder
@@ -43,17 +43,16 @@ from .golden import (
     measure,
 )
 
+# How much slower the fastest round may be than that of the golden run: a choice, so that noise of a quiet computer passes
+# and a regression that matters does not.
 SLOWER = 0.25
-"""How much slower the fastest round may be than that of the golden run: a choice, so that noise of a quiet computer passes and
-a regression that matters does not."""
-
+# What share of the processors other programs may take before speed is not judged: a choice, because a step that has a
+# fifth less of the computer is slower by about what is allowed.
 BUSY = 0.2
-"""What share of the processors other programs may take before speed is not judged: a choice, because a step that has a fifth
-less of the computer is slower by about what is allowed."""
 
 MOST_NAMED = 5
 
-ANOTHER_BUNDLE = "Take the bundle from where it came from again."
+AGAIN = "Take the bundle from where it came from again."
 NOT_RUN = "not run"
 
 
@@ -65,10 +64,10 @@ class Observed:
         golden: The golden run.
         changed: Which files are not as they were, and what became of them.
         unmet: Which packages are not those of the bundle: for each the version that is wanted and the one that is there.
-        former: The logbook of the bundle; ``None`` where it cannot be read.
-        other_device: Why it did not run on the device of the golden run; empty where it did.
+        former: The logbook of the bundle; ``None`` if it cannot be read.
+        other_device: Why it did not run on the device of the golden run; empty if it did.
         other_model: Whether the files of a model that was not copied are others.
-        stopped: Why nothing was run; empty where it was.
+        stopped: Why nothing was run; empty if it was.
         logbook: What it was measured with, and its figures.
         trial: What was measured.
         entities: The entities that were found.
@@ -85,63 +84,61 @@ class Observed:
     trial: Trial | None = None
     entities: tuple[tuple[Found, ...], ...] = ()
 
+    def not_run(self, name: str) -> Finding | None:
+        """Return the finding that nothing was run; ``None`` if it was."""
+        if self.trial is not None:
+            return None
+        return Finding(name, NOT_APPLICABLE, f"{NOT_RUN}: {self.stopped}" if self.stopped else NOT_RUN)
 
-def named(things: Mapping[str, str]) -> str:
-    """Return names with what is to be said of each, at most so many.
 
-    Example:
-        >>> named({"a": "changed", "b": "missing"})
-        'a changed, b missing'
-    """
-    shown = [f"{name} {said}" for name, said in list(things.items())[:MOST_NAMED]]
-    more = len(things) - len(shown)
+def shortened(problems: Mapping[str, str]) -> str:
+    """Return names with the problem of each, at most ``MOST_NAMED``."""
+    shown = [f"{name} {problem}" for name, problem in list(problems.items())[:MOST_NAMED]]
+    more = len(problems) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
 
 
-def files(seen: Observed) -> Finding:
-    """Return whether every file is the one that was written."""
+def same_files(seen: Observed) -> Finding:
     if seen.changed:
-        return Finding("files", FAILED, named(seen.changed), ANOTHER_BUNDLE)
+        return Finding("files", FAILED, shortened(seen.changed), AGAIN)
     return Finding("files", OK, "every file is the one that was written")
 
 
-def versions(seen: Observed) -> Finding:
-    """Return whether every package is the one of the bundle."""
+def same_packages(seen: Observed) -> Finding:
     others = {name: f"{there or 'missing'} instead of {wanted}" for name, (wanted, there) in seen.unmet.items()}
     if others:
-        return Finding("packages", FAILED, named(others), "Install them: python -m pip install -r requirements.txt.")
+        remedy = "Install them: python -m pip install -r requirements.txt."
+        return Finding("packages", FAILED, shortened(others), remedy)
     return Finding("packages", OK, "every package is the one of the bundle")
 
 
-def python(seen: Observed) -> Finding:
-    """Return whether this is the same Python."""
-    former, here = (book.software.python if book else "" for book in (seen.former, seen.logbook))
+def same_python(seen: Observed) -> Finding:
+    former, here = (
+        ".".join(book.software.python.split(".")[:2]) if book else "" for book in (seen.former, seen.logbook)
+    )
     if not former or not here:
         return Finding("Python", NOT_APPLICABLE, NOT_RUN)
-    if minor(former) == minor(here):
-        return Finding("Python", OK, f"it is Python {minor(here)}")
-    return Finding("Python", WARNING, f"{minor(here)} instead of {minor(former)}", f"Use Python {minor(former)}.")
+    if former == here:
+        return Finding("Python", OK, f"it is Python {here}")
+    return Finding("Python", WARNING, f"{here} instead of {former}", f"Use Python {former}.")
 
 
-def device(seen: Observed) -> Finding:
-    """Return whether it ran where the golden run did."""
+def same_device(seen: Observed) -> Finding:
     if seen.other_device:
         return Finding("device", WARNING, seen.other_device, "Run it on a computer with such a device.")
-    return ran(seen, "device") or Finding("device", OK, f"it ran on {seen.golden.device}")
+    return seen.not_run("device") or Finding("device", OK, f"it ran on {seen.golden.device}")
 
 
-def model(seen: Observed) -> Finding:
-    """Return whether the model is the one of the bundle."""
+def same_model(seen: Observed) -> Finding:
     if seen.other_model:
-        return Finding(
-            "model", FAILED, "its files are not those of the golden run", "Fetch the model in that revision."
-        )
-    return ran(seen, "model") or Finding("model", OK, "its files are those of the golden run")
+        evidence = "its files are not those of the golden run"
+        return Finding("model", FAILED, evidence, "Fetch the model in that revision.")
+    return seen.not_run("model") or Finding("model", OK, "its files are those of the golden run")
 
 
-def entities(seen: Observed) -> Finding:
-    """Return whether the entities in every text are exactly those of the golden run."""
-    if not_run := ran(seen, "entities"):
+def same_entities(seen: Observed) -> Finding:
+    """Judge whether the entities in every text are exactly those of the golden run."""
+    if not_run := seen.not_run("entities"):
         return not_run
     pairs = [
         (Counter(wanted), Counter(found)) for wanted, found in zip(seen.golden.entities, seen.entities, strict=True)
@@ -154,13 +151,12 @@ def entities(seen: Observed) -> Finding:
     extra = sum((found - wanted).total() for wanted, found in pairs)
     which = ", ".join(map(str, others[:MOST_NAMED]))
     evidence = f"others in {counted(len(others), 'text')} ({which}): {missing} missing, {extra} that were not there"
-    return Finding(
-        "entities", FAILED, evidence, "Do not use this computer for the model until it is known why; see nb.parity()."
-    )
+    remedy = "Do not use this computer for the model until it is known why; see nb.parity()."
+    return Finding("entities", FAILED, evidence, remedy)
 
 
-def memory(seen: Observed) -> Finding:
-    """Return whether memory stays level, by the gate that judges trainings."""
+def level_memory(seen: Observed) -> Finding:
+    """Judge whether memory stays level, by the gate that judges trainings."""
     if seen.trial is None:
         return Finding("memory", NOT_APPLICABLE, seen.stopped or NOT_RUN)
     curve = seen.trial.curve
@@ -171,19 +167,23 @@ def memory(seen: Observed) -> Finding:
     return Finding("memory", status, f"{MEASURES[curve.measure]}: {evidence}", "See what keeps it: nb.who_holds().")
 
 
-def throughput(seen: Observed) -> Finding:
-    """Return whether it is as fast as the golden run, where the two may be compared."""
-    name, wanted = "throughput", texts_per_second(seen.former)
-    if not_run := ran(seen, name):
+def same_speed(seen: Observed) -> Finding:
+    """Judge whether it is as fast as the golden run, if the two may be compared."""
+    if not_run := seen.not_run("throughput"):
         return not_run
-    if seen.former is None or seen.logbook is None or seen.trial is None or wanted is None:
+    name, former, here = "throughput", seen.former, seen.logbook
+    trials = [one.values for one in former.figures if one.report == "trial"] if former else []
+    wanted = trials[-1].get("texts_per_second") if trials else None
+    if former is None or here is None or seen.trial is None or wanted is None:
         return Finding(name, NOT_APPLICABLE, "not judged: the logbook of the bundle has no figures that can be trusted")
-    reasons = LogbookDiff(seen.former, seen.logbook).reasons
+    reasons = LogbookDiff(former, here).reasons
     if reasons:
         differ = ", ".join(one.name for one in reasons)
         return Finding(name, NOT_APPLICABLE, f"not judged: it cannot be compared with the logbook ({differ})")
-    if busy := busy_when(seen.former, seen.logbook):
-        evidence = f"not judged: other programs took more than {BUSY:.0%} of the processors {busy}"
+    runs = {"in the golden run": former, "here": here}
+    busy = [when for when, book in runs.items() if (book.background.share or 0.0) > BUSY]
+    if busy:
+        evidence = f"not judged: other programs took more than {BUSY:.0%} of the processors {' and '.join(busy)}"
         return Finding(name, WARNING, evidence, "Repeat it on a quiet computer.")
     if seen.trial.fastest >= wanted * (1 - SLOWER):
         return Finding(name, OK, "as fast as the logbook says")
@@ -191,55 +191,16 @@ def throughput(seen: Observed) -> Finding:
     return Finding(name, FAILED, evidence, "Repeat it, and then look for what is slower.")
 
 
-def busy_when(former: Logbook, here: Logbook) -> str:
-    """Return in which runs other programs took too much for speed to be judged; empty where in none that is known."""
-    runs = {"in the golden run": former, "here": here}
-    return " and ".join(name for name, book in runs.items() if (book.background.share or 0.0) > BUSY)
-
-
-def ran(seen: Observed, name: str) -> Finding | None:
-    """Return the finding that nothing was run, ``None`` where it was."""
-    if seen.trial is not None:
-        return None
-    return Finding(name, NOT_APPLICABLE, f"{NOT_RUN}: {seen.stopped}" if seen.stopped else NOT_RUN)
-
-
-def texts_per_second(book: Logbook | None) -> float | None:
-    """Return the fastest round that a logbook tells of, ``None`` where it tells of none."""
-    trials = [one.values for one in book.figures if one.report == "trial"] if book else []
-    return trials[-1].get("texts_per_second") if trials else None
-
-
-def minor(version: str) -> str:
-    """Return a version of Python without its last number.
-
-    Example:
-        >>> minor("3.11.7")
-        '3.11'
-    """
-    return ".".join(version.split(".")[:2])
-
-
 CHECKS: tuple[Callable[[Observed], Finding], ...] = (
-    files,
-    versions,
-    python,
-    device,
-    model,
-    entities,
-    memory,
-    throughput,
+    same_files,
+    same_packages,
+    same_python,
+    same_device,
+    same_model,
+    same_entities,
+    level_memory,
+    same_speed,
 )
-
-
-def judged(seen: Observed) -> tuple[Finding, ...]:
-    """Return all findings of a smoke test."""
-    return tuple(_stopped(seen)) + tuple(check(seen) for check in CHECKS)
-
-
-def _stopped(seen: Observed) -> Iterator[Finding]:
-    if seen.stopped and not seen.changed and not seen.other_model:
-        yield Finding("run", FAILED, seen.stopped, "Mend that, and run it again.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -255,7 +216,10 @@ class SmokeReport(Shown):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was looked at, one by one."""
-        return judged(self.seen)
+        seen = self.seen
+        stopped = seen.stopped and not seen.changed and not seen.other_model
+        first = [Finding("run", FAILED, seen.stopped, "Mend that, and run it again.")] if stopped else []
+        return (*first, *(check(seen) for check in CHECKS))
 
     @property
     def passed(self) -> bool:
@@ -264,7 +228,7 @@ class SmokeReport(Shown):
 
     @property
     def exit_code(self) -> int:
-        """0 where it passed, 1 where something failed."""
+        """0 if it passed, 1 if something failed."""
         return 0 if self.passed else 1
 
     @property
@@ -289,11 +253,7 @@ class SmokeReport(Shown):
         failed = [one.name for one in self.findings if one.status == FAILED]
         title = f"Smoke test failed: {', '.join(failed)}" if failed else "Smoke test passed"
         figures = self.seen.trial.report().figures if self.seen.trial else ()
-        return Report(title, (NOTE,) if self.simulated else (), (findings_table("", self.findings),), figures=figures)
-
-
-BUNDLE = "bundle"
-AGAIN = "Take the bundle from where it came from again."
+        return Report(title, (), (findings_table("", self.findings),), figures=figures)
 
 
 def smoke(
@@ -303,94 +263,94 @@ def smoke(
 
     Args:
         bundle: The folder that ``nb.handoff()`` has written.
-        device: Where it runs; the device of the golden run where nobody says, or where that is not here, the best one.
+        device: Where it runs; ``None`` is the device of the golden run, or the best one if that is not here.
         model: Where the model is that was not copied into the bundle.
 
     Returns:
-        What was found; ``exit_code`` is 1 where something failed.
+        What was found; ``exit_code`` is 1 if something failed.
 
     Raises:
-        ConfigurationError: For a folder that is no bundle.
+        ConfigurationError: For a folder that is not a bundle.
         DeviceUnavailable, UnknownDevice: For a device that was asked for and cannot be used.
     """
     folder = given_path(bundle, "bundle").absolute()
     changed = changed_files(folder, (GOLDEN, TEXTS, LOGBOOK, REQUIREMENTS))
     golden = read_golden(folder)
-    texts, former = read_texts(folder, golden, changed), former_logbook(folder, changed)
-    missing = {**unmet(read_text(folder / REQUIREMENTS), version_of), **other_toolkit(former)}
+    texts = [] if TEXTS in changed else read_texts(folder, golden)
+    former = None if LOGBOOK in changed else Logbook.read(folder / LOGBOOK)
+    missing = dict(unmet(read_text(folder / REQUIREMENTS), version_of))
+    toolkit = former.software.openmed_nb if former else ""
+    if toolkit and toolkit != own_version():
+        missing[TOOLKIT] = (toolkit, own_version())
     seen = Observed(golden, changed, missing, former)
-    fatal = [name for name in changed if name in {GOLDEN, TEXTS} or name.startswith(f"{MODEL}/")]
-    if fatal:
+    if any(name in {GOLDEN, TEXTS} or name.startswith(f"{MODEL}/") for name in changed):
         return SmokeReport(replace(seen, stopped="its files are not those of the bundle"))
     try:
-        return SmokeReport(tried(seen, folder, texts, device, model))
+        return SmokeReport(repeated(seen, folder, texts, device, model))
     except (DeviceUnavailable, UnknownDevice, ConfigurationError):
         raise
     except OpenMedError as error:
         return SmokeReport(replace(seen, stopped=str(error)))
 
 
-def tried(
-    seen: Observed, bundle: Path, texts: list[str], asked: str | None, model: str | os.PathLike[str] | None
+def repeated(
+    seen: Observed, bundle: Path, texts: list[str], device: str | None, model: str | os.PathLike[str] | None
 ) -> Observed:
-    """Return what was seen, with the golden run repeated.
-
-    Args:
-        seen: What was seen before anything ran.
-        bundle: The folder.
-        texts: The texts of the golden run.
-        asked: The device that was asked for.
-        model: Where the model is that was not copied.
-    """
+    """Return what was seen, with the golden run repeated."""
     golden = seen.golden
     computer = Computer(os.environ, read_machine, backend)
-    device, other = device_for(golden.device, asked, computer)
+    on, other = device_for(golden.device, device, computer)
     spec: LoadSpec = golden.spec(bundle, None if model is None else str(model))
     folder = model_folder(spec)
     if content_of(folder) != golden.content:
         return replace(seen, other_model=True, other_device=other, stopped="the model is another one")
-    bench = subject_of_files(spec, texts, None).on(device)
+    bench = subject_of_files(spec, texts, None).on(on)
     computer.load_torch()
-    book = gather(computer, device, model_of_files(MODEL, folder, golden.dtype), folder, dataset=texts)
+    book = gather(computer, on, model_of_files(MODEL, folder, golden.dtype), folder, dataset=texts)
     entities = entities_found(bench, texts)
     trial = measure(bench, golden.batch_size, golden.rounds, golden.steps)
     return replace(seen, other_device=other, logbook=book.with_reports(trial), trial=trial, entities=entities)
 
 
 def device_for(golden: str, asked: str | None, computer: Computer) -> tuple[str, str]:
-    """Return the device to run on, and why it is not the one of the golden run, empty where it is.
+    """Return the device to run on, and why it is not the one of the golden run; empty if it is.
 
     Raises:
         DeviceUnavailable, UnknownDevice: For a device that was asked for and cannot be used.
     """
+
+    def confirmed(device: str) -> str:
+        return computer.confirm(DeviceRequest.parse(device, "bundle")).device
+
     if asked is not None:
-        device = computer.confirm(DeviceRequest.parse(asked, BUNDLE)).device
+        device = confirmed(asked)
         return device, "" if device == golden else f"{device} was asked for instead of {golden}"
     try:
-        return computer.confirm(DeviceRequest.parse(golden, BUNDLE)).device, ""
+        return confirmed(golden), ""
     except DeviceUnavailable:
-        device = computer.confirm(DeviceRequest.parse("auto", BUNDLE)).device
+        device = confirmed("auto")
         return device, f"{golden} cannot be used here, so it ran on {device}"
 
 
-def other_toolkit(former: Logbook | None) -> dict[str, tuple[str, str | None]]:
-    """Return the version of the toolkit that is wanted and the one that runs, where they differ.
-
-    Args:
-        former: The logbook of the bundle.
-    """
-    wanted, here = former.software.openmed_nb if former else "", own_version()
-    return {TOOLKIT: (wanted, here)} if wanted and wanted != here else {}
-
-
-def read_texts(bundle: Path, golden: Golden, changed: Mapping[str, str]) -> list[str]:
-    """Return the texts of the golden run; none where their file is not the one that was written, which is told elsewhere.
+def read_text(file: Path) -> str:
+    """Return the text of a file of a bundle.
 
     Raises:
-        ConfigurationError: Where they are not those that the golden run read.
+        ConfigurationError: If it cannot be read.
     """
-    if TEXTS in changed:
-        return []
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"The {file.name} of the bundle cannot be read: {cause(error)}."
+        raise ConfigurationError(what, AGAIN) from error
+
+
+def read_texts(bundle: Path, golden: Golden) -> list[str]:
+    """Return the texts of the golden run.
+
+    Raises:
+        ConfigurationError: If they are not those that the golden run read.
+    """
     try:
         texts: tuple[str, ...] = from_plain(tuple[str, ...], json.loads(read_text(bundle / TEXTS)))
     except (ValueError, RecursionError) as error:
@@ -404,45 +364,20 @@ def read_golden(bundle: Path) -> Golden:
     """Return the golden run of a bundle.
 
     Raises:
-        ConfigurationError: Where it cannot be read.
+        ConfigurationError: If it cannot be read.
     """
+    text = read_text(bundle / GOLDEN)
     try:
-        golden: Golden = from_plain(Golden, json.loads(read_text(bundle / GOLDEN)))
-    except (ValueError, RecursionError) as error:
-        what = f"The {GOLDEN} of {bundle.name!r} is damaged: {cause(error)}."
-        raise ConfigurationError(what, AGAIN) from error
-    try:
-        check_numbers(golden)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"The {GOLDEN} of {bundle.name!r} is damaged: {error.what}", AGAIN) from error
+        golden: Golden = from_plain(Golden, json.loads(text))
+        check_numbers(golden.batch_size, golden.rounds, golden.steps)
+    except (ValueError, RecursionError) as error:  # A ConfigurationError is a ValueError.
+        reason = error.what if isinstance(error, ConfigurationError) else f"{cause(error)}."
+        raise ConfigurationError(f"The {GOLDEN} of {bundle.name!r} is damaged: {reason}", AGAIN) from error
     return golden
 
 
-def read_text(file: Path) -> str:
-    """Return the text of a file of a bundle.
-
-    Raises:
-        ConfigurationError: Where it cannot be read.
-    """
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"The {file.name} of the bundle cannot be read: {cause(error)}."
-        raise ConfigurationError(what, AGAIN) from error
-
-
-def former_logbook(bundle: Path, changed: dict[str, str]) -> Logbook | None:
-    """Return the logbook of a bundle, ``None`` where it is not the one that was written."""
-    return None if LOGBOOK in changed else Logbook.read(bundle / LOGBOOK)
-
-
 def from_command_line(bundle: Path, arguments: list[str]) -> int:
-    """Run the smoke test, print what was found, write it into the bundle, and return the exit status.
-
-    Args:
-        bundle: The folder.
-        arguments: The words of the command line.
-    """
+    """Run the smoke test, print what was found, write it into the bundle, and return the exit status."""
     command = argparse.ArgumentParser("smoke.py", description="Repeat the smoke test of this bundle.")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu; that of the golden run if left out")
     command.add_argument("--model", help="the folder of the model, where it is not in the bundle")
@@ -459,7 +394,7 @@ def from_command_line(bundle: Path, arguments: list[str]) -> int:
 
 
 def keep(result: dict[str, Any], file: Path) -> None:
-    """Write a result; where that cannot be, it is said, and what was found counts all the same."""
+    """Write a result; if that fails it says so, and what was found counts all the same."""
     try:
         write_whole(file, json.dumps(result, indent=2) + "\n")
     except OSError as error:

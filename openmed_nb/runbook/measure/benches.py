@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...annotation.stream import Chunk
 from ...devices.backend import to_array
 from ...devices.moving import named_tensors, to_device, with_tensors
 from ...errors import ConfigurationError, cause, check_flag, whole_or_none
@@ -160,6 +159,7 @@ class AnnotationBench:
 def filled(annotator: Annotator, texts: list[Any]) -> Filled:
     """Return texts tokenised and filled into batches; the first text that cannot be read raises its error."""
     from ...annotation.forward import fill
+    from ...annotation.stream import Chunk
 
     prepared = annotator.prepare(Chunk(0, texts))
     if prepared is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.models.files import Content
-from openmed_nb.runbook.handoff.bundle import SMOKE_SCRIPT, run_script
+from openmed_nb.runbook.handoff.bundle import scripts
 from openmed_nb.runbook.handoff.golden import SCHEMA, Golden
 
 GOLDEN = Golden(
@@ -24,8 +24,8 @@ def bundle(tmp_path) -> Path:
     folder = tmp_path / "a bundle"
     (tmp_path / "bin").mkdir()
     folder.mkdir()
-    (folder / "run.sh").write_text(run_script(GOLDEN), "utf-8")
-    (folder / "smoke.py").write_text(SMOKE_SCRIPT, "utf-8")
+    for name, text in scripts(GOLDEN).items():
+        (folder / name).write_text(text, "utf-8")
     for name in ("python3", "other"):
         (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$(pwd) $OMP_NUM_THREADS $@"\n', "utf-8")
         (tmp_path / "bin" / name).chmod(0o755)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import openmed_nb as nb
 from openmed_nb.display import FAILED
 from openmed_nb.errors import ConfigurationError, ModelRefused
-from openmed_nb.runbook.handoff.bundle import Order, new_folder
+from openmed_nb.runbook.handoff.bundle import free_folder, new_folder
 from openmed_nb.runbook.handoff.golden import changed_files, write_checksums
 from openmed_nb.runbook.handoff.smoke import from_command_line, keep, smoke
 
@@ -148,7 +148,7 @@ def test_a_missing_file_and_a_missing_bundle(bundle, tmp_path):
     (bundle / "model" / "config.json").unlink()
 
     assert failed(bundle) == ["files"]
-    with pytest.raises(ConfigurationError, match="is no bundle"):
+    with pytest.raises(ConfigurationError, match="is not a bundle"):
         smoke(tmp_path / "nowhere")
 
 
@@ -250,10 +250,9 @@ def link_to(place: Path, there: bool) -> Path:
 def test_a_folder_that_is_there_stays_the_same(tmp_path, make, there):
     """What is written lies in the folder, also behind a link, and one in which a process may be is not made anew."""
     place = make(tmp_path / "bundle")
-    order = Order(place)
-    order.check(None)
-    before = order.target.stat().st_ino if there else None
-    with new_folder(order.target) as folder:
+    target = free_folder(place)
+    before = target.stat().st_ino if there else None
+    with new_folder(target) as folder:
         (folder / "run.sh").write_text("", "utf-8")
 
     assert [one.name for one in place.iterdir()] == ["run.sh"]

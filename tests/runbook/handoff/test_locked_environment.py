@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import zipfile
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.handoff.environment import Installed, lock, requirements_text, unmet, write_wheel
+from openmed_nb.runbook.handoff.environment import InstalledPackage, lock, requirements_text, unmet, write_wheel
 
 LINUX = "sys_platform == 'linux' or sys_platform == 'darwin' or sys_platform == 'win32'"
 
@@ -33,7 +34,7 @@ CLOSURES = {
 @pytest.mark.parametrize(("packages", "pins"), CLOSURES.values(), ids=CLOSURES)
 def test_everything_that_is_needed_is_pinned(packages, pins):
     """The lock has every package that is needed here, once, with the marker of those that only some computers need."""
-    there = {name: Installed("1", tuple(requires)) for name, requires in packages.items()}
+    there = {name: InstalledPackage("1", tuple(requires)) for name, requires in packages.items()}
 
     assert [str(pin) for pin in lock("a", there.get)] == pins
 
@@ -41,7 +42,7 @@ def test_everything_that_is_needed_is_pinned(packages, pins):
 def test_a_package_that_is_missing_is_named():
     """An environment with a hole is not locked."""
     with pytest.raises(ConfigurationError, match="b is needed and not installed"):
-        lock("a", {"a": Installed("1", ("b",))}.get)
+        lock("a", {"a": InstalledPackage("1", ("b",))}.get)
 
 
 def test_the_environment_of_the_toolkit():
@@ -79,10 +80,9 @@ def test_the_wheel_has_what_is_running(tmp_path):
         metadata = archive.read(f"openmed_nb-{openmed_nb.__version__}.dist-info/METADATA").decode()
 
     assert first.name == f"openmed_nb-{openmed_nb.__version__}-py3-none-any.whl"
-    assert {"openmed_nb/__init__.py", "openmed_nb/py.typed", "openmed_nb/runbook/logbook/logbook.schema.json"} <= set(
-        names
-    )
-    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+    package = Path(openmed_nb.__file__).parent
+    files = {one.relative_to(package.parent).as_posix() for one in package.rglob("*") if one.is_file()}
+    assert {one for one in names if one.startswith("openmed_nb/")} == {one for one in files if not one.endswith(".pyc")}
     assert [line.split(",")[0] for line in record.splitlines()] == names
     assert "Name: openmed-nb" in metadata
     assert [name for name in names if name.endswith("LICENSE")]

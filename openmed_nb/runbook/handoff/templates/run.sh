@@ -1,0 +1,10 @@
+#!/bin/sh
+# @@what
+set -eu
+script=$0
+while [ -L "$script" ]; do
+  link=$(readlink -- "$script")
+  case $link in /*) script=$link ;; *) script=$(dirname -- "$script")/$link ;; esac
+done
+CDPATH= cd -- "$(dirname -- "$script")"
+@@{exports}exec "${PYTHON:-$(command -v python || command -v python3 || echo python)}" smoke.py "$@"
