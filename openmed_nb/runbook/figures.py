@@ -26,7 +26,6 @@ from ..training.loaders import LoaderCheck
 from .comparison import Comparison, DeviceFigures
 from .doctor.checks import NECESSARY
 from .doctor.report import DoctorReport, sentence_of
-from .doctor.silent_errors import BUGS
 from .logbook.sections import ReportFigures, Run, numbers
 from .logbook.variables import short_path
 from .measure.workloads import ANNOTATION
@@ -44,7 +43,6 @@ REPORTS = "Pass what nb.sweep(), nb.compare(), nb.profile(), nb.parity(), nb.mem
 
 # The doctor's findings on whether a device computes at all, on known errors, and on states that spoil times.
 COMPUTES = frozenset({"computation", *NECESSARY})
-BUG_NAMES = frozenset(bug.name for bug in BUGS)
 NO_BUG = "known silent errors"
 STATES = frozenset(condition.name for condition in CONDITIONS)
 
@@ -306,15 +304,25 @@ def _doctor_figures(report: DoctorReport) -> ReportFigures:
     return ReportFigures("doctor", "computer", None, report.status, report.simulated, numbers(values))
 
 
+def _bug_names(report: DoctorReport) -> frozenset[str]:
+    """Return the names of the known errors; none if nothing was computed, because their file imports torch."""
+    if any(one.name == "computation" and one.status == NOT_APPLICABLE for one in report.findings):
+        return frozenset()
+    from .doctor.silent_errors import BUGS
+
+    return frozenset(bug.name for bug in BUGS)
+
+
 def _doctor_evidence(report: DoctorReport, _context: Context) -> dict[str, Any]:
     wrong = [one for one in report.findings if one.status in {FAILED, WARNING}]
     failed = [one.name for one in wrong if one.status == FAILED]
-    bugs = tuple(one.name for one in wrong if one.name in BUG_NAMES)
+    names = _bug_names(report)
+    bugs = tuple(one.name for one in wrong if one.name in names)
     looked = bugs or any(one.name == NO_BUG and one.status != NOT_APPLICABLE for one in report.findings)
     return {
         "device_faults": tuple(name for name in failed if name in COMPUTES),
         "silent_errors": bugs if looked else None,
-        "doctor_failures": tuple(name for name in failed if name not in COMPUTES | BUG_NAMES),
+        "doctor_failures": tuple(name for name in failed if name not in COMPUTES | names),
         "states": _slow_states(one for one in report.findings if one.name in STATES),
     }
 

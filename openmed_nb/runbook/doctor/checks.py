@@ -34,52 +34,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Computation:
-    """What came of computing on a device.
+    """What came of computing on a device."""
 
-    Attributes:
-        device: Where it was to be done.
-        place: Where torch says that the result is; empty if there is none.
-        failure: Why it failed; empty if it gave what the CPU gives.
-        dtypes: For each type of numbers that was tried, why it failed; empty if it did not.
-        probes: What came of the probes of known silent errors.
-    """
-
-    device: str
-    place: str = ""
-    failure: str = ""
+    device: str  # Where it was to be done.
+    place: str = ""  # Where torch says that the result is; empty if there is none.
+    failure: str = ""  # Why it failed; empty if it gave what the CPU gives.
+    # For each type of numbers that was tried, why it failed; empty if it did not.
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    probes: tuple[ProbeOutcome, ...] = ()
+    probes: tuple[ProbeOutcome, ...] = ()  # What came of the probes of known silent errors.
 
 
 @dataclass(frozen=True)
 class DoctorFacts:
-    """All that the doctor judges.
+    """All that the doctor judges."""
 
-    Attributes:
-        python: The version of this Python.
-        machine: The facts of this computer.
-        torch: What is known of torch.
-        choice: The device in force, or the error of the wishes.
-        environment: What became of the MPS variables.
-        torch_error: Why torch cannot be imported; ``None`` if it can.
-        environ: The environment variables that the rules read.
-        computed: What came of computing on the device in force; ``None`` if there is none.
-        packages: What was found about packages.
-        signals: The state of the computer.
-        models: What was found about each model.
-    """
-
-    python: str
-    machine: Machine
-    torch: TorchFacts
-    choice: DeviceChoice | OpenMedError
-    environment: EnvPlan
-    torch_error: OpenMedError | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
-    computed: Computation | None = None
-    packages: tuple[Finding, ...] = ()
-    signals: Signals = field(default_factory=Signals)
-    models: tuple[Finding, ...] = ()
+    python: str  # The version of this Python.
+    machine: Machine  # The facts of this computer.
+    torch: TorchFacts  # What is known of torch.
+    choice: DeviceChoice | OpenMedError  # The device in force, or the error of the wishes.
+    environment: EnvPlan  # What became of the MPS variables.
+    torch_error: OpenMedError | None = None  # Why torch cannot be imported; None if it can.
+    environ: Mapping[str, str] = field(default_factory=dict)  # The environment variables that the rules read.
+    computed: Computation | None = None  # What came of computing on the device in force; None if there is none.
+    packages: tuple[Finding, ...] = ()  # What was found about packages.
+    signals: Signals = field(default_factory=Signals)  # The state of the computer.
+    models: tuple[Finding, ...] = ()  # What was found about each model.
 
 
 NO_APPLE_GPU = (rules.NO_MAC, rules.ROSETTA, rules.INTEL)
@@ -89,23 +68,14 @@ UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version coul
 
 @dataclass(frozen=True)
 class RuleCheck:
-    """One thing about the computer that rules can fail.
+    """One thing about the computer that rules can fail."""
 
-    Attributes:
-        name: What it is.
-        device: The device that the rules are asked about.
-        before: Causes that make it meaningless; the first that applies says why.
-        fails: Causes that fail it.
-        evidence: What it shows if nothing is wrong.
-        warns: Causes of what the person may have wanted, asked before those that fail.
-    """
-
-    name: str
-    device: str
-    before: tuple[Cause, ...]
-    fails: tuple[Cause, ...]
-    evidence: Callable[[DoctorFacts], str]
-    warns: tuple[Cause, ...] = ()
+    name: str  # What it is.
+    device: str  # The device that the rules are asked about.
+    before: tuple[Cause, ...]  # Causes that make it meaningless; the first that applies says why.
+    fails: tuple[Cause, ...]  # Causes that fail it.
+    evidence: Callable[[DoctorFacts], str]  # What it shows if nothing is wrong.
+    warns: tuple[Cause, ...] = ()  # Causes of what the person may have wanted, asked before those that fail.
 
     def finding(self, facts: DoctorFacts) -> Finding:
         here = Surroundings(self.device, facts.machine, facts.torch, facts.environ)
@@ -250,18 +220,12 @@ def _silent_errors(facts: DoctorFacts) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class ExaminedModel:
-    """A model that is looked at.
+    """A model that is looked at."""
 
-    Attributes:
-        model: The model itself.
-        tokenizer: Its tokenizer, or ``None``.
-        device: The device in force.
-        validation: What is known of it in a reduced type; ``None`` if it was not loaded by its name.
-    """
-
-    model: torch.nn.Module
-    tokenizer: Any
-    device: str
+    model: torch.nn.Module  # The model itself.
+    tokenizer: Any  # Its tokenizer, or None.
+    device: str  # The device in force.
+    # What is known of it in a reduced type; None if it was not loaded by its name.
     validation: Validation | None = None
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -288,9 +252,6 @@ def model_findings(
         tokenizer: Its tokenizer; ``None`` for that of the pipeline.
         device: The device in force: float64 is an error on MPS and a warning elsewhere.
         validation: What is known of it in a reduced type, if it was loaded by its name.
-
-    Raises:
-        ConfigurationError: For anything that is not a model.
     """
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     examined = ExaminedModel(unwrapped(module_in(model)), tokenizer, device, validation)

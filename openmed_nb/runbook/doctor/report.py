@@ -15,14 +15,13 @@ from typing import Any
 from ...devices import backend
 from ...devices.backend import TorchFacts
 from ...devices.choice import DeviceChoice
-from ...devices.machine import Machine
 from ...devices.moving import module_in, unwrapped
 from ...display import FAILED, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
 from ...models.config import OpenMedConfig
 from ...models.dtypes import validation_of
 from ...session import SESSION, Session
-from ..signals import Signals, read_signals
+from ..signals import read_signals
 from .checks import Computation, DoctorFacts, findings_of, model_findings
 from .packages import package_findings, read_packages
 
@@ -153,11 +152,6 @@ def _failure_in(device: str, dtype: str) -> str:
     return "" if torch.equal(found.long(), expected) else "it gave other numbers than the CPU"
 
 
-def signals_of(machine: Machine, device: str) -> Signals:
-    """Return the signals of this computer, with those of the GPU that torch uses."""
-    return read_signals(machine, device, uuid=backend.gpu_uuid(device))
-
-
 def examine(session: Session, model: Any = None, compute: Callable[[str], Computation] = compute_on) -> DoctorFacts:
     """Gather the facts about a session's computer.
 
@@ -189,7 +183,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             environ={name: shell[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in shell},
             computed=compute(device) if device else None,
             packages=package_findings(*read_packages()),
-            signals=signals_of(computer.machine, device or "cpu"),
+            signals=read_signals(computer.machine, device or "cpu", uuid=backend.gpu_uuid(device or "cpu")),
             models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),
         )
 

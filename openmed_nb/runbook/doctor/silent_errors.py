@@ -51,29 +51,18 @@ MENDED = ", and mended in every torch that this package takes"
 
 @dataclass(frozen=True)
 class SilentBug:
-    """A known error.
+    """A known error."""
 
-    Attributes:
-        issue: Where it was reported.
-        name: What is computed.
-        what: What goes wrong.
-        known: With which chips and which releases of torch it was seen.
-        remedy: One thing to do.
-        probe: Computes it on a device.
-        tolerance: How far a result may be from that of the CPU, absolutely and relatively.
-        kinds: The kinds of devices on which the probe runs.
-        status: ``"failed"`` if a transformer or its training computes this, ``"warning"`` if only some programs do, or
-            if wrong input passes.
-    """
-
-    issue: str
-    name: str
-    what: str
-    known: str
-    remedy: str
-    probe: Probe
-    tolerance: float
-    kinds: tuple[str, ...]
+    issue: str  # Where it was reported.
+    name: str  # What is computed.
+    what: str  # What goes wrong.
+    known: str  # With which chips and which releases of torch it was seen.
+    remedy: str  # One thing to do.
+    probe: Probe  # Computes it on a device.
+    tolerance: float  # How far a result may be from that of the CPU, absolutely and relatively.
+    kinds: tuple[str, ...]  # The kinds of devices on which the probe runs.
+    # "failed" if a transformer or its training computes this, "warning" if only some programs do, or if wrong input
+    # passes.
     status: str
 
 
@@ -397,17 +386,11 @@ def bugs_of(device: str) -> tuple[SilentBug, ...]:
 
 @dataclass(frozen=True)
 class ProbeOutcome:
-    """What came of one probe.
+    """What came of one probe."""
 
-    Attributes:
-        issue: The issue of the error.
-        clean: What was wrong with an empty cache; empty if nothing was.
-        dirty: What was wrong after large numbers were left in freed memory; empty if nothing was.
-    """
-
-    issue: str
-    clean: str = ""
-    dirty: str = ""
+    issue: str  # The issue of the error.
+    clean: str = ""  # What was wrong with an empty cache; empty if nothing was.
+    dirty: str = ""  # What was wrong after large numbers were left in freed memory; empty if nothing was.
 
     @property
     def wrong(self) -> str:

@@ -247,11 +247,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
 
 
 def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool) -> None:
-    """Refuse what cannot be handed over, before anything is loaded.
-
-    Raises:
-        ConfigurationError: For a model that is not a name, a logbook that is not one, and a dataset that is not copied.
-    """
+    """Refuse what cannot be handed over, before anything is loaded."""
     if model is not None and not isinstance(model, (str, os.PathLike)):
         what = f"{type(model).__name__} is not the name of a model, and has no files that can be handed over."
         raise ConfigurationError(what, "Save it with save_pretrained(), its tokenizer too, and pass the folder.")
@@ -286,11 +282,7 @@ def golden_run(
 
 
 def free_folder(folder: Any) -> Path:
-    """Return the full path of a folder that can be written, to where links lead: nothing is there yet, or it is empty.
-
-    Raises:
-        ConfigurationError: For any other.
-    """
+    """Return the full path of a folder that can be written, to where links lead: nothing is there yet, or it is empty."""
     target = Path(os.path.realpath(given_path(folder, "folder")))
     above = next(one for one in (target, *target.parents) if one.exists())
     if above == target and target.is_dir() and os.access(target, os.R_OK | os.X_OK):
@@ -310,9 +302,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Args:
         target: Its place: nothing yet, or an empty folder, which stays the same one, because a process may be in it.
-
-    Raises:
-        OSError: If nothing can be written there.
     """
     there = target.is_dir()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -334,11 +323,7 @@ def name_elsewhere(spec: LoadSpec) -> str:
 
 
 def model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a model that are handed over, with their names in its folder.
-
-    Raises:
-        ConfigurationError: For weights in pickle files, which can run any code.
-    """
+    """Yield the files of a model that are handed over, with their names in its folder."""
     folder = model_folder(spec)
     weights = weight_files(folder)
     if any(not file.name.endswith((".safetensors", ".safetensors.index.json")) for file in weights):
@@ -359,9 +344,6 @@ def write_bundle(
         files: The files of the model by their names in its folder; none if it is not copied.
         contents: What is in the other files, by their names.
         simulated: Whether the golden run was on a simulated device.
-
-    Raises:
-        OSError: If one cannot be written.
     """
     (folder / WHEELS).mkdir()
     wheel = write_wheel(folder / WHEELS)

@@ -32,19 +32,12 @@ class InstalledPackage:
 
 @dataclass(frozen=True)
 class Pin:
-    """A package in the version that is installed.
+    """A package in the version that is installed."""
 
-    Attributes:
-        name: Its normalized name.
-        version: Its version, without what names a build, such as ``+cpu``, which other computers do not have.
-        build: The version with its build.
-        marker: On which computers it is needed; empty for all.
-    """
-
-    name: str
-    version: str
-    build: str
-    marker: str = ""
+    name: str  # Its normalized name.
+    version: str  # Its version, without what names a build, such as +cpu, which other computers do not have.
+    build: str  # The version with its build.
+    marker: str = ""  # On which computers it is needed; empty for all.
 
     def __str__(self) -> str:
         line = f"{self.name}=={self.version}"
@@ -65,16 +58,12 @@ def find_installed(name: str) -> InstalledPackage | None:
 
 @dataclass
 class Requirements:
-    """All that a package needs, found by following what each one requires.
+    """All that a package needs, found by following what each one requires."""
 
-    Attributes:
-        find: Returns an installed package.
-        markers: For each package that was found, on which computers it is needed; an empty marker is all of them.
-        seen: The packages that were followed, with the extra and the marker.
-    """
-
-    find: FindPackage
+    find: FindPackage  # Returns an installed package.
+    # For each package that was found, on which computers it is needed; an empty marker is all of them.
     markers: dict[str, set[str]] = field(default_factory=dict)
+    # The packages that were followed, with the extra and the marker.
     seen: set[tuple[str, str, str]] = field(default_factory=set)
 
     def follow(self, name: str, extras: Iterable[str] = (), marker: str = "") -> None:
@@ -93,11 +82,7 @@ class Requirements:
                 self.follow(below, sorted(required.extras), marker or own)
 
     def installed(self, name: str) -> InstalledPackage:
-        """Return a package.
-
-        Raises:
-            ConfigurationError: If it is not installed.
-        """
+        """Return a package."""
         found = self.find(name)
         if found is None:
             what = f"{name} is needed and not installed, so the environment cannot be locked."
@@ -111,11 +96,7 @@ class Requirements:
 
 
 def lock(package: str = TOOLKIT, find: FindPackage = find_installed) -> tuple[Pin, ...]:
-    """Return every package that a package needs, without itself, in alphabetical order.
-
-    Raises:
-        ConfigurationError: If one is not installed.
-    """
+    """Return every package that a package needs, without itself, in alphabetical order."""
     requirements = Requirements(find)
     requirements.follow(package)
     return tuple(requirements.pin(name) for name in sorted(requirements.markers) if name != package)
@@ -152,9 +133,6 @@ def unmet(text: str, versions: Callable[[str], str | None]) -> Mapping[str, tupl
     Args:
         text: The file.
         versions: Returns the version of an installed package, ``None`` if it is not installed.
-
-    Raises:
-        ConfigurationError: For a line that names no package, such as ``-r other.txt``.
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -182,12 +160,7 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)  # The time of every file, so that the same fil
 
 
 def write_wheel(folder: Path) -> Path:
-    """Write the wheel of the toolkit into a folder, and return it.
-
-    Raises:
-        ConfigurationError: If the toolkit is not installed, so that its requirements are not known.
-        OSError: If it cannot be written.
-    """
+    """Write the wheel of the toolkit into a folder, and return it."""
     try:
         installed = importlib.metadata.distribution(TOOLKIT)
     except importlib.metadata.PackageNotFoundError as error:

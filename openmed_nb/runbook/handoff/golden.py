@@ -59,9 +59,6 @@ def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
     Args:
         bundle: The folder.
         needed: Files that must have a checksum.
-
-    Raises:
-        ConfigurationError: If there are no checksums.
     """
 
     def state(file: Path, checksum: str) -> str:
@@ -125,11 +122,7 @@ class Golden:
     entities: tuple[tuple[Found, ...], ...] = ()
 
     def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
-        """Return what is loaded without a network: from the bundle, else ``model``, else by its name.
-
-        Raises:
-            ConfigurationError: If the model was not copied, and its name is not known here.
-        """
+        """Return what is loaded without a network: from the bundle, else ``model``, else by its name."""
         name = str(bundle / self.model) if self.copied else model or self.model
         try:
             return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
@@ -149,11 +142,7 @@ def entities_found(bench: Bench, texts: list[Any]) -> tuple[tuple[Found, ...], .
 
 
 def check_numbers(batch_size: Any, rounds: Any, steps: Any) -> None:
-    """Check the numbers of a trial; a bundle comes from somebody else, and its trial has to end.
-
-    Raises:
-        ConfigurationError: For the first that is out of its limits.
-    """
+    """Check the numbers of a trial; a bundle comes from somebody else, and its trial has to end."""
     whole("batch_size", batch_size, 1, 4096)
     whole("rounds", rounds, 4, 1000)
     whole("steps", steps, 1, 1000)

@@ -58,31 +58,20 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True)
 class Observed:
-    """What a smoke test saw.
+    """What a smoke test saw."""
 
-    Attributes:
-        golden: The golden run.
-        changed: Which files are not as they were, and what became of them.
-        unmet: Which packages are not those of the bundle: for each the version that is wanted and the one that is there.
-        former: The logbook of the bundle; ``None`` if it cannot be read.
-        other_device: Why it did not run on the device of the golden run; empty if it did.
-        other_model: Whether the files of a model that was not copied are others.
-        stopped: Why nothing was run; empty if it was.
-        logbook: What it was measured with, and its figures.
-        trial: What was measured.
-        entities: The entities that were found.
-    """
-
-    golden: Golden
+    golden: Golden  # The golden run.
+    # Which files are not as they were, and what became of them.
     changed: Mapping[str, str] = field(default_factory=dict)
+    # Which packages are not those of the bundle: for each the version that is wanted and the one that is there.
     unmet: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    former: Logbook | None = None
-    other_device: str = ""
-    other_model: bool = False
-    stopped: str = ""
-    logbook: Logbook | None = None
-    trial: Trial | None = None
-    entities: tuple[tuple[Found, ...], ...] = ()
+    former: Logbook | None = None  # The logbook of the bundle; None if it cannot be read.
+    other_device: str = ""  # Why it did not run on the device of the golden run; empty if it did.
+    other_model: bool = False  # Whether the files of a model that was not copied are others.
+    stopped: str = ""  # Why nothing was run; empty if it was.
+    logbook: Logbook | None = None  # What it was measured with, and its figures.
+    trial: Trial | None = None  # What was measured.
+    entities: tuple[tuple[Found, ...], ...] = ()  # The entities that were found.
 
     def not_run(self, name: str) -> Finding | None:
         """Return the finding that nothing was run; ``None`` if it was."""
@@ -313,11 +302,7 @@ def repeated(
 
 
 def device_for(golden: str, asked: str | None, computer: Computer) -> tuple[str, str]:
-    """Return the device to run on, and why it is not the one of the golden run; empty if it is.
-
-    Raises:
-        DeviceUnavailable, UnknownDevice: For a device that was asked for and cannot be used.
-    """
+    """Return the device to run on, and why it is not the one of the golden run; empty if it is."""
 
     def confirmed(device: str) -> str:
         return computer.confirm(DeviceRequest.parse(device, "bundle")).device
@@ -333,11 +318,7 @@ def device_for(golden: str, asked: str | None, computer: Computer) -> tuple[str,
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file of a bundle.
-
-    Raises:
-        ConfigurationError: If it cannot be read.
-    """
+    """Return the text of a file of a bundle."""
     try:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -346,11 +327,7 @@ def read_text(file: Path) -> str:
 
 
 def read_texts(bundle: Path, golden: Golden) -> list[str]:
-    """Return the texts of the golden run.
-
-    Raises:
-        ConfigurationError: If they are not those that the golden run read.
-    """
+    """Return the texts of the golden run."""
     try:
         texts: tuple[str, ...] = from_plain(tuple[str, ...], json.loads(read_text(bundle / TEXTS)))
     except (ValueError, RecursionError) as error:
@@ -361,11 +338,7 @@ def read_texts(bundle: Path, golden: Golden) -> list[str]:
 
 
 def read_golden(bundle: Path) -> Golden:
-    """Return the golden run of a bundle.
-
-    Raises:
-        ConfigurationError: If it cannot be read.
-    """
+    """Return the golden run of a bundle."""
     text = read_text(bundle / GOLDEN)
     try:
         golden: Golden = from_plain(Golden, json.loads(text))

@@ -102,29 +102,17 @@ class RunningModules:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """An operator that is called.
+    """An operator that is called."""
 
-    Attributes:
-        operator: Its name with its overload, such as ``"aten::addmm"``.
-        phase: ``"inference"``, ``"forward"``, ``"backward"`` or ``"optimizer"``.
-        place: The module that was running.
-    """
-
-    operator: str
-    phase: str
-    place: ModulePlace
+    operator: str  # Its name with its overload, such as "aten::addmm".
+    phase: str  # "inference", "forward", "backward" or "optimizer".
+    place: ModulePlace  # The module that was running.
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a model called.
+    """What a model called."""
 
-    Attributes:
-        calls: How often each operator was called.
-        refusals: How often each call was one that MPS refuses, and why.
-        notes: What could not be traced, as sentences.
-    """
-
-    calls: Mapping[OperatorCall, int]
-    refusals: Mapping[tuple[MpsRefusal, OperatorCall], int]
-    notes: tuple[str, ...] = ()
+    calls: Mapping[OperatorCall, int]  # How often each operator was called.
+    refusals: Mapping[tuple[MpsRefusal, OperatorCall], int]  # How often each call was one that MPS refuses, and why.
+    notes: tuple[str, ...] = ()  # What could not be traced, as sentences.

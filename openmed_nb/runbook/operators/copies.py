@@ -29,16 +29,6 @@ def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | No
         model: The model.
         device: Where the copy goes, as torch spells it.
         dtype: The type of its floating-point numbers; ``None`` keeps them.
-
-    Raises:
-        ConfigurationError: If the model cannot be copied, and on MPS for one with numbers of 64 bits.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(2, 2)
-        >>> copied = copy_of(model, dtype=torch.bfloat16)
-        >>> copied.weight.dtype, model.weight.dtype
-        (torch.bfloat16, torch.float32)
     """
     import torch
 
@@ -79,16 +69,7 @@ def check_memory(what: str, tensors: Iterable[torch.Tensor]) -> None:
 
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were.
-
-    Example:
-        >>> import torch
-        >>> before = torch.get_rng_state()
-        >>> with random_numbers_kept():
-        ...     numbers = torch.rand(3)
-        >>> torch.equal(torch.get_rng_state(), before)
-        True
-    """
+    """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were."""
     numpy = sys.modules.get("numpy")
     pythons, numpys = random.getstate(), numpy.random.get_state() if numpy else None
     try:

@@ -73,9 +73,6 @@ def read_example(inputs: Any) -> Example:
     Args:
         inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers, and what else
             the model takes. Lists of numbers become tensors, with a batch of one if they are those of one text.
-
-    Raises:
-        ConfigurationError: For anything else.
     """
     import torch
 
@@ -134,11 +131,7 @@ def _are_flat(values: Iterable[Any]) -> bool:
 
 
 def trace(model: torch.nn.Module, example: Example, table: OperatorTable, training: bool) -> Trace:
-    """Return what a copy of a model calls on the CPU; the model stays as it is, and so do random numbers.
-
-    Raises:
-        ConfigurationError: If the model cannot be copied, or fails by itself with this example.
-    """
+    """Return what a copy of a model calls on the CPU; the model stays as it is, and so do random numbers."""
     import torch
 
     from .recorders import CallRecord

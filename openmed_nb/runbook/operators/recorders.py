@@ -55,24 +55,17 @@ ELSEWHERE = "elsewhere"
 
 @dataclass
 class CallRecord:
-    """What was called so far.
+    """What was called so far."""
 
-    Attributes:
-        table: What MPS has.
-        phase: What the model is doing.
-        places: Where in the model it is.
-        calls: How often each operator was called.
-        refusals: How often each call was one that MPS refuses, and why.
-        names: What operators are called above autograd, if the function that runs says so.
-        wide: The tensors of types that MPS does not have and that were already noted.
-    """
-
-    table: OperatorTable
-    phase: str = FORWARD
-    places: RunningModules = field(default_factory=RunningModules)
-    calls: Counter[OperatorCall] = field(default_factory=Counter)
+    table: OperatorTable  # What MPS has.
+    phase: str = FORWARD  # What the model is doing.
+    places: RunningModules = field(default_factory=RunningModules)  # Where in the model it is.
+    calls: Counter[OperatorCall] = field(default_factory=Counter)  # How often each operator was called.
+    # How often each call was one that MPS refuses, and why.
     refusals: Counter[tuple[MpsRefusal, OperatorCall]] = field(default_factory=Counter)
+    # What operators are called above autograd, if the function that runs says so.
     names: Mapping[str, str] = field(default_factory=dict)
+    # The tensors of types that MPS does not have and that were already noted.
     wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[MpsRefusal]) -> None:
@@ -212,57 +205,35 @@ REFUSES = re.compile(r"The operator '([^']+)' is not currently implemented for t
 
 @dataclass(eq=False)
 class Sighting:
-    """An outermost operator that was called with a tensor of MPS.
+    """An outermost operator that was called with a tensor of MPS."""
 
-    Attributes:
-        name: How MPS names it if it falls back by itself; else empty.
-        place: The module that was running.
-        phase: ``"forward"``, ``"backward"``, or ``"elsewhere"``: outside of both.
-        seconds: How long it took; ``None`` while it runs.
-    """
-
-    name: str
-    place: ModulePlace
-    phase: str
-    seconds: float | None = None
+    name: str  # How MPS names it if it falls back by itself; else empty.
+    place: ModulePlace  # The module that was running.
+    phase: str  # "forward", "backward", or "elsewhere": outside of both.
+    seconds: float | None = None  # How long it took; None while it runs.
 
 
 @dataclass(frozen=True)
 class Fall:
-    """One fallback, or one operator that was refused because falling back is off.
+    """One fallback, or one operator that was refused because falling back is off."""
 
-    Attributes:
-        operator: How MPS names it.
-        sighting: The outermost operator that it was part of.
-        refused: Whether it ended in an error.
-    """
-
-    operator: str
-    sighting: Sighting
-    refused: bool = False
+    operator: str  # How MPS names it.
+    sighting: Sighting  # The outermost operator that it was part of.
+    refused: bool = False  # Whether it ended in an error.
 
 
 @dataclass
 class FallbackRecord:
-    """What fell back so far.
+    """What fell back so far."""
 
-    Attributes:
-        table: What MPS has.
-        places: Where in a model it is.
-        falls: The fallbacks, in the order in which they became known.
-        waiting: Operators that fall back by themselves, and of which torch has not warned yet.
-        last: The outermost operator that runs, or that ran last.
-        operators: How many outermost operators were called with a tensor of MPS.
-        thread: The thread that is watched.
-    """
-
-    table: OperatorTable
-    places: RunningModules = field(default_factory=RunningModules)
-    falls: list[Fall] = field(default_factory=list)
+    table: OperatorTable  # What MPS has.
+    places: RunningModules = field(default_factory=RunningModules)  # Where in a model it is.
+    falls: list[Fall] = field(default_factory=list)  # The fallbacks, in the order in which they became known.
+    # Operators that fall back by themselves, and of which torch has not warned yet.
     waiting: list[Sighting] = field(default_factory=list)
-    last: Sighting | None = None
-    operators: int = 0
-    thread: int = field(default_factory=threading.get_ident)
+    last: Sighting | None = None  # The outermost operator that runs, or that ran last.
+    operators: int = 0  # How many outermost operators were called with a tensor of MPS.
+    thread: int = field(default_factory=threading.get_ident)  # The thread that is watched.
 
     def begin(self, operator: str) -> Sighting:
         """Note that an outermost operator is called."""

@@ -69,21 +69,13 @@ DEVICE_SWITCHES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """What MPS has.
+    """What MPS has."""
 
-    Attributes:
-        torch: The version of torch.
-        source: Where this was read.
-        native: The operators with a kernel for MPS, such as ``"aten::acos.out"``.
-        delegates: What operators delegate to, such as ``"aten::acos"`` to ``"aten::acos.out"``.
-        forced: The operators that MPS sends to the CPU even if falling back is off.
-    """
-
-    torch: str
-    source: str
-    native: frozenset[str]
-    delegates: Mapping[str, str]
-    forced: frozenset[str]
+    torch: str  # The version of torch.
+    source: str  # Where this was read.
+    native: frozenset[str]  # The operators with a kernel for MPS, such as "aten::acos.out".
+    delegates: Mapping[str, str]  # What operators delegate to, such as "aten::acos" to "aten::acos.out".
+    forced: frozenset[str]  # The operators that MPS sends to the CPU even if falling back is off.
 
     def verdict(self, operator: str) -> str:
         """Return what becomes of an operator, such as ``"aten::mode"``, that is called with a tensor of MPS.
@@ -112,9 +104,6 @@ def operator_table() -> OperatorTable:
     """Return what MPS has in the installed torch; read once.
 
     If this torch was built with MPS, its own registrations count, and its list gives the names only.
-
-    Raises:
-        TorchUnusable: If torch came without its list.
     """
     torch = import_torch()
     return _table(torch.__version__, torch.backends.mps.is_built() and not active())
@@ -189,19 +178,12 @@ def forced_in(version: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class MpsRefusal:
-    """Why MPS refuses a call, or computes it wrongly.
+    """Why MPS refuses a call, or computes it wrongly."""
 
-    Attributes:
-        name: What it is about, in a few words.
-        says: What MPS says or does, and where that is written.
-        remedy: One thing to do, as a sentence.
-        verdict: ``"refused"``, ``"may be wrong"``, or ``"not known"``.
-    """
-
-    name: str
-    says: str
-    remedy: str
-    verdict: str = REFUSED
+    name: str  # What it is about, in a few words.
+    says: str  # What MPS says or does, and where that is written.
+    remedy: str  # One thing to do, as a sentence.
+    verdict: str = REFUSED  # "refused", "may be wrong", or "not known".
 
 
 FLOAT64 = MpsRefusal(

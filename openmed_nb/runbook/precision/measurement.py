@@ -112,11 +112,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
 
 
 def checked_texts(texts: Any) -> Any:
-    """Return texts as they are, if they are a series of texts.
-
-    Raises:
-        ConfigurationError: For anything else, and for none at all.
-    """
+    """Return texts as they are, if they are a series of texts."""
     from ...annotation.corpus import stream_of
 
     if texts is None:
@@ -162,11 +158,7 @@ def words_of(text: Any) -> Any:
 
 
 def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
-    """Return gold entities, checked before anything runs.
-
-    Raises:
-        ConfigurationError: For anything else, gold of another number of texts, and labels that the model does not have.
-    """
+    """Return gold entities, checked before anything runs."""
     spans = gold_spans(gold)
     if isinstance(texts, Sized) and len(texts) != len(spans):
         raise other_number(len(spans), len(texts))
@@ -190,22 +182,14 @@ def other_number(gold: int, texts: int) -> ConfigurationError:
 
 @dataclass(frozen=True)
 class Pair:
-    """A model in two ways.
+    """A model in two ways."""
 
-    Attributes:
-        name: What the person calls the model.
-        reference: The way that is right: on the CPU in float32.
-        candidate: The way in question.
-        dtype: The candidate's type.
-        notes: What to know about the comparison.
-        strategies: How tokens become the entities that are compared; empty for the reference's own strategy.
-    """
-
-    name: str
-    reference: Annotator
-    candidate: Annotator
-    dtype: str
-    notes: tuple[str, ...] = ()
+    name: str  # What the person calls the model.
+    reference: Annotator  # The way that is right: on the CPU in float32.
+    candidate: Annotator  # The way in question.
+    dtype: str  # The candidate's type.
+    notes: tuple[str, ...] = ()  # What to know about the comparison.
+    # How tokens become the entities that are compared; empty for the reference's own strategy.
     strategies: tuple[str, ...] = ()
 
     def in_every_strategy(self) -> Pair:
@@ -230,11 +214,7 @@ def pair_of_files(spec: LoadSpec, device: str) -> Pair:
 
 
 def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
-    """Return a pipeline as it is, and with a float32 copy of its model on the CPU.
-
-    Raises:
-        ConfigurationError: For a pipeline in int8, whose weights were rounded away, and in a type without a tolerance.
-    """
+    """Return a pipeline as it is, and with a float32 copy of its model on the CPU."""
     import torch
 
     dtype, name = dtype_of(pipe.model), type(pipe.model).__name__
@@ -289,11 +269,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
-    """Return how far the gradients of one batch are apart; ``None`` if no parameter has one.
-
-    Raises:
-        DeviceUnavailable: If the device fails.
-    """
+    """Return how far the gradients of one batch are apart; ``None`` if no parameter has one."""
     import torch
 
     from ...annotation.forward import fill
@@ -408,15 +384,10 @@ def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prep
 
 @dataclass
 class Tally:
-    """What is counted while two ways run, for each strategy; the report is of the one that lost most.
+    """What is counted while two ways run, for each strategy; the report is of the one that lost most."""
 
-    Attributes:
-        pair: The model in two ways.
-        gold: The gold entities of each text; ``None`` if none were given.
-    """
-
-    pair: Pair
-    gold: tuple[tuple[Span, ...], ...] | None
+    pair: Pair  # The model in two ways.
+    gold: tuple[tuple[Span, ...], ...] | None  # The gold entities of each text; None if none were given.
     texts: list[int] = field(default_factory=list)
     tokens: int = 0
     windows: int = 0
@@ -457,11 +428,7 @@ class Tally:
         self.windows += len(prepared.windows.firsts)
 
     def count_logits(self, prepared: Prepared, batch: Batch, reference: np.ndarray, candidate: np.ndarray) -> None:
-        """Count how far apart the logits of a batch are, each token in the window that owns it.
-
-        Raises:
-            ModelUnusable: If those of the reference are no numbers.
-        """
+        """Count how far apart the logits of a batch are, each token in the window that owns it."""
         import numpy as np
 
         from ...annotation.forward import owned_positions
@@ -499,11 +466,7 @@ class Tally:
                 self.scores[strategy] = before[0] + score(gold, ours), before[1] + score(gold, theirs)
 
     def gold_of(self, number: int, length: int) -> tuple[Span, ...]:
-        """Return the gold entities of a text.
-
-        Raises:
-            ConfigurationError: If there are none for it, or one ends after the text.
-        """
+        """Return the gold entities of a text."""
         remedy = "Pass the gold of the same texts, in the same order."
         if self.gold is None or number >= len(self.gold):
             raise ConfigurationError(f"There is no gold for text {number}.", remedy)
@@ -513,11 +476,7 @@ class Tally:
         return self.gold[number]
 
     def report(self, gradients: GradientDifference | None) -> ParityReport:
-        """Return what was counted.
-
-        Raises:
-            ConfigurationError: If there was no text, or gold for more texts than there were.
-        """
+        """Return what was counted."""
         from ...annotation.fingerprints import fingerprint_of
 
         if not self.texts:
@@ -551,11 +510,7 @@ Outcome = tuple["np.ndarray", "list[np.ndarray]"]
 def run_both(
     reference: Network, candidate: Network, prepared: Prepared, batch: Batch
 ) -> Iterator[tuple[Batch, tuple[Outcome, Outcome]]]:
-    """Run a batch both ways; if memory is short, its halves.
-
-    Raises:
-        DeviceUnavailable: If a single window does not fit, and if the device fails for another reason.
-    """
+    """Run a batch both ways; if memory is short, its halves."""
     from ...annotation.forward import fill
 
     inputs = fill(prepared.tokens, prepared.windows, batch, candidate)

@@ -183,9 +183,6 @@ def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
     Args:
         gold: For each text a list of ``(start, end, label)``, or of mappings with ``start``, ``end``, and ``label``,
             ``entity_group`` or ``entity``.
-
-    Raises:
-        ConfigurationError: For anything else, with the number of the text.
     """
     if not _is_series(gold):
         raise ConfigurationError(f"The gold cannot be {type(gold).__name__}.", GOLD_REMEDY)

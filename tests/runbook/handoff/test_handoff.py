@@ -196,37 +196,26 @@ def test_damage_with_new_checksums_is_one_clear_error(bundle, capsys, name, edit
 
 
 def test_devices_that_are_none_are_one_clear_error(bundle, capsys):
-    """A spelling that names no device ends with status 1 and one line."""
+    """A spelling that names no device ends with status 1 and one line; a result holds any name, also half a character."""
     assert from_command_line(bundle, ["--device", "tpu"]) == 1
     assert "names no device" in capsys.readouterr().err
 
-
-def test_results_hold_any_name(tmp_path):
-    """A result with half a character in it, as in the name of a folder, is written."""
-    keep({"name": "caf\udce9"}, tmp_path / "smoke.json")
-
-    assert json.loads((tmp_path / "smoke.json").read_text("utf-8")) == {"name": "caf\udce9"}
+    keep({"name": "caf\udce9"}, bundle / "smoke.json")
+    assert json.loads((bundle / "smoke.json").read_text("utf-8")) == {"name": "caf\udce9"}
 
 
-def test_folders_that_are_not_empty_are_left_alone(tmp_path, keyword_model):
-    """A folder with something in it, and a file, are refused before anything is loaded; an empty folder is taken."""
+def test_places_that_are_refused(tmp_path, keyword_model):
+    """A folder with something in it, a file, a folder below a file, and what is not a path are refused and left alone."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text(NOTE, "utf-8")
 
-    for place in ("full", "full/notes.txt"):
-        with pytest.raises(ConfigurationError, match="is there already and not empty"):
-            nb.handoff(tmp_path / place, keyword_model)
-    assert (tmp_path / "full" / "notes.txt").read_text("utf-8") == NOTE
-
-
-def test_places_where_nothing_can_be_written(tmp_path, keyword_model):
-    """A folder below a file, and what is not a path, are refused before anything is loaded."""
-    (tmp_path / "notes.txt").write_text(NOTE, "utf-8")
-
-    for place in (f"{tmp_path}/notes.txt/bundle", None, f"{tmp_path}/a\0b", "~nobody.is.here/x"):
-        with pytest.raises(ConfigurationError):
+    full = {tmp_path / "full": "not empty", tmp_path / "full" / "notes.txt": "not empty"}
+    others = (f"{tmp_path}/full/notes.txt/bundle", None, f"{tmp_path}/a\0b", "~nobody.is.here/x")
+    for place, says in {**full, **dict.fromkeys(others)}.items():
+        with pytest.raises(ConfigurationError, match=says):
             nb.handoff(place, keyword_model)
-    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    assert [one.name for one in tmp_path.rglob("*")] == ["full", "notes.txt"]
+    assert (tmp_path / "full" / "notes.txt").read_text("utf-8") == NOTE
 
 
 PLACES = {

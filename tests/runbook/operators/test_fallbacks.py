@@ -66,6 +66,11 @@ def on_mps() -> tuple[Odd, torch.Tensor]:
     return Odd().to("mps"), torch.tensor([0, 1, 2], device="mps")
 
 
+def fall() -> None:
+    """Call an operator that falls back."""
+    torch.ones(3, device="mps").mode()
+
+
 def seen(ledger: FallbackLedger) -> dict[tuple[str, str, str], int]:
     """Return how often each operator fell back, by phase and module."""
     return {(entry.operator, entry.phase, str(entry.place)): entry.count for entry in ledger.entries}
@@ -110,7 +115,7 @@ def test_model_is_found_where_nobody_names_it():
     model, ids = on_mps()
     with nb.fallbacks() as ledger:
         model(ids)
-        torch.ones(3, device="mps").mode()
+        fall()
 
     assert seen(ledger)[EIGH, "forward", "values.1 (Values)"] == 2
     assert seen(ledger)["aten::mode", "elsewhere", ""] == 1
@@ -147,52 +152,39 @@ def test_ledger_can_be_read_while_it_is_open():
         assert ledger.verdict.startswith("Only MPS has operators")
         torch.ones(3, device="mps").exp()
         assert ledger.verdict == "Nothing fell back to the CPU."
-        torch.ones(3, device="mps").mode()
+        fall()
         assert ledger.verdict == "1 call fell back to the CPU: aten::mode."
 
 
 @pytest.mark.usefixtures("device")
-def test_other_warnings_reach_the_person():
-    """Warnings of others go where they went before, and those of fallbacks are in the ledger only."""
+def test_warnings_of_others():
+    """Warnings of others go where they went before, as errors too, and those of fallbacks are in the ledger, also silenced."""
     with warnings.catch_warnings(record=True) as caught, nb.fallbacks() as ledger:
         warnings.warn("of somebody else", UserWarning, stacklevel=1)
-        torch.ones(3, device="mps").mode()
-
-    assert [str(warning.message) for warning in caught] == ["of somebody else"]
-    assert ledger.count == 1
-
-
-@pytest.mark.usefixtures("device")
-def test_filter_of_the_person_stays_in_force():
-    """Where warnings are errors, those of others still are; a fallback is none."""
+        fall()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fall()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with nb.fallbacks() as ledger:
-            torch.ones(3, device="mps").mode()
+        with nb.fallbacks() as strict:
+            fall()
             with pytest.raises(UserWarning, match="of somebody else"):
                 warnings.warn("of somebody else", UserWarning, stacklevel=1)
 
-    assert ledger.count == 1
-
-
-@pytest.mark.usefixtures("device")
-def test_fallback_that_somebody_silenced_is_counted():
-    """A fallback inside of a block that ignores warnings is counted all the same."""
-    with nb.fallbacks() as ledger, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.ones(3, device="mps").mode()
-
-    assert seen(ledger) == {("aten::mode", "elsewhere", ""): 1}
+    assert [str(warning.message) for warning in caught] == ["of somebody else"]
+    assert seen(ledger) == {("aten::mode", "elsewhere", ""): 2}
+    assert strict.count == 1
 
 
 @pytest.mark.usefixtures("device")
 def test_nested_ledgers():
     """Of two ledgers, the inner one has what happened while it was open, and the outer one has everything."""
     with nb.fallbacks() as outer:
-        torch.ones(3, device="mps").mode()
+        fall()
         with nb.fallbacks() as inner:
-            torch.ones(3, device="mps").mode()
-        torch.ones(3, device="mps").mode()
+            fall()
+        fall()
 
     assert (outer.count, inner.count) == (3, 1)
 
@@ -203,16 +195,14 @@ def test_everything_is_given_back():
     before = settings()
     for error in (ValueError, KeyboardInterrupt, SystemExit, None):
         with pytest.raises(error) if error else contextlib.nullcontext(), nb.fallbacks() as ledger:
-            torch.ones(3, device="mps").mode()
+            fall()
             if error:
                 raise error
         assert settings() == before, error
         assert ledger.count == 1, error
+    with pytest.warns(UserWarning, match="aten::mode"):  # torch's own first warning, as if there had been no ledger.
+        fall()
 
-
-@pytest.mark.usefixtures("device")
-def test_setting_of_the_person_is_given_back():
-    """Where a person lets torch warn always, it still does afterwards."""
     torch.set_warn_always(True)
     try:
         with nb.fallbacks(), nb.fallbacks():
@@ -220,15 +210,6 @@ def test_setting_of_the_person_is_given_back():
         assert torch.is_warn_always_enabled()
     finally:
         torch.set_warn_always(False)
-
-
-@pytest.mark.usefixtures("device")
-def test_torch_warns_once_after_the_ledger():
-    """After the block, torch's own first warning comes as if there had been no ledger."""
-    with nb.fallbacks():
-        torch.ones(3, device="mps").mode()
-    with pytest.warns(UserWarning, match="aten::mode"):
-        torch.ones(3, device="mps").mode()
 
 
 def test_module_that_fails():
@@ -324,37 +305,31 @@ def late_warnings() -> FallbackRecord:
 
 
 def test_warnings_that_come_late():
-    """Warnings that torch hands over after a backward pass are matched with the operators in their order."""
-    record = late_warnings()
-    sightings = list(record.waiting)
-    record.warned("aten::mode")
-    record.warned("aten::mode")
+    """Warnings that torch hands over after a backward pass are matched with the operators in their order.
 
-    assert [fall.sighting for fall in record.falls] == sightings
-    assert record.waiting == []
+    A warning of what no outermost operator is belongs to the last one, and its time counts once.
+    """
+    late, part = late_warnings(), FallbackRecord(operator_table())
+    sightings = list(late.waiting)
+    part.begin("aten::t").seconds = 2.0
+    for _ in range(2):
+        late.warned("aten::mode")
+        part.warned("aten::take")
+    ledger = FallbackLedger(device_is_there=True, simulated=False, _record=part)
 
-
-def test_warning_of_a_part():
-    """A warning of what no outermost operator is belongs to the last one, and its time counts once."""
-    record = FallbackRecord(operator_table())
-    record.begin("aten::t").seconds = 2.0
-    record.warned("aten::take")
-    record.warned("aten::take")
-    ledger = FallbackLedger(device_is_there=True, simulated=False, _record=record)
-
+    assert [fall.sighting for fall in late.falls] == sightings
+    assert late.waiting == []
     assert [(entry.operator, entry.count, entry.seconds) for entry in ledger.entries] == [("aten::take", 2, 2.0)]
 
 
 def test_seconds_are_in_the_html_only():
     """Seconds of a real device stand in the HTML and in the mapping, and not in the text."""
-    record = late_warnings()
-    ledger = FallbackLedger(device_is_there=True, simulated=False, _record=record)
+    ledger = FallbackLedger(device_is_there=True, simulated=False, _record=late_warnings())
 
-    assert ledger.entries[0].seconds == 2.0
+    assert ledger.entries[0].place == ModulePlace()
+    assert ledger.to_dict()["entries"][0]["seconds"] == 2.0
     assert "2.0000" in ledger._repr_html_()
     assert "2.0000" not in str(ledger)
-    assert ledger.to_dict()["entries"][0]["seconds"] == 2.0
-    assert ledger.entries[0].place == ModulePlace()
 
 
 @pytest.mark.usefixtures("device")

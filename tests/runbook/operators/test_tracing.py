@@ -165,35 +165,27 @@ def test_model_that_fails_by_itself():
 
 
 def test_interrupt_passes_through():
-    """An interrupt in the middle of a pass ends the trace, and leaves no hook and no mode behind."""
+    """An interrupt in the middle of a pass, also while torch has a mode half taken away, leaves no hook and no mode behind."""
 
     def interrupt(_numbers: torch.Tensor) -> torch.Tensor:
         raise KeyboardInterrupt
 
-    before = torch.get_rng_state()
-    with pytest.raises(KeyboardInterrupt):
-        nb.forecast(Calling(interrupt), NUMBERS)
-
-    assert torch.equal(torch.get_rng_state(), before)
-    assert len(nn.modules.module._global_forward_hooks) == 0
-    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_mode_that_an_interrupt_leaves_behind():
-    """Where an interrupt comes while torch has a mode half taken away, no mode stays behind, which would see everything."""
-
-    def interrupt(numbers: torch.Tensor) -> torch.Tensor:
+    def interrupt_in_a_mode(numbers: torch.Tensor) -> torch.Tensor:
         watching = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
         if not watching:
             return numbers
         watching[-1].__enter__()
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        nb.forecast(Calling(interrupt), NUMBERS)
+    before = torch.get_rng_state()
+    for function in (interrupt, interrupt_in_a_mode):
+        with pytest.raises(KeyboardInterrupt):
+            nb.forecast(Calling(function), NUMBERS)
 
-    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
+        assert torch.equal(torch.get_rng_state(), before), function
+        assert len(nn.modules.module._global_forward_hooks) == 0, function
+        assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0, function
+        assert torch.backends.mha.get_fastpath_enabled(), function
 
 
 @dataclass
@@ -410,26 +402,20 @@ def test_copy_is_on_the_cpu_and_shares_nothing():
         assert copied["norm"].num_batches_tracked.dtype == torch.int64
 
 
-def test_model_that_cannot_be_copied():
-    """A model that holds what cannot be copied gives an error that says what, and so does one that is part of itself."""
+def test_what_cannot_be_copied():
+    """A model that holds what cannot be copied, is part of itself or has no memory, and inputs without memory, say so."""
     model, endless = nn.Linear(4, 2), nn.Linear(4, 2)
     model.kept = model(NUMBERS)  # With a graph.
     endless.add_module("itself", endless)
-
-    with pytest.raises(
-        ConfigurationError, match=r"Linear cannot be copied: Only Tensors created explicitly by the user"
-    ):
-        nb.forecast(model, NUMBERS)
-    with pytest.raises(ConfigurationError, match="Linear cannot be copied: "):
-        nb.forecast(endless, NUMBERS)
-
-
-def test_tensors_without_memory():
-    """Weights and example inputs that have a shape only cannot be computed with, and the error says so."""
-    meta = torch.ones(3, 4, device="meta")
-    for model, inputs in ((nn.Linear(4, 2, device="meta"), NUMBERS), (nn.Linear(4, 2), meta)):
-        with pytest.raises(ConfigurationError, match=r"no memory \(device meta\)"):
-            nb.forecast(model, inputs)
+    cases = [
+        (model, NUMBERS, "Linear cannot be copied: Only Tensors created explicitly by the user"),
+        (endless, NUMBERS, "Linear cannot be copied: "),
+        (nn.Linear(4, 2, device="meta"), NUMBERS, r"no memory \(device meta\)"),
+        (nn.Linear(4, 2), torch.ones(3, 4, device="meta"), r"no memory \(device meta\)"),
+    ]
+    for made, inputs, says in cases:
+        with pytest.raises(ConfigurationError, match=says):
+            nb.forecast(made, inputs)
 
 
 def test_lazy_model_is_traced():
@@ -487,7 +473,7 @@ def given_to_a_model(inputs: Any) -> dict[str, Any]:
 
 
 def test_example_inputs():
-    """Tensors, several of them, and mappings of tensors, arrays or lists of numbers are example inputs."""
+    """Tensors, several of them, and mappings of tensors, arrays or lists are example inputs; what else a model takes stays."""
     cases = [
         (torch.ones(2), {0: (2,)}),
         ((torch.ones(2), torch.ones(3)), {0: (2,), 1: (3,)}),
@@ -502,16 +488,9 @@ def test_example_inputs():
         given = given_to_a_model(inputs)
         assert {name: tuple(tensor.shape) for name, tensor in given.items()} == shapes, inputs
 
-
-def test_example_inputs_keep_what_is_no_tensor():
-    """What a model takes beside tensors is passed on as it is."""
-    given = given_to_a_model(
-        {"numbers": torch.ones(2), "return_dict": True, "mask": None, "kept": (torch.ones(1), "text")}
-    )
-
-    assert given["return_dict"] is True
-    assert given["mask"] is None
-    assert given["kept"][1] == "text"
+    others = {"return_dict": True, "mask": None, "kept": (torch.ones(1), "text")}
+    given = given_to_a_model({"numbers": torch.ones(2), **others})
+    assert (given["return_dict"], given["mask"], given["kept"][1]) == (True, None, "text")
 
 
 def test_bad_example_inputs():

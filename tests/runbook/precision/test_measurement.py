@@ -237,13 +237,10 @@ class TestGradients:
         assert report.gradients.largest == pytest.approx(999, rel=1e-3)
         assert report.findings[-1].status == "failed"
 
-    def test_frozen_model_has_none(self, pipe):
-        """Where no parameter has a gradient, none is compared."""
+    def test_without_gradients(self, pipe, keyword_model):
+        """Where no parameter has a gradient, none is compared; asking for gradients in int8 is an error."""
         pipe.model.requires_grad_(False)
         assert nb.parity(pipe, [NOTE], gradients=True).gradients is None
-
-    def test_int8_has_none(self, keyword_model):
-        """Asking for gradients in int8 is an error."""
         with pytest.raises(ConfigurationError, match="no gradients"):
             compared(keyword_model, [NOTE], dtype="int8", gradients=True)
 
@@ -285,24 +282,15 @@ class TestGold:
 class TestTexts:
     """What can be compared on."""
 
-    def test_no_text(self, pipe):
-        """Without a text there is nothing to compare on."""
-        for texts in (None, [], iter(()), ()):
-            with pytest.raises(ConfigurationError, match="There is no text to compare on"):
-                nb.parity(pipe, texts)
-
     def test_what_is_no_series(self, pipe):
-        """One text alone, and what is none, is an error."""
-        for texts in ("asthma", 5, {"text": NOTE}):
-            with pytest.raises(ConfigurationError, match="is not a series of texts"):
-                nb.parity(pipe, texts)
-
-    def test_model_and_texts_in_the_other_order(self):
-        """Texts in the place of the model are an error that says the order."""
-        with pytest.raises(ConfigurationError, match="Pass the model first and then a list of texts"):
-            nb.parity([NOTE], "bundled")
-        with pytest.raises(ConfigurationError, match="Pass the model first and then the texts"):
-            nb.parity([NOTE])
+        """No text, one text alone, what is none, and texts in the place of the model are errors that say the order."""
+        order = "Pass the model first and then"
+        cases = [(pipe, texts, "There is no text to compare on") for texts in (None, [], iter(()), ())]
+        cases += [(pipe, texts, "series of texts") for texts in ("asthma", 5, {"text": NOTE})]
+        cases += [([NOTE], "bundled", f"{order} a list of texts"), ([NOTE], None, f"{order} the texts")]
+        for model, texts, says in cases:
+            with pytest.raises(ConfigurationError, match=says):
+                nb.parity(model, texts)
 
     def test_unreadable_text_is_named_by_its_number(self, pipe):
         """A text that cannot be read is an error with its number."""
@@ -359,15 +347,12 @@ class TestPublicFunction:
         assert SESSION.device().device == "cpu"
         SESSION.unload()
 
-    def test_auto_is_compared_in_what_it_takes(self, keyword_model):
-        """With dtype="auto" the type is compared that a load would take."""
-        assert compared(keyword_model, [NOTE], dtype="auto").dtype == "float32"
-
-    def test_dtype_of_torch_is_a_type(self, keyword_model):
-        """A type is named by its name or as torch's own."""
+    def test_types(self, keyword_model):
+        """A type is named by its name or as torch's own; "auto" is the type that a load would take."""
         report = compared(keyword_model, [NOTE], dtype=torch.float16)
 
         assert (report.dtype, report.spans.exact) == ("float16", 3)
+        assert compared(keyword_model, [NOTE], dtype="auto").dtype == "float32"
 
     def test_arguments_that_cannot_be_used(self, keyword_model, pipe):
         """An argument that a load does not take, a device that is not here, and a type for a loaded pipeline are errors."""
