@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from .training.epochs import EpochHooks, epochs, memory_curve
     from .training.guards import Guards
     from .training.holders import who_holds
-    from .training.loaders import check_loader, loader_settings, to_device, worker_ladder
-    from .training.precision import precision
+    from .training.loader import check_loader, loader_settings, to_device, worker_ladder
+    from .training.autocast import precision
     from .training.release import limit_memory, release
     from .training.steps import GradientAccumulation, adamw, explain_fused
 
@@ -82,7 +82,7 @@ _HOMES = {
     "adamw": "training.steps",
     "annotate": "annotation.corpus",
     "apply_mps_tuning": "compat",
-    "check_loader": "training.loaders",
+    "check_loader": "training.loader",
     "checkpoint_activations": "training.activations",
     "cluster": "distributed.starting",
     "compare": "runbook.comparison",
@@ -98,7 +98,7 @@ _HOMES = {
     "limit_memory": "training.release",
     "load_model": "annotation.loading",
     "load_pipeline": "annotation.loading",
-    "loader_settings": "training.loaders",
+    "loader_settings": "training.loader",
     "logbook": "runbook.logbook.gathering",
     "memory_curve": "training.epochs",
     "panel": "notebook.panel.opening",
@@ -118,7 +118,7 @@ _HOMES = {
     "validate_precision": "runbook.precision.gate",
     "verdict": "runbook.verdict.verdict",
     "who_holds": "training.holders",
-    "worker_ladder": "training.loaders",
+    "worker_ladder": "training.loader",
 }
 
 __all__ = [

@@ -325,6 +325,20 @@ def offered(word: str, words: Iterable[str]) -> str:
     return f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
 
 
+def choice(name: str, value: Any, known: Iterable[str]) -> None:
+    """Refuse what is not one of the words that an argument may be.
+
+    Example:
+        >>> choice("library", "trainr", ["trainer", "lightning"])
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: library cannot be 'trainr'. Did you mean 'trainer'?
+    """
+    words = list(known)
+    if not isinstance(value, str) or value not in words:
+        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", offered(str(value), words))
+
+
 def given_path(path: Any, what: str) -> Path:
     """Return a path that a person passes, with their home in the place of ``~``; nothing need be there."""
     try:

@@ -22,7 +22,7 @@ from ..training.curve import (
     lower_envelope,
     slope,
 )
-from ..training.loaders import LoaderCheck
+from ..training.loader import LoaderCheck
 from .comparison import Comparison, DeviceFigures
 from .doctor.checks import NECESSARY
 from .doctor.report import DoctorReport, sentence_of

@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from ..devices.request import canonical, kind_of
-from ..errors import ConfigurationError, OpenMedWarning
+from ..errors import ConfigurationError, OpenMedWarning, choice
 from ..session import SESSION
 from .curve import MemoryCurve
 from .epochs import EpochHooks
@@ -22,59 +22,50 @@ from .guards import Guards, checked_guards
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")  # The names under which it may be installed.
 
 
-def trainer_arguments(device: Any = None) -> dict[str, Any]:
-    """Return what makes ``transformers.TrainingArguments`` use the device of the session, or the one named.
+def arguments(library: str, device: Any = None) -> dict[str, Any]:
+    """Return the arguments that make a library use the device of the session, or the one named.
+
+    Args:
+        library: ``"trainer"`` for those of ``transformers.TrainingArguments``, ``"accelerate"`` for those of
+            ``accelerate.Accelerator``.
+        device: As for :class:`EpochHooks`.
+
+    Raises:
+        ConfigurationError: For another library.
+        DeviceError: Where the device cannot be used.
 
     Trainer takes the best GPU by itself; only the CPU has to be asked for. Pinned memory is for CUDA: on MPS torch refuses
     it with a warning, and with the CPU chosen on a Mac it warns too (torchgeo-bench#253).
 
     Example:
-        >>> trainer_arguments("cpu")
-        {'use_cpu': True, 'dataloader_pin_memory': False}
+        >>> arguments("trainer", "cpu"), arguments("accelerate", "cpu")
+        ({'use_cpu': True, 'dataloader_pin_memory': False}, {'cpu': True})
     """
+    choice("library", library, ("trainer", "accelerate"))
     name = SESSION.device_name(device)
+    if library == "accelerate":
+        return {"cpu": name == "cpu"}
     return {"use_cpu": name == "cpu", "dataloader_pin_memory": kind_of(name) == "cuda"}
 
 
-def accelerator_arguments(device: Any = None) -> dict[str, Any]:
-    """Return what makes ``accelerate.Accelerator`` use the device of the session, or the one named.
-
-    Example:
-        >>> accelerator_arguments("cpu")
-        {'cpu': True}
-    """
-    return {"cpu": SESSION.device_name(device) == "cpu"}
-
-
-def trainer_callback(device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:
-    """Return a callback for ``transformers.Trainer`` with the epoch boundary and the guards.
+def callback(library: str, device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:
+    """Return a callback with the epoch boundary and the guards for the trainer of a library.
 
     Args:
-        device: As for :class:`EpochHooks`; a warning tells where Trainer uses another one.
+        library: ``"trainer"`` for ``transformers.Trainer``, ``"lightning"`` for Lightning's.
+        device: As for :class:`EpochHooks`; a warning tells if the trainer uses another one.
         guards: ``None`` is ``Guards()``: all guards.
         options: Those of :class:`EpochHooks`.
 
     Returns:
-        A ``TrainerCallback`` with ``curve``, ``hooks`` and ``guards``.
-    """
-    return _trainer_class()(checked_guards(guards), device, options)
-
-
-def lightning_callback(device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:
-    """Return a callback for Lightning's ``Trainer`` with the epoch boundary and the guards.
-
-    Args:
-        device: As for :class:`EpochHooks`; a warning tells where Lightning uses another one.
-        guards: ``None`` is ``Guards()``: all guards.
-        options: Those of :class:`EpochHooks`.
-
-    Returns:
-        A Lightning ``Callback`` with ``curve``, ``hooks`` and ``guards``.
+        A ``TrainerCallback``, or a Lightning ``Callback``, with ``curve``, ``hooks`` and ``guards``.
 
     Raises:
-        ConfigurationError: Where Lightning is not installed.
+        ConfigurationError: For another library, and where Lightning is not installed.
     """
-    return _lightning_class()(checked_guards(guards), device, options)
+    choice("library", library, ("trainer", "lightning"))
+    make = _trainer_class if library == "trainer" else _lightning_class
+    return make()(checked_guards(guards), device, options)
 
 
 class GuardedTraining:

@@ -280,7 +280,7 @@ def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> E
     return EpochHooks(device, **options).epochs(epochs)
 
 
-def memory_curve() -> MemoryCurve | None:
+def last_curve() -> MemoryCurve | None:
     """Return the curve to which the last sample went, ``None`` before the first."""
     curve: MemoryCurve | None = SESSION.curve
     return curve

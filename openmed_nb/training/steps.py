@@ -119,6 +119,9 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
     return fused_support(tensors, release_of(import_torch().__version__), options, scaled=scaled)
 
 
+adamw.explain = explain_fused  # type: ignore[attr-defined]  # nb.training.adamw.explain
+
+
 def fused_support(
     tensors: Iterable[tuple[str, str]],
     torch_release: tuple[int, ...],

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.loaders import (
+from openmed_nb.training.loader import (
     LoaderCheck,
     Rung,
     WorkerLadder,
@@ -137,7 +137,7 @@ def test_start_methods():
 def test_a_program_in_a_file_is_no_notebook(tmp_path):
     """A program that was started from a file is no notebook."""
     program = tmp_path / "program.py"
-    program.write_text("from openmed_nb.training.loaders import in_a_notebook; print(in_a_notebook())")
+    program.write_text("from openmed_nb.training.loader import in_a_notebook; print(in_a_notebook())")
 
     assert subprocess.check_output([sys.executable, program], text=True) == "False\n"
 

@@ -10,7 +10,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.precision import autocast_policy
+from openmed_nb.training.autocast import autocast_policy
 
 M1, M3 = (
     Machine("Darwin", "arm64", apple_silicon=True, chip=chip, macos=(15, 0))

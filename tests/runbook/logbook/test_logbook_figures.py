@@ -15,7 +15,7 @@ from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
 from openmed_nb.training.curve import MemoryCurve, MemorySample
-from openmed_nb.training.loaders import LoaderCheck
+from openmed_nb.training.loader import LoaderCheck
 
 SAMPLES = tuple(MemorySample(n, n, 1.0, allocated=n << 20, resident=n << 21, simulated=True) for n in range(1, 8))
 

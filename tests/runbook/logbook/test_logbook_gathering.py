@@ -167,7 +167,7 @@ def test_reports_fill_what_nobody_said(home):
 
 def test_reports_of_other_devices_are_refused(home):
     """A report of a device that is not here, or of another one than the logbook's, is an error of ours."""
-    from openmed_nb.training.loaders import LoaderCheck
+    from openmed_nb.training.loader import LoaderCheck
 
     for device in ("cuda:7", "xpu"):
         with pytest.raises(DeviceError):

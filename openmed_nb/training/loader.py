@@ -56,7 +56,7 @@ def to_device(thing: Thing, device: Any = None) -> Thing:
 
 
 # The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
-# tokenizes with the bundled model, begun by fork, in a measurement with worker_ladder. More are worth a measurement.
+# tokenizes with the bundled model, begun by fork, in a measurement with nb.training.loader.ladder. More are worth a measurement.
 MOST_WORKERS = 4
 # The start methods whose processes begin empty, and import the class of what is sent to them.
 IMPORTING = ("spawn", "forkserver")
@@ -113,7 +113,7 @@ class LoaderSettings(Shown):
         return Report(f"DataLoader for {self.device}", notes if self.device == "mps" else (), (table,))
 
 
-def loader_settings(dataset: Any, device: Any = None) -> LoaderSettings:
+def settings(dataset: Any, device: Any = None) -> LoaderSettings:
     """Return the arguments for a ``DataLoader`` on a device, each with its reason.
 
     Args:
@@ -128,7 +128,7 @@ def loader_settings(dataset: Any, device: Any = None) -> LoaderSettings:
         ConfigurationError: For a value that has no device.
 
     Example:
-        >>> loader_settings([1, 2], "cpu").arguments["pin_memory"]
+        >>> settings([1, 2], "cpu").arguments["pin_memory"]
         False
     """
     return settings_for(SESSION.device_name(device), dataset, SESSION.computer.machine)
@@ -165,7 +165,7 @@ def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook:
         why = f"workers begin empty here ({start_method}) and cannot import {named} from a cell; {CELL_REMEDY}"
     else:
         count = min(MOST_WORKERS, cores // 2)
-        why = f"half of {cores} cores, {MOST_WORKERS} at most; measure with worker_ladder"
+        why = f"half of {cores} cores, {MOST_WORKERS} at most; measure with nb.training.loader.ladder"
     return LoaderArgument("num_workers", count, why)
 
 
@@ -264,10 +264,10 @@ class LoaderCheck(Shown):
         if self.waiting <= WORTH_WAITING:
             return "Nothing to gain from the loader."
         if self.workers:
-            return "Do the work on the texts once, before training, or try more workers with worker_ladder."
+            return "Do the work on the texts once, before training, or try more workers with nb.training.loader.ladder."
         if self.bottleneck == "loader":
-            return "Do the work on the texts once, before training, or let workers read ahead: see worker_ladder."
-        return "Loading and computing take turns: let workers read ahead while the model computes, see worker_ladder."
+            return "Do the work on the texts once, before training, or let workers read ahead: see nb.training.loader.ladder."
+        return "Loading and computing take turns: let workers read ahead while the model computes, see nb.training.loader.ladder."
 
     def report(self) -> Report:
         """Return what takes longer, both times, the share of waiting, and one thing to do."""
@@ -344,7 +344,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"  # noqa: PLR2004
 
 
-def check_loader(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, batches: int = 20) -> LoaderCheck:
+def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, batches: int = 20) -> LoaderCheck:
     """Measure a loader without the model, then the model without the loader, and say which one training waits for.
 
     Args:
@@ -365,7 +365,7 @@ def check_loader(loader: Iterable[Any], step: Callable[..., Any], device: Any = 
     Example:
         >>> import torch
         >>> loader = torch.utils.data.DataLoader(torch.ones(12, 2), batch_size=2)
-        >>> check_loader(loader, torch.nn.Linear(2, 1), "cpu", batches=3).batches
+        >>> check(loader, torch.nn.Linear(2, 1), "cpu", batches=3).batches
         3
     """
     import torch
@@ -391,7 +391,7 @@ def check_loader(loader: Iterable[Any], step: Callable[..., Any], device: Any = 
     return LoaderCheck(name, timing.seconds, step_seconds, workers, timing.count, simulated)
 
 
-def worker_ladder(
+def ladder(
     dataset: Any,
     batch_size: int,
     workers: Sequence[int] = (0, 1, 2),
@@ -418,7 +418,7 @@ def worker_ladder(
             dataset that cannot be sent to another process, before one is started, and for one that gives nothing.
 
     Example:
-        >>> worker_ladder([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
+        >>> ladder([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
         0
     """
     import torch
@@ -438,7 +438,7 @@ def worker_ladder(
     whole("batches", batches, most=sys.maxsize)
     for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:
-            raise ConfigurationError(f"worker_ladder sets {name} itself.", f"Pass {other}= instead.")
+            raise ConfigurationError(f"The ladder sets {name} itself.", f"Pass {other}= instead.")
     whole_or_none("batch_size", batch_size, most=sys.maxsize)
     streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
     if not streams and not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
