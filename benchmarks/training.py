@@ -72,7 +72,7 @@ class Run:
         """Return the seconds of a step without anything of ours."""
         return timed(lambda: (self.train(), self.update()), self.device)
 
-    def guarded(self, hooks: nb.EpochHooks, guards: nb.Guards) -> tuple[float, float, float]:
+    def guarded(self, hooks: nb.training.EpochHooks, guards: nb.Guards) -> tuple[float, float, float]:
         """Return the seconds of a step with hooks and guards, and those inside the hooks and inside the guards."""
         start = time.perf_counter()
         checks = timed(lambda: guards.check(self.batch, 1), "cpu")
@@ -100,7 +100,7 @@ def empty_pass(device: str) -> float:
 
 def measure(device: str, steps: int) -> dict[str, float]:
     """Return the median seconds of each thing, over steps that take turns."""
-    run, guards, hooks = Run(device), nb.Guards(), nb.EpochHooks(device)
+    run, guards, hooks = Run(device), nb.Guards(), nb.training.EpochHooks(device)
     bare, guarded, step, checks = [], [], [], []
     for _ in range(10):
         run.bare()

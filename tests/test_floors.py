@@ -16,6 +16,7 @@ HEAVY = {
     *("dask", "distributed", "asyncssh", "pandas"),
 }
 FLOORS = (
+    "lazy",
     "errors",
     "display",
     "plain",

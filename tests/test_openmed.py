@@ -112,7 +112,7 @@ def test_explicit_preference(run: Run):
     """An explicit preference comes back normalised, as from openmed, whether or not the device is there."""
     code = """
 spellings = ("cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\\n", "mps", "MPS", "\\tMps")
-answer = [[resolve(one) for one in spellings] for resolve in (nb.resolve_torch_device, theirs.resolve_torch_device)]"""
+answer = [[resolve(one) for one in spellings] for resolve in (nb.compat.resolve_torch_device, theirs.resolve_torch_device)]"""
     ours, their = run(code)
 
     assert ours == their == ["cpu", "cpu", "cpu", "cuda", "cuda", "cuda:0", "cuda:1", "cuda:3", "mps", "mps", "mps"]
@@ -123,7 +123,7 @@ def test_preference_of_the_shell(run: Run):
     code = """
 answer = []
 for preference in ("auto", None, "default", "", " AUTO "):
-    answer.append([nb.resolve_torch_device(preference), theirs.resolve_torch_device(preference)])"""
+    answer.append([nb.compat.resolve_torch_device(preference), theirs.resolve_torch_device(preference)])"""
 
     assert run(code, OPENMED_TORCH_DEVICE="Cuda:1", OPENMED_DEVICE="mps") == [["cuda:1", "cuda:1"]] * 5
     assert run(code, OPENMED_TORCH_DEVICE="default", OPENMED_DEVICE="MPS") == [["mps", "mps"]] * 5
@@ -131,7 +131,7 @@ for preference in ("auto", None, "default", "", " AUTO "):
 
 def test_automatic_choice(run: Run):
     """Without any wish both choose the same device on this computer."""
-    ours, their = run('answer = [nb.resolve_torch_device(), theirs.resolve_torch_device("auto")]')
+    ours, their = run('answer = [nb.compat.resolve_torch_device(), theirs.resolve_torch_device("auto")]')
 
     assert ours == their
 
@@ -149,7 +149,7 @@ def test_automatic_choice(run: Run):
 def test_tuning(run: Run, shell: dict[str, str]):
     """Our tuning gives openmed's values and recommendation wherever openmed's are a pair that torch takes."""
     code = """
-ours = nb.apply_mps_tuning()
+ours = nb.compat.apply_mps_tuning()
 set_by_us = {name: os.environ[name] for name in theirs.MPS_ENV_DEFAULTS}
 SESSION.stop()
 left = [name for name in theirs.MPS_ENV_DEFAULTS if name in os.environ]
@@ -172,7 +172,7 @@ answer = [dict(ours.env), set_by_us, ours.recommended_dtype, left, dict(tuning.e
 )
 def test_tuning_where_openmed_makes_a_pair_that_torch_refuses(run: Run, shell: dict[str, str], low: str, high: str):
     """Where openmed's single defaults would make torch refuse the pair, ours adapts to what the person set."""
-    env = run("answer = dict(nb.apply_mps_tuning().env)", **shell)
+    env = run("answer = dict(nb.compat.apply_mps_tuning().env)", **shell)
 
     assert env["PYTORCH_MPS_LOW_WATERMARK_RATIO"] == low
     assert env["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] == high

@@ -17,7 +17,7 @@ UNUSABLE = [None, 5, b"x", "a\0b", "a\ud800", "~nobody.is.here/x", "x" * 300]
 TAKERS: dict[str, Callable[[Any], Any]] = {
     "resume": lambda path: nb.annotate(["no"], "bundled_small", resume=path, progress=False),
     "logbook": lambda path: nb.logbook().save(path),
-    "read": nb.Logbook.read,
+    "read": nb.runbook.Logbook.read,
     "handoff": lambda path: nb.handoff(path, "bundled_small", ["no"], device="cpu"),
     "guards": lambda path: nb.Guards(folder=path),
 }

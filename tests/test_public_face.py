@@ -11,6 +11,8 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 import openmed_nb as nb
 from openmed_nb.display import Shown
 
@@ -42,7 +44,8 @@ def face() -> dict[str, dict[str, object]]:
         if not module.name.endswith("__main__"):
             with contextlib.suppress(ModuleNotFoundError):  # Pictures and callbacks need an extra.
                 importlib.import_module(module.name)
-    public = {name: getattr(nb, name) for name in nb.__all__}
+    modules = {"": nb, "training.": nb.training, "runbook.": nb.runbook, "compat.": nb.compat}
+    public = {f"{place}{name}": getattr(module, name) for place, module in modules.items() for name in module.__all__}
     reports = {
         kind for kind in kinds_of(Shown) if dataclasses.is_dataclass(kind) and kind.__module__.startswith("openmed_nb.")
     }
@@ -59,7 +62,8 @@ def test_what_is_public_stays():
 
 def test_what_is_public_is_described():
     """Every public name, and every public method and property of a public class, has a docstring."""
-    public = [(name, getattr(nb, name)) for name in nb.__all__ if callable(getattr(nb, name))]
+    faces = (nb, nb.training, nb.runbook, nb.compat)
+    public = [(name, one) for face in faces for name in face.__all__ if callable(one := getattr(face, name))]
     methods = [
         (f"{name}.{member}", value)
         for name, kind in public
@@ -68,3 +72,32 @@ def test_what_is_public_is_described():
         if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))
     ]
     assert [name for name, value in (*public, *methods) if not inspect.getdoc(value)] == []
+
+
+OLD = json.loads((SNAPSHOT.parent / "public_names_0_1_0.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(set(OLD) - set(nb.__all__)))
+def test_an_old_name_works_and_names_its_new_place(name):
+    """A name that 0.1.0 had at the top is what stands at the new place, and a DeprecationWarning names that place."""
+    with pytest.warns(DeprecationWarning, match=rf"openmed_nb\.{name} is openmed_nb\.[\w.]+.* now\.") as caught:
+        old = getattr(nb, name)
+    place, _, argument = str(caught[0].message).removesuffix(" now.").rpartition(" is openmed_nb.")[2].partition("(")
+    new = pkgutil.resolve_name(f"openmed_nb.{place}")
+
+    assert (old.func if argument else old) is new
+    assert caught[0].filename == __file__
+
+
+def test_every_old_name_is_there():
+    """Every public name of 0.1.0 can still be had."""
+    with pytest.warns(DeprecationWarning, match=r"is openmed_nb\..* now\."):
+        assert all(getattr(nb, name) is not None for name in OLD)
+
+
+def test_arguments_of_old_names():
+    """An old name takes the arguments that it took."""
+    with pytest.warns(DeprecationWarning, match=r"is openmed_nb\..* now\."):
+        assert nb.trainer_arguments("cpu") == nb.training.arguments("trainer", "cpu")
+    with pytest.warns(DeprecationWarning, match=r"is openmed_nb\..* now\."):
+        assert nb.accelerator_arguments("cpu") == nb.training.arguments("accelerate", "cpu") == {"cpu": True}

@@ -44,10 +44,10 @@ def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2)
     sweep = nb.sweep(linear, batch, device="cpu", largest=1)
     comparison = nb.compare(linear, batch, devices="cpu", pairs=6, seconds=0)
-    profile = nb.profile(linear, batch, device="cpu", steps=3, warm_up=1)
-    parity = nb.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
-    precision = nb.validate_precision(MODEL, TEXTS, device="cpu")
-    forecast = nb.forecast(linear, batch)
+    profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
+    parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
+    precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")
+    forecast = nb.runbook.forecast(linear, batch)
     loop = nb.epochs(2, "cpu")
     for _ in loop:
         pass
@@ -67,18 +67,18 @@ def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "parity", lambda: parity
     yield "precision_verdict", lambda: precision
     yield "forecast", lambda: forecast
-    yield "gates", lambda: nb.gates(speed_up=0.3)
+    yield "gates", lambda: nb.runbook.gates(speed_up=0.3)
     yield "verdict", lambda: nb.verdict(parity, task="annotation")
     yield "logbook", lambda: book
     yield "logbook_diff", lambda: book.diff(book)
     yield "curve", lambda: loop.curve
     yield "sample", lambda: loop.curve.samples[0]
     yield "release", lambda: nb.release(models=False, history=False, traceback=False)
-    yield "holders", lambda: nb.who_holds({"weights": torch.ones(1)})
-    yield "loader_settings", lambda: nb.loader_settings([1, 2], "cpu")
-    yield "loader_check", lambda: nb.check_loader(loader, torch.nn.Linear(8, 1), "cpu", batches=3)
-    yield "precision", lambda: nb.precision(device="cpu")
-    yield "adamw", lambda: nb.explain_fused(linear.parameters())
+    yield "holders", lambda: nb.training.who_holds({"weights": torch.ones(1)})
+    yield "loader_settings", lambda: nb.training.loader.settings([1, 2], "cpu")
+    yield "loader_check", lambda: nb.training.loader.check(loader, torch.nn.Linear(8, 1), "cpu", batches=3)
+    yield "precision", lambda: nb.training.precision(device="cpu")
+    yield "adamw", lambda: nb.training.adamw.explain(linear.parameters())
     yield "dtype_choice", lambda: nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision
 
 

@@ -399,7 +399,7 @@ def test_a_limit_is_told_when_it_is_in_force():
     with nb.simulated_mps("8 GiB"):
         limits = []
         remove = SESSION.listen(lambda _activity: limits.append(SESSION.computer.limit("mps")))
-        nb.limit_memory(0.5)
+        nb.training.limit_memory(0.5)
         remove()
 
     assert limits == [0.5]

@@ -51,7 +51,7 @@ class OpenMedConfig:
         backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
         device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session.
         dtype: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU; ``"auto"`` takes one
-            of these three where :func:`openmed_nb.validate_precision` has accepted it here and it is faster.
+            of these three where :func:`openmed_nb.runbook.validate_precision` has accepted it here and it is faster.
         revision: The branch, tag or commit of hub models.
         cache_dir: Where hub models are stored; ``None`` is huggingface_hub's own place.
         hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.

@@ -143,4 +143,4 @@ def validating_command(spec: LoadSpec, device: str | None) -> str:
         options["cache_dir"] = os.fspath(options["cache_dir"])
     named = {"dtype": spec.dtype, **({"device": device} if device else {}), **options}
     words = ", ".join(f"{name}={value!r}" for name, value in named.items())
-    return f"nb.validate_precision({spec.reference.name!r}, texts, {words})"
+    return f"nb.runbook.validate_precision({spec.reference.name!r}, texts, {words})"

@@ -271,7 +271,9 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     seconds = number("seconds", seconds, LONGEST_WATCH, such_as=f"{SECONDS:g}; 0 leaves the utilisation out")
     if is_own_step(model):
         what = f"{named(model)} is a function, and only its own code says on which device it computes."
-        remedy = "Pass a model's name, a pipeline or a torch module; nb.profile() and nb.sweep() take functions."
+        remedy = (
+            "Pass a model's name, a pipeline or a torch module; nb.runbook.profile() and nb.sweep() take functions."
+        )
         raise ConfigurationError(what, remedy)
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")

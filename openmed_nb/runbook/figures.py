@@ -39,7 +39,7 @@ from .sweep import SweepReport
 from .sweep_search import LARGEST, TIME, Point, best_of, fitting
 from .verdict.gates import Thresholds
 
-REPORTS = "Pass what nb.sweep(), nb.compare(), nb.profile(), nb.parity(), nb.memory_curve() or the like returned."
+REPORTS = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
 
 # The doctor's findings on whether a device computes at all, on known errors, and on states that spoil times.
 COMPUTES = frozenset({"computation", *NECESSARY})

@@ -1,4 +1,4 @@
-"""``nb.profile``: where the time of a few steps goes, which lines wait for the device, and what holds the steps up."""
+"""``nb.runbook.profile``: where the time of a few steps goes, which lines wait for the device, and what holds the steps up."""
 
 from __future__ import annotations
 
@@ -240,7 +240,9 @@ class Profile(StepReport):
             return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
         names = sorted({one.operator for one in self.fallbacks})
         if names:
-            remedy = "See where with nb.fallbacks(), and write it with other operators, or do this part on the CPU."
+            remedy = (
+                "See where with nb.runbook.fallbacks(), and write it with other operators, or do this part on the CPU."
+            )
             return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
         return Finding(FALLBACK, OK, "nothing fell back to the CPU")
 

@@ -95,7 +95,7 @@ def precision(requested: str | None = None, device: Any = None) -> Precision:
     Args:
         requested: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"auto"``, the best of the 16-bit types; ``None`` is
             float32.
-        device: As for :func:`~openmed_nb.to_device`.
+        device: As for :func:`~openmed_nb.training.to_device`.
 
     Returns:
         The precision, with ``autocast()`` for the forward pass and ``scaler()`` for the backward pass.

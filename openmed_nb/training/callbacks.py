@@ -107,7 +107,7 @@ def _trainer_class() -> Any:
         """Ends each epoch with a boundary, and guards each step."""
 
         def on_train_begin(self, args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
-            remedy = "Pass **nb.trainer_arguments() to TrainingArguments."
+            remedy = 'Pass **nb.training.arguments("trainer") to TrainingArguments.'
             device = self.begin("Trainer", args.device, int(state.epoch or 0), state.global_step, remedy)
             self.guards.watch(kwargs["model"], device, self.machine, scaled=args.fp16)
             self.guards.watch_loader(kwargs["train_dataloader"])

@@ -247,9 +247,9 @@ MEASURES = {
     "reserved": "memory that the device keeps for the process",
     "resident": "memory of the process",
 }
-DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.training.who_holds() lists what holds tensors."
 PAD = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
-KEEP_FEWER = "Keep fewer of them, or keep them outside of the device; nb.who_holds() lists what holds tensors."
+KEEP_FEWER = "Keep fewer of them, or keep them outside of the device; nb.training.who_holds() lists what holds tensors."
 
 # What most likely makes a figure grow, and what to do about it.
 CAUSES = {

@@ -69,7 +69,7 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
 
     Args:
         fraction: Up to 2 on MPS, where it becomes the high watermark and 0 is no limit; up to 1 on CUDA.
-        device: As for :class:`~openmed_nb.EpochHooks`.
+        device: As for :class:`~openmed_nb.training.EpochHooks`.
 
     Returns:
         The limit in bytes, and what it does to the watermarks.

@@ -50,9 +50,9 @@ def own_pipe_of(pipe_of: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """A function that returns a pipeline over the model of a folder, both of which a test may change."""
     import openmed_nb
 
-    openmed_nb.ModelLoader().unload()
+    openmed_nb.compat.ModelLoader().unload()
     yield pipe_of
-    openmed_nb.ModelLoader().unload()
+    openmed_nb.compat.ModelLoader().unload()
 
 
 @pytest.fixture(scope="session")

@@ -254,7 +254,7 @@ class TestNoNetwork:
     def test_offline_mode(self, load, tmp_path, words_of):
         """HF_HUB_OFFLINE=1, as in this process, leaves the hub alone; a model in the cache loads."""
         assert load() == FOUND
-        loader = nb.ModelLoader(nb.OpenMedConfig(device="cpu", cache_dir=str(tmp_path)))
+        loader = nb.compat.ModelLoader(nb.OpenMedConfig(device="cpu", cache_dir=str(tmp_path)))
         try:
             assert words_of(loader.create_pipeline(ID), "no history of asthma .") == ["asthma"]
         finally:

@@ -52,7 +52,7 @@ def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            nb.ModelLoader(nb.OpenMedConfig(device="cpu", **settings)).load_model(folder)
+            nb.compat.ModelLoader(nb.OpenMedConfig(device="cpu", **settings)).load_model(folder)
     except Exception as caught:  # noqa: BLE001 - the parent looks at it
         error, text = type(caught).__name__, str(caught)
     watch.inside = ()

@@ -80,7 +80,7 @@ def test_hooks_update_the_live_curve(capsys):
 def test_bad_arguments_show_no_widget(capsys):
     """Where the hooks are refused, nothing is shown."""
     with pytest.raises(nb.OpenMedError):
-        nb.EpochHooks("cpu", live=True, every=0)
+        nb.training.EpochHooks("cpu", live=True, every=0)
 
     assert capsys.readouterr().out == ""
 

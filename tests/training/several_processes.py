@@ -68,7 +68,7 @@ def trainer(folder: Path) -> None:
         "logging_steps": 1000,
     }
     arguments = TrainingArguments(output_dir=str(folder), num_train_epochs=2, use_cpu=True, **settings)
-    callback = nb.trainer_callback("cpu", live=True)
+    callback = nb.training.callback("trainer", "cpu", live=True)
     Trainer(model(), arguments, train_dataset=samples(), callbacks=[callback]).train()
     tell("trainer", callback.curve)
 

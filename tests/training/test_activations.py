@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb import checkpoint_activations
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.training import checkpoint_activations
 
 
 class Tagger(torch.nn.Module):

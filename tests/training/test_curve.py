@@ -118,7 +118,7 @@ def test_the_reason_has_the_figures():
 
 
 LOSSES, KEPT = Holder("losses", "list", 40, 12 * MIB, 40), Holder("Trainer.kept", "deque", 1, 512)
-DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.who_holds() lists what holds tensors."
+DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.training.who_holds() lists what holds tensors."
 PAD = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
 GRAPHS = "Autograd graphs are retained, which take memory of the process also after their backward pass"
 BLOCKS = "No tensor is retained; most likely the device keeps blocks for every new shape of a batch"

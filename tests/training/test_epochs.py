@@ -49,7 +49,7 @@ class Told(nb.Guards):
 @pytest.fixture
 def hooks():
     """A boundary on the CPU."""
-    return nb.EpochHooks("cpu")
+    return nb.training.EpochHooks("cpu")
 
 
 def test_the_order_of_a_boundary():
@@ -57,7 +57,7 @@ def test_the_order_of_a_boundary():
     seen = []
     gone = weakref.ref(Cycle())
 
-    hooks = nb.EpochHooks(
+    hooks = nb.training.EpochHooks(
         "cpu",
         before=[lambda curve: seen.append(("before", gone() is None, len(curve.samples)))],
         guards=Told(lambda: seen.append(("forget", gone() is None))),
@@ -79,7 +79,7 @@ def test_the_cache_is_emptied_between_the_collection_and_the_look():
     """On a device with a cache, what the collection freed is handed back before the sample is taken."""
     with nb.simulated_mps("8 GiB") as mps:
         emptied = []
-        hooks = nb.EpochHooks(
+        hooks = nb.training.EpochHooks(
             "mps",
             before=[lambda _curve: emptied.append(mps.emptied)],
             after=[lambda _curve: emptied.append(mps.emptied)],
@@ -99,12 +99,12 @@ def test_what_a_guard_keeps_is_dropped_first():
     """The batch that the guards keep for an error does not count at the boundary."""
     model = torch.nn.Linear(1 << 16, 1)
     guards = nb.Guards()
-    hooks = nb.EpochHooks("cpu", guards=guards)
+    hooks = nb.training.EpochHooks("cpu", guards=guards)
     with guards.watch(model, "cpu"):
         before = hooks.boundary().allocated
         model(torch.zeros(1, 1 << 16))
 
-        assert nb.EpochHooks("cpu").boundary().allocated >= before + (4 << 16)
+        assert nb.training.EpochHooks("cpu").boundary().allocated >= before + (4 << 16)
         assert hooks.boundary().allocated == before
 
 
@@ -112,7 +112,9 @@ def test_what_a_guard_keeps_is_dropped_first():
 def test_a_hook_that_raises_loses_nothing(where):
     """A failing hook costs neither the sample nor the hooks after it, and is named, or its class, without its message."""
     seen = []
-    hooks = nb.EpochHooks("cpu", **{where: [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]})
+    hooks = nb.training.EpochHooks(
+        "cpu", **{where: [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]}
+    )
     with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.boundary()
 
@@ -129,7 +131,7 @@ def test_a_hook_that_raises_loses_nothing(where):
 def test_a_warning_that_is_an_error_comes_last():
     """Where warnings are errors, the sample is taken and every hook has run before the error."""
     seen = []
-    hooks = nb.EpochHooks("cpu", before=[failing], after=[failing, seen.append])
+    hooks = nb.training.EpochHooks("cpu", before=[failing], after=[failing, seen.append])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(OpenMedWarning) as raised:
@@ -147,7 +149,7 @@ def test_an_interrupt_in_a_hook_is_not_swallowed():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        nb.EpochHooks("cpu", after=[interrupted]).boundary()
+        nb.training.EpochHooks("cpu", after=[interrupted]).boundary()
 
 
 def test_a_failing_hook_keeps_nothing_alive():
@@ -160,7 +162,7 @@ def test_a_failing_hook_keeps_nothing_alive():
         gone.append(weakref.ref(batch))
         raise ValueError(CLINICAL)
 
-    hooks = nb.EpochHooks("cpu", after=[failing_with_a_batch])
+    hooks = nb.training.EpochHooks("cpu", after=[failing_with_a_batch])
     with pytest.warns(OpenMedWarning):
         hooks.boundary()
 
@@ -234,7 +236,7 @@ def test_a_with_block_hands_memory_back():
     """Leaving the block collects and lets go of what the guards hold, without a sample; errors pass through."""
     let_go = []
 
-    hooks = nb.EpochHooks("cpu", guards=Told(lambda: let_go.append(1)))
+    hooks = nb.training.EpochHooks("cpu", guards=Told(lambda: let_go.append(1)))
 
     def train():
         with hooks as same:
@@ -251,7 +253,7 @@ def test_a_with_block_hands_memory_back():
 
 def test_every_so_many_steps():
     """Samples inside an epoch come every so many steps, marked as such; without every=, steps are only counted."""
-    hooks = nb.EpochHooks("cpu", every=2)
+    hooks = nb.training.EpochHooks("cpu", every=2)
     for _ in hooks.epochs(2):
         for _ in range(5):
             hooks.step()
@@ -269,7 +271,7 @@ def test_every_so_many_steps():
 
 def test_a_training_that_goes_on_counts_on():
     """A training that goes on from a checkpoint counts on from there, in a curve of its own, without older failures."""
-    hooks = nb.EpochHooks("cpu", after=[failing])
+    hooks = nb.training.EpochHooks("cpu", after=[failing])
     with pytest.warns(OpenMedWarning):
         hooks.boundary()
     hooks.after.clear()
@@ -305,7 +307,7 @@ BAD = [
 def test_bad_arguments_are_refused(refusal):
     """An argument that cannot be used is refused when the hooks are made, with what to pass."""
     for name, argument in BAD:
-        refused = refusal(partial(nb.EpochHooks, "cpu", **{name: argument}))
+        refused = refusal(partial(nb.training.EpochHooks, "cpu", **{name: argument}))
         assert isinstance(refused, ConfigurationError), f"{name}={argument!r}"
         assert refused.remedy.startswith("Pass "), f"{name}={argument!r}"
 
@@ -319,20 +321,20 @@ def test_bad_epochs_are_refused(epochs):
 
 def test_the_last_curve_can_be_asked_for():
     """The curve to which the last sample went can be had from the session."""
-    hooks = nb.EpochHooks("cpu")
+    hooks = nb.training.EpochHooks("cpu")
     hooks.boundary()
 
-    assert nb.memory_curve() is hooks.curve
+    assert nb.training.last_curve() is hooks.curve
 
 
 def test_an_accelerator_names_the_device():
     """The hooks take a torch.device and an Accelerator for their device."""
     from accelerate import Accelerator
 
-    assert nb.EpochHooks(torch.device("cpu")).device == "cpu"
-    assert nb.EpochHooks(Accelerator(cpu=True)).device == "cpu"
+    assert nb.training.EpochHooks(torch.device("cpu")).device == "cpu"
+    assert nb.training.EpochHooks(Accelerator(cpu=True)).device == "cpu"
     with pytest.raises(ConfigurationError, match="has no device"):
-        nb.EpochHooks(7)
+        nb.training.EpochHooks(7)
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "generator"])
@@ -352,7 +354,7 @@ def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
 def test_inner_samples_run_no_hooks():
     """Hooks belong to the ends of epochs; a sample inside an epoch runs none."""
     seen = []
-    hooks = nb.EpochHooks("cpu", every=1, after=[seen.append])
+    hooks = nb.training.EpochHooks("cpu", every=1, after=[seen.append])
     hooks.step()
 
     assert (len(hooks.curve.samples), seen) == (1, [])
@@ -364,7 +366,7 @@ def test_a_list_of_losses_is_named_though_nothing_grows():
     The last loss is counted for the variable of the loop.
     """
     losses, weight = [], torch.ones(1 << 12, requires_grad=True)
-    hooks = nb.EpochHooks("cpu")
+    hooks = nb.training.EpochHooks("cpu")
     for _ in hooks.epochs(5):
         loss = weight.square().sum()
         loss.backward()

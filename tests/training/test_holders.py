@@ -314,7 +314,7 @@ def test_a_look_leaves_a_kept_copy_of_the_variables_alone():
 SCRIPT = """
 import sys
 import openmed_nb as nb
-print(nb.who_holds(), "torch" in sys.modules)
+print(nb.training.who_holds(), "torch" in sys.modules)
 import torch, train_notes
 train_notes.losses.append(torch.zeros(3000))
 train_notes.Recorder.states["first"] = torch.zeros(2000)
@@ -323,7 +323,7 @@ losses = [torch.zeros(1000)]
 _hidden = losses
 def train():
     own = [torch.zeros(2000), torch.zeros(2000)]
-    print(*nb.who_holds(), sep="\\n")
+    print(*nb.training.who_holds(), sep="\\n")
 train()
 """
 

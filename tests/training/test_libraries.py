@@ -21,11 +21,13 @@ def test_arguments_set_the_device(device, tmp_path):
     """TrainingArguments and an Accelerator made with our arguments compute on the chosen device and pin no memory."""
     with nb.simulated_mps("8 GiB"):
         given = [device] if device == "cpu" else []  # The session's device is MPS.
-        arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], **nb.trainer_arguments(*given))
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), report_to=[], **nb.training.arguments("trainer", *given)
+        )
 
         assert device_of(arguments) == device
         assert arguments.dataloader_pin_memory is False
-        assert device_of(Accelerator(**nb.accelerator_arguments(*given))) == device
+        assert device_of(Accelerator(**nb.training.arguments("accelerate", *given))) == device
 
 
 def test_a_device_that_is_not_there():
@@ -33,14 +35,14 @@ def test_a_device_that_is_not_there():
     if torch.cuda.is_available():
         pytest.skip("this computer has CUDA")
     with pytest.raises(DeviceUnavailable):
-        nb.EpochHooks("cuda")
+        nb.training.EpochHooks("cuda")
 
 
 @pytest.mark.parametrize("guards", [False, True, "labels", ()])
 def test_guards_are_guards(guards):
     """A callback takes guards and nothing else; the error says how to switch some off."""
     with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
-        nb.trainer_callback("cpu", guards=guards)
+        nb.training.callback("trainer", "cpu", guards=guards)
 
 
 DEVICES = [
@@ -101,7 +103,7 @@ def trained(tmp_path, tagger, batch_of):
             dataloader_num_workers=workers,
             **{"train_sampling_strategy": "sequential", **settings},
         )
-        callback = nb.trainer_callback("cpu", guards=guards)
+        callback = nb.training.callback("trainer", "cpu", guards=guards)
         trainer = Trainer(tagger, arguments, train_dataset=samples, callbacks=[callback])
         trainer.train()
         return trainer
@@ -197,7 +199,7 @@ def trained_by_lightning(tagger, guards, tmp_path):
         trainer = lightning.Trainer(
             accelerator="cpu",
             max_epochs=1,
-            callbacks=[nb.lightning_callback("cpu", guards=guards)],
+            callbacks=[nb.training.callback("lightning", "cpu", guards=guards)],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -74,17 +74,17 @@ def test_what_a_limit_says(limit, title, sentence):
 def test_the_cpu_cannot_be_limited():
     """On the CPU a limit is a clear error."""
     with pytest.raises(ConfigurationError, match="torch has no memory limit for cpu"):
-        nb.limit_memory(0.9, "cpu")
+        nb.training.limit_memory(0.9, "cpu")
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_a_limit_on_simulated_mps():
     """On the simulated MPS the limit is in force, in GiB, and said to be simulated; a bad one leaves it as it was."""
     with nb.simulated_mps("8 GiB") as mps:
-        limit = nb.limit_memory(0.5, "mps")
+        limit = nb.training.limit_memory(0.5, "mps")
         allowed = mps.allocator.allowed
         with pytest.raises(ConfigurationError):
-            nb.limit_memory(3, "mps")
+            nb.training.limit_memory(3, "mps")
         assert mps.allocator.allowed == allowed == limit.size
         with pytest.raises(RuntimeError, match="MPS backend out of memory"):
             torch.zeros(limit.size // 4 + 1024, device="mps")

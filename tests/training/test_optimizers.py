@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb import adamw, explain_fused
 from openmed_nb.devices.backend import release_of
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.training import adamw
 from openmed_nb.training.steps import fused_support, ignores_scaler
 
 DECISIONS = [
@@ -79,14 +79,14 @@ def test_groups_that_are_explained_can_still_be_trained():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     groups = [{"params": part.parameters()} for part in model]
 
-    assert nb.explain_fused(groups).fused
-    assert [len(group["params"]) for group in nb.adamw(groups).param_groups] == [2, 2]
+    assert nb.training.adamw.explain(groups).fused
+    assert [len(group["params"]) for group in nb.training.adamw(groups).param_groups] == [2, 2]
 
 
 @pytest.mark.parametrize("parameters", [5, None, "weights", torch.ones(3), [3], [{"lr": 1}], [{"params": 7}], [("a",)]])
 def test_what_are_no_parameters(parameters):
     """Anything but tensors, pairs and groups is refused with what to pass."""
-    for function in (nb.adamw, nb.explain_fused):
+    for function in (nb.training.adamw, nb.training.adamw.explain):
         with pytest.raises(ConfigurationError, match=r"model\.parameters\(\)"):
             function(parameters)
 
@@ -124,5 +124,5 @@ def test_under_simulated_mps():
         assert optimizer.defaults["fused"]
         assert not torch.equal(before, model.weight)
         obeyed = not ignores_scaler("mps", release_of(torch.__version__))
-        assert explain_fused(model.parameters(), scaled=True).fused == obeyed
+        assert adamw.explain(model.parameters(), scaled=True).fused == obeyed
         assert bool(adamw(model.parameters(), scaled=True).defaults["fused"]) == obeyed

@@ -100,7 +100,7 @@ def test_the_network_of_the_tutorials(through_accelerate, leaking, pictures):
     losses, model, measure = [], Network(), torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters())
     loader = torch.utils.data.DataLoader(pictures, batch_size=8)
-    accelerator = Accelerator(**nb.accelerator_arguments("cpu"))
+    accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
     if through_accelerate:
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     loop = nb.epochs(EPOCHS, accelerator if through_accelerate else "cpu")
@@ -139,7 +139,7 @@ def train(tagger, batch_of, tmp_path):
     def train(  # noqa: PLR0913 - each is what one test is about
         device="cpu", *, trainer=Trainer, callbacks=(), epochs=EPOCHS, callback=None, resume=None, save="no"
     ):
-        callback = callback or nb.trainer_callback(device)
+        callback = callback or nb.training.callback("trainer", device)
         arguments = TrainingArguments(
             output_dir=str(tmp_path),
             num_train_epochs=epochs,
@@ -148,7 +148,7 @@ def train(tagger, batch_of, tmp_path):
             disable_tqdm=True,
             logging_strategy="no",
             save_strategy=save,
-            **nb.trainer_arguments(device),
+            **nb.training.arguments("trainer", device),
         )
         batch = batch_of(rows=16, length=16)
         rows = [{name: field[row] for name, field in batch.items()} for row in range(16)]
@@ -220,7 +220,7 @@ def test_a_callback_that_keeps_losses(train):
 
 def test_the_same_callback_for_two_trainings(train):
     """A callback that is used for a second training begins a new curve."""
-    callback = nb.trainer_callback("cpu")
+    callback = nb.training.callback("trainer", "cpu")
     first, second = train(epochs=2, callback=callback), train(epochs=3, callback=callback)
 
     assert [len(curve.boundaries) for curve in (first, second)] == [2, 3]
@@ -238,7 +238,7 @@ def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
 def test_a_trainer_on_another_device_is_warned_of(train):
     """Where Trainer computes elsewhere than was chosen a warning says so, and the curve is that of Trainer's device."""
     with nb.simulated_mps("8 GiB"):
-        callback = nb.trainer_callback("mps")
+        callback = nb.training.callback("trainer", "mps")
     with pytest.warns(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
         curve = train(epochs=1, callback=callback)
 
@@ -267,7 +267,7 @@ def test_lightning(leaking, pictures, tmp_path):
             """Adam, as in the tutorials."""
             return torch.optim.Adam(self.parameters())
 
-    callback = nb.lightning_callback("cpu")
+    callback = nb.training.callback("lightning", "cpu")
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=EPOCHS,

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from matplotlib.figure import Figure
 
-from openmed_nb import MemoryCurve, MemorySample
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import plotting
 from openmed_nb.training.plot import svg_of, to_svg
 

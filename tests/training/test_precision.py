@@ -93,7 +93,7 @@ def test_precision_that_cannot_be_had(asked, what, remedy):
 def test_unknown_precision(requested):
     """Another word is refused, and those that are taken are shown."""
     with pytest.raises(ConfigurationError, match=r"cannot be '.*'\. Use one of 'float32', 'fp32', 'no'"):
-        nb.precision(requested, "cpu")
+        nb.training.precision(requested, "cpu")
 
 
 def test_spellings():
@@ -104,7 +104,7 @@ def test_spellings():
         "float16": ("float16", "fp16", "half", torch.float16),
     }.items():
         for spelling in (*spellings, f" {spellings[1].upper()} "):
-            assert nb.precision(spelling, "cpu").dtype == dtype, spelling
+            assert nb.training.precision(spelling, "cpu").dtype == dtype, spelling
 
 
 def test_shown():

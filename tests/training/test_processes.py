@@ -78,7 +78,7 @@ def test_what_a_launcher_says(variables, process, shows_its_curve, monkeypatch):
     """The launcher's variables say which process this is; the first, and one that is alone, shows its curve."""
     for name, value in {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **variables}.items():
         monkeypatch.setenv(name, value)
-    found = nb.EpochHooks("cpu").curve.process
+    found = nb.training.EpochHooks("cpu").curve.process
 
     assert (found, found.leads) == (process, shows_its_curve)
 
@@ -103,7 +103,7 @@ def test_each_process_has_its_gpu(device, process, own):
 def test_mps_is_refused():
     """Several processes on MPS, also that of the session, are refused with the reason before anything is trained."""
     with nb.simulated_mps():
-        for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), nb.trainer_callback):
+        for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), nb.training.callback):
             with pytest.raises(DeviceUnavailable, match=r"^MPS cannot train in 2 processes: .*160732\)\. Start one"):
                 train()
 
@@ -115,7 +115,7 @@ def test_growing_process_warns(rank, said, monkeypatch):
     """A process that shows no curve warns once that its memory grows; the first, whose curve is shown, does not."""
     for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}.items():
         monkeypatch.setenv(name, value)
-    hooks, losses = nb.EpochHooks("cpu"), []
+    hooks, losses = nb.training.EpochHooks("cpu"), []
     trained = hooks(lambda: losses.append(torch.ones(1 << 18)))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -128,11 +128,11 @@ def test_growing_process_warns(rank, said, monkeypatch):
 
 def test_one_process_says_nothing():
     """A training in one process says nothing of processes."""
-    curve = nb.EpochHooks("cpu").curve
+    curve = nb.training.EpochHooks("cpu").curve
     assert not [line for line in curve.report().sentences if "process " in line]
     assert (curve.to_dict()["process"], curve.to_dict()["processes"]) == (0, 1)
 
 
 def test_cpu_of_accelerate():
     """The CPU has one name, also where Accelerate counts it."""
-    assert nb.EpochHooks(torch.device("cpu", 0)).device == "cpu"
+    assert nb.training.EpochHooks(torch.device("cpu", 0)).device == "cpu"

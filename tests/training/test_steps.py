@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import openmed_nb as nb
-from openmed_nb import GradientAccumulation
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.training import GradientAccumulation
 from openmed_nb.training.steps import accumulation_groups, check_fused, count_examples, count_labels
 
 FEATURES, LABELS = 3, 4

@@ -25,18 +25,18 @@ def token_batches():
 
 def trained(model, device, requested=None, recompute=True):
     """Return the losses and the number of steps of an epoch."""
-    model = nb.to_device(model.train(), device)
+    model = nb.training.to_device(model.train(), device)
     precision = autocast_policy(device, (2, 13), MAC, requested, (9, 0))
-    optimizer = nb.adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
-    accumulation = nb.GradientAccumulation(optimizer, steps=3, clip=1.0, scaler=precision.scaler())
-    switch = nb.checkpoint_activations(model)
+    optimizer = nb.training.adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
+    accumulation = nb.training.GradientAccumulation(optimizer, steps=3, clip=1.0, scaler=precision.scaler())
+    switch = nb.training.checkpoint_activations(model)
     if not recompute:
         switch.off()
     torch.manual_seed(0)
     losses, steps = [], 0
     for batch in accumulation.batches(token_batches()):
         with precision.autocast():
-            loss = model(**nb.to_device(batch, device)).loss
+            loss = model(**nb.training.to_device(batch, device)).loss
         steps += accumulation.backward(loss)
         losses.append(loss.item())
     switch.off()

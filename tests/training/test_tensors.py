@@ -21,7 +21,7 @@ THOUSAND = 4 * 1000
 
 def size_of(*tensors):
     """Return the bytes that tensors and their graphs use."""
-    return sum(one.size for one in nb.who_holds({"held": list(tensors)}) if one.name == "held")
+    return sum(one.size for one in nb.training.who_holds({"held": list(tensors)}) if one.name == "held")
 
 
 def leaf():
@@ -181,6 +181,8 @@ def test_gradients_are_those_of_leaves():
     numbers = leaf()
     result = numbers * 2
     result.sum().backward()
-    held = {one.name: (one.tensors, one.graphs) for one in nb.who_holds({"numbers": numbers, "result": result})}
+    held = {
+        one.name: (one.tensors, one.graphs) for one in nb.training.who_holds({"numbers": numbers, "result": result})
+    }
 
     assert held == {"numbers": (1, 0), "numbers.grad": (1, 0), "result": (1, 1)}

@@ -273,7 +273,9 @@ def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
         share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
         evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
         status = FAILED if kind_of(examined.device) == "mps" else WARNING
-        yield Finding("float64", status, evidence, "Call model.float(), or move it with nb.to_device, which converts.")
+        yield Finding(
+            "float64", status, evidence, "Call model.float(), or move it with nb.training.to_device, which converts."
+        )
 
 
 def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
@@ -286,7 +288,7 @@ def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
     if known:
         yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
     else:
-        remedy = f"Load it by its name, then nb.validate_precision('name', texts, dtype={types[0]!r})."
+        remedy = f"Load it by its name, then nb.runbook.validate_precision('name', texts, dtype={types[0]!r})."
         yield Finding("precision", WARNING, evidence, remedy)
 
 

@@ -140,7 +140,7 @@ def same_entities(seen: Observed) -> Finding:
     extra = sum((found - wanted).total() for wanted, found in pairs)
     which = ", ".join(map(str, others[:MOST_NAMED]))
     evidence = f"others in {counted(len(others), 'text')} ({which}): {missing} missing, {extra} that were not there"
-    remedy = "Do not use this computer for the model until it is known why; see nb.parity()."
+    remedy = "Do not use this computer for the model until it is known why; see nb.runbook.parity()."
     return Finding("entities", FAILED, evidence, remedy)
 
 
@@ -153,7 +153,9 @@ def level_memory(seen: Observed) -> Finding:
     if curve.verdict == FLAT:
         return Finding("memory", OK, evidence)
     status = FAILED if curve.verdict == GROWING else WARNING
-    return Finding("memory", status, f"{MEASURES[curve.measure]}: {evidence}", "See what keeps it: nb.who_holds().")
+    return Finding(
+        "memory", status, f"{MEASURES[curve.measure]}: {evidence}", "See what keeps it: nb.training.who_holds()."
+    )
 
 
 def same_speed(seen: Observed) -> Finding:

@@ -197,13 +197,13 @@ DATA_SHARE = 0.25
 
 # What to do about each phase that should not dominate.
 REMEDIES: Mapping[str, str] = {
-    DATA: "Read ahead with workers, prepare the data once and keep it, or see nb.check_loader().",
+    DATA: "Read ahead with workers, prepare the data once and keep it, or see nb.training.loader.check().",
     TRANSFER: "Copy less often and more at once: a larger batch, and smaller types for labels and masks.",
     DECODE: "Bring less to the host: labels and scores, not all logits.",
 }
 MORE_WORKERS = (
     "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
-    "or see nb.check_loader()."
+    "or see nb.training.loader.check()."
 )
 
 

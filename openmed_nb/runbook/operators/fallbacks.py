@@ -1,4 +1,4 @@
-"""``nb.fallbacks``: the ledger of what really fell back from MPS to the CPU while a program ran."""
+"""``nb.runbook.fallbacks``: the ledger of what really fell back from MPS to the CPU while a program ran."""
 
 from __future__ import annotations
 

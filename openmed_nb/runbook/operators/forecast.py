@@ -1,4 +1,4 @@
-"""``nb.forecast``: which operators of a model would leave MPS for the CPU, predicted on any computer.
+"""``nb.runbook.forecast``: which operators of a model would leave MPS for the CPU, predicted on any computer.
 
 A copy of the model runs on the CPU, with example inputs as a person or a tokenizer gives them; ``recorders`` sees what it
 calls, and ``table`` knows what becomes of that on MPS.

@@ -1,4 +1,4 @@
-"""``nb.validate_precision``: whether a model may be used in a reduced type, by what becomes of its entities on your texts."""
+"""``nb.runbook.validate_precision``: whether a model may be used in a reduced type, by what becomes of its entities on your texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nb.parity``: one model run in two ways over the same texts, on the CPU in float32 and on a device in a type.
+"""``nb.runbook.parity``: one model run in two ways over the same texts, on the CPU in float32 and on a device in a type.
 
 Tokens, windows and padded batches are made once, on the CPU, and given to both; nothing is truncated. Of the logits only
 the difference of each token is kept, four bytes on the host. The gradients of one training step can be compared too, with

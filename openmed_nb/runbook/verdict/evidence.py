@@ -264,7 +264,7 @@ def by_kind(reports: Iterable[Any], kinds: Iterable[type]) -> dict[type, Any]:
         kind = next((kind for kind in kinds if isinstance(report, kind)), None)
         if kind is None:
             what = f"{type(report).__name__} is not a report for a verdict."
-            raise ConfigurationError(what, "Pass what nb.compare, nb.sweep, nb.parity and the others return.")
+            raise ConfigurationError(what, "Pass what nb.compare, nb.sweep, nb.runbook.parity and the others return.")
         if kind in found:
             what = f"There are two reports of one kind: {kind.__name__}."
             raise ConfigurationError(what, "Pass one of each, of the same model on the same device.")

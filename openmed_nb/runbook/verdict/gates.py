@@ -45,7 +45,7 @@ def digits(value: float) -> str:
 
 
 # Who says so.
-OWN, RUNBOOK, PARITY = "a choice of this toolkit", "the runbook", "as nb.parity judges it"
+OWN, RUNBOOK, PARITY = "a choice of this toolkit", "the runbook", "as nb.runbook.parity judges it"
 SEEN = "several times the largest difference that was seen where nothing was wrong"
 
 

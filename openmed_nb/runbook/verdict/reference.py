@@ -41,14 +41,14 @@ SYMPTOMS = (
         "memory grows with each epoch",
         "tensors are retained, such as a list of losses with their graphs",
         "growth of tensors after each epoch",
-        "nb.epochs(...), nb.who_holds()",
+        "nb.epochs(...), nb.training.who_holds()",
         "pytorch#77753",
     ),
     (
         "memory grows although no tensor is retained",
         "batches of ever new lengths: the allocator and the graphs of MPS keep something for each shape",
         "reserved memory with fixed lengths",
-        "nb.memory_curve(), padding to a few lengths",
+        "nb.training.last_curve(), padding to a few lengths",
         "pytorch#132596, #181213, #121113",
     ),
     (
@@ -62,28 +62,28 @@ SYMPTOMS = (
         "MPS backend out of memory",
         "the batch, or one long text, goes beyond the high watermark",
         "peak memory for each batch size",
-        "nb.sweep(), nb.checkpoint_activations()",
+        "nb.sweep(), nb.training.checkpoint_activations()",
         "accelerate#4226, ultralytics#22621",
     ),
     (
         "other entities or metrics than on the CPU",
         "an operator of MPS gives wrong numbers without an error",
         "logits and entities beside the CPU's, before anything else",
-        "nb.parity(), nb.doctor()",
+        "nb.runbook.parity(), nb.doctor()",
         "transformers#19353, pytorch#82707, #177116",
     ),
     (
         "the loss is fine and nothing is learnt",
         "labels or ids out of range, which MPS takes in silence and the CPU refuses",
         "the largest label and id of each batch, on the CPU",
-        "nb.Guards, nb.check_loader()",
+        "nb.Guards, nb.training.loader.check()",
         "pytorch#144824, keras#23664",
     ),
     (
         "the GPU is hardly busy",
         "small batches: starting an operator takes 25 to 110 microseconds, whatever its size",
         "throughput at larger batches",
-        "nb.sweep(), nb.profile()",
+        "nb.sweep(), nb.runbook.profile()",
         "pytorch#82707, #122973, py-feat#296",
     ),
     (
@@ -97,49 +97,49 @@ SYMPTOMS = (
         "steps wait while the processor reads",
         "one process reads and tokenises, and the GPU waits for it",
         "the share of a step that is spent on data",
-        "nb.compare(), nb.worker_ladder()",
+        "nb.compare(), nb.training.loader.ladder()",
         "pytorch#70344, #46648",
     ),
     (
         "workers do not start, or hang, in a notebook",
         "macOS starts them anew, and a class of a cell cannot be found there",
         "where the Dataset is defined",
-        "nb.check_loader(), nb.loader_settings()",
+        "nb.training.loader.check(), nb.training.loader.settings()",
         "MONAI#3928, minimind#852",
     ),
     (
         "a warning that pin_memory is not supported",
         "MPS has no pinned memory, and the loader asks for it",
         "the settings of the loader, also where the CPU was chosen",
-        "nb.loader_settings()",
+        "nb.training.loader.settings()",
         "pytorch#86060, torchgeo-bench#253",
     ),
     (
         "wrong data on MPS now and then",
         "non_blocking=True: the copy reads memory that is already used for something else",
         "copies to the device",
-        "nb.to_device()",
+        "nb.training.to_device()",
         "pytorch#189690, #139550",
     ),
     (
         "one warning that an operator falls back, and slow steps",
         "torch warns of the first operator only, and there may be more",
         "all operators that leave MPS",
-        "nb.fallbacks(), nb.forecast()",
+        "nb.runbook.fallbacks(), nb.runbook.forecast()",
         "pytorch#141287",
     ),
     (
         "float64 is refused",
         "Metal has no float64",
         "buffers and inputs made by numpy",
-        "nb.to_device(), nb.forecast()",
+        "nb.training.to_device(), nb.runbook.forecast()",
         "pytorch#122602",
     ),
     (
         "bfloat16 is no faster on M1 and M2",
         "those chips have no bfloat16, and it is emulated",
         "the throughput in both types, and the entities",
-        "nb.validate_precision()",
+        "nb.runbook.validate_precision()",
         "transformers#40458",
     ),
     (
@@ -182,7 +182,7 @@ class Gates(Thresholds, Shown):
             Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules),
             Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), symptoms),
         )
-        sentences = self.changes or ("No threshold was changed; nb.gates(speed_up=0.3) changes one.",)
+        sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speed_up=0.3) changes one.",)
         return Report("Gates", sentences, tables)
 
     def __str__(self) -> str:

@@ -288,7 +288,7 @@ REQUIREMENTS = (
     Requirement(
         "parity",
         NUMBERS,
-        "nb.parity(model, texts)",
+        "nb.runbook.parity(model, texts)",
         Case.numbers_are_known,
         matters=lambda case: case.on_accelerator,
         blocks=lambda case: case.evidence.task != INFERENCE,
@@ -302,7 +302,7 @@ REQUIREMENTS = (
     Requirement(
         "growth of memory",
         MEMORY,
-        "nb.epochs(...) and then nb.memory_curve()",
+        "nb.epochs(...) and then nb.training.last_curve()",
         lambda case: case.evidence.memory_growth is not None and case.evidence.memory_verdict not in {None, TOO_SHORT},
         matters=lambda case: case.evidence.task in {None, TRAINING},
     ),
@@ -311,7 +311,7 @@ REQUIREMENTS = (
     Requirement(
         "cost of fallbacks",
         FALLBACKS,
-        "nb.fallbacks() or nb.profile(model)",
+        "nb.runbook.fallbacks() or nb.runbook.profile(model)",
         fallbacks_are_known,
         matters=lambda case: case.evidence.kind in {None, "mps"},
     ),
@@ -330,7 +330,7 @@ REQUIREMENTS = (
     Requirement(
         "waiting for the device",
         SPEED,
-        "nb.profile(model)",
+        "nb.runbook.profile(model)",
         lambda case: case.evidence.synchronisations is not None,
         needed=False,
     ),
@@ -378,9 +378,7 @@ WRONG = (
     "fewer than {entity_agreement} of the entities are the same as on the CPU, more than {recall_loss} of the recall is lost, "
     "logits differ by more than {logits} or gradients by more than {gradients}, or NaN appears"
 )
-RIGHT_AGAIN = (
-    "Parity within {entity_agreement} of the entities in float32, such as with another torch or macOS: nb.parity(...)."
-)
+RIGHT_AGAIN = "Parity within {entity_agreement} of the entities in float32, such as with another torch or macOS: nb.runbook.parity(...)."
 WAITS = "the device is less than {speed_up} faster than the CPU while it is busy for less than {utilisation}"
 LITTLE = "even at the upper end of the interval the device is less than {speed_up} faster than the CPU"
 TO_ANNOTATE = "In annotation that is nb.annotate(..., batch_tokens=sweep.batch_tokens)."
@@ -417,15 +415,15 @@ RULES = (
         MEMORY,
         "memory grows by more than {memory_growth} over ten epochs",
         lambda case: case.beyond("memory_growth") if case.evidence.memory_verdict == GROWING else (),
-        "Find what is retained with nb.who_holds(): a larger host only takes longer to fill. Plan another one until then.",
-        "A growth of at most {memory_growth} over ten epochs: nb.epochs(...) and nb.memory_curve().",
+        "Find what is retained with nb.training.who_holds(): a larger host only takes longer to fill. Plan another one until then.",
+        "A growth of at most {memory_growth} over ten epochs: nb.epochs(...) and nb.training.last_curve().",
     ),
     VerdictRule(
         CHECKPOINT,
         MEMORY,
         "a training step runs out of memory, or leaves less than {headroom} of the limit free",
         lambda case: (case.no_row_fits() or case.short_of_memory()) if case.evidence.task == TRAINING else (),
-        "Use nb.checkpoint_activations(model), and smaller batches with nb.GradientAccumulation.",
+        "Use nb.training.checkpoint_activations(model), and smaller batches with nb.training.GradientAccumulation.",
         "At least {headroom} of the memory limit free at the batch in use: nb.sweep(..., training=True).",
     ),
     VerdictRule(
@@ -449,7 +447,7 @@ RULES = (
         DATA_PLANE,
         "more than {data_share} of a step is spent on waiting for data",
         lambda case: case.beyond("data_share"),
-        "Read ahead and tokenise once: nb.check_loader(loader) and nb.worker_ladder(...) say how.",
+        "Read ahead and tokenise once: nb.training.loader.check(loader) and nb.training.loader.ladder(...) say how.",
         "At most {data_share} of a step for data: nb.compare(...).",
     ),
     VerdictRule(
@@ -466,7 +464,7 @@ RULES = (
         "a step waits for the device, such as for .item() or .cpu(), and that is busy for less than {utilisation}",
         Case.synchronises,
         "Take results off the device after the step, or every some steps.",
-        "No place where a step waits for the device: nb.profile(...).",
+        "No place where a step waits for the device: nb.runbook.profile(...).",
     ),
     VerdictRule(
         FIX_DATA,
@@ -490,7 +488,7 @@ RULES = (
         "the batch is so small that starting operators takes most of the time, unless it is known to be the best",
         lambda case: () if case.batch_is_fine else case.known("tiny_batch"),
         "Use a larger batch: nb.sweep(...) finds one.",
-        "A batch that keeps the device busy: nb.profile(...).",
+        "A batch that keeps the device busy: nb.runbook.profile(...).",
     ),
     VerdictRule(
         FIX_BATCH,
@@ -508,7 +506,7 @@ RULES = (
         falls_back,
         "Compute them on the CPU on purpose, all in one place, or another way; PYTORCH_ENABLE_MPS_FALLBACK=1 before torch "
         "is imported lets them run until then.",
-        "At most {fallback_time} of the time in what falls back, such as in a newer torch: nb.fallbacks() and nb.forecast(model).",
+        "At most {fallback_time} of the time in what falls back, such as in a newer torch: nb.runbook.fallbacks() and nb.runbook.forecast(model).",
     ),
     VerdictRule(
         CPU,

@@ -46,7 +46,7 @@ CAUTIONS: tuple[tuple[Callable[[Case], Any], str], ...] = (
     ),
     (
         lambda case: bool(case.known("synchronisations")) and not case.synchronises(),
-        "A step waits for the device in lines that nb.profile(...) names; that costs little while the device is busy.",
+        "A step waits for the device in lines that nb.runbook.profile(...) names; that costs little while the device is busy.",
     ),
     (
         lambda case: speed_up_may_be(case.evidence, 1.0),
@@ -224,7 +224,7 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
         reports: What :func:`compare`, :func:`sweep`, :func:`profile`, :func:`parity`, :func:`validate_precision`,
             :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`memory_curve` return, and the ledger of
             :func:`fallbacks`; at most one of each kind, of one model on one device, in any order.
-        gates: Thresholds of your own: ``nb.gates(speed_up=0.3)``.
+        gates: Thresholds of your own: ``nb.runbook.gates(speed_up=0.3)``.
         task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; ``None`` for what the reports say. Forward
             passes of a module of your own are inference.
         texts: How many texts are to be done, from which follows how long they take.
@@ -240,16 +240,16 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
         ConfigurationError: For what is not a report, two of one kind, and reports of several devices, models or tasks. If a
             name and a class may be one model, the verdict says so.
 
-    The rules stand in ``print(nb.gates())``, in their order: wrong numbers beat everything, then memory, data, batch,
+    The rules stand in ``print(nb.runbook.gates())``, in their order: wrong numbers beat everything, then memory, data, batch,
     fallbacks, and speed. What was not measured is never guessed.
 
     Example:
         >>> first = verdict(task="annotation")
         >>> first.recommendation, [area.command for area in first.unknown][:2]
-        ('measure first', ['nb.compare(model, texts)', 'nb.parity(model, texts)'])
+        ('measure first', ['nb.compare(model, texts)', 'nb.runbook.parity(model, texts)'])
     """
     if gates is not None and not isinstance(gates, Gates):
-        raise ConfigurationError(f"gates cannot be {type(gates).__name__}.", "Pass nb.gates(speed_up=0.3).")
+        raise ConfigurationError(f"gates cannot be {type(gates).__name__}.", "Pass nb.runbook.gates(speed_up=0.3).")
     return judge(evidence_of(*reports, gates=gates, task=task, texts=texts), gates)
 
 

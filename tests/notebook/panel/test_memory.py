@@ -104,7 +104,7 @@ class TestSimulatedMps:
 
     def test_a_limit_that_was_set(self, simulated):
         """A limit that the session has set is the end of the bar."""
-        nb.limit_memory(0.25)
+        nb.training.limit_memory(0.25)
         bar = PanelState(**look(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended // 4

@@ -198,7 +198,7 @@ class TestPrecision:
             with pytest.warns(OpenMedWarning):
                 pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
             evidence = f"weights are {dtype}, with which entities can move or be lost; there is no certificate"
-            command = f"nb.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
+            command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"Validate it: {command}."))
             (finding,) = self.said(pipe)
             assert (finding.status, finding.evidence, finding.remedy) == expected[-1]
@@ -212,7 +212,7 @@ class TestPrecision:
         before = ("no", "has", "history of", "the patient has", "a patient was seen")
         texts = [f"{words} {disease} ." for words in before for disease in diseases]
         for dtype in ("bfloat16", "int8"):
-            assert nb.validate_precision(str(keyword_model), texts, dtype).accepted
+            assert nb.runbook.validate_precision(str(keyword_model), texts, dtype).accepted
             nb.load_pipeline(str(keyword_model), dtype=dtype)
         findings = self.said()
 
@@ -225,7 +225,9 @@ class TestPrecision:
         (finding,) = self.said()
 
         assert finding.status == WARNING
-        assert finding.remedy == "Load it by its name, then nb.validate_precision('name', texts, dtype='float16')."
+        assert (
+            finding.remedy == "Load it by its name, then nb.runbook.validate_precision('name', texts, dtype='float16')."
+        )
 
 
 def test_no_model():

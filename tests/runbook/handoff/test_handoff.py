@@ -38,7 +38,7 @@ def test_what_is_in_a_bundle(handed_over):
     assert all(f"`{name}" in (handed_over.folder / "README.md").read_text("utf-8") for name in names)
     assert [one.name for one in handed_over.folder.parent.iterdir()] == ["bundle"]
     assert changed_files(handed_over.folder) == {}
-    assert nb.Logbook.read(handed_over.folder / "evidence.json").figures == ()
+    assert nb.runbook.Logbook.read(handed_over.folder / "evidence.json").figures == ()
     assert handed_over.to_dict()["golden"]["copied"] is True
 
 

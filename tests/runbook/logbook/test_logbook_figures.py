@@ -51,7 +51,7 @@ def test_reports_of_the_runbook_tell_figures():
     gpu = DeviceFigures("cuda:0", 0.02, (0.01, 0.03), 2, split, Interval(1.5, 2.0, 2.5, 0.95))
     comparison = Comparison("mine", "annotation", (cpu, gpu), 6, dtype="float32")
     profile = Profile("mine", "annotation", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
-    parity = nb.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
+    parity = nb.runbook.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
     told = list(map(figures_of, [parity, comparison, profile, nb.verdict(parity, comparison)]))
     values = [one.values for one in told]
 

@@ -52,7 +52,7 @@ def test_a_logbook_is_read_as_it_was_written(logbooks, tmp_path):
     """What was saved is read as the same value, by the class that has a public name."""
     file = logbooks.WHOLE.save(tmp_path / "run.json")
 
-    assert openmed_nb.Logbook.read(file) == logbooks.WHOLE
+    assert openmed_nb.runbook.Logbook.read(file) == logbooks.WHOLE
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
 
 

@@ -70,9 +70,9 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def book(written) -> nb.Logbook:
+def book(written) -> nb.runbook.Logbook:
     """The same, read."""
-    return nb.Logbook.read(written)
+    return nb.runbook.Logbook.read(written)
 
 
 @pytest.mark.real_computer

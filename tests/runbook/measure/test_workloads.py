@@ -249,7 +249,7 @@ class TestModule:
     def test_numbers_of_64_bits_on_mps(self):
         """MPS has no numbers of 64 bits, which is an error before anything is measured."""
         with nb.simulated_mps():
-            for verb in (nb.sweep, nb.compare, nb.profile):
+            for verb in (nb.sweep, nb.compare, nb.runbook.profile):
                 with pytest.raises(ConfigurationError, match="Linear has numbers in float64"):
                     verb(torch.nn.Linear(8, 8).double(), ROWS.double())
 

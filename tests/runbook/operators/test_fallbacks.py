@@ -92,7 +92,7 @@ def settings() -> list[Any]:
 def test_counts_for_each_operator_module_and_phase(device: SimulatedMps):
     """Every fallback is counted, by operator, module of the model and phase, also in the backward pass."""
     model, ids = on_mps()
-    with nb.fallbacks(model) as ledger:
+    with nb.runbook.fallbacks(model) as ledger:
         model(ids).backward()
 
     counts = seen(ledger)
@@ -113,7 +113,7 @@ def test_counts_for_each_operator_module_and_phase(device: SimulatedMps):
 def test_model_is_found_where_nobody_names_it():
     """Without a model, the outermost module that is called is taken for it."""
     model, ids = on_mps()
-    with nb.fallbacks() as ledger:
+    with nb.runbook.fallbacks() as ledger:
         model(ids)
         fall()
 
@@ -124,7 +124,7 @@ def test_model_is_found_where_nobody_names_it():
 @pytest.mark.usefixtures("device")
 def test_part_of_an_operator_is_seen():
     """An operator that falls back inside of another is seen, which the mode alone would not."""
-    with nb.fallbacks() as ledger, torch.inference_mode():
+    with nb.runbook.fallbacks() as ledger, torch.inference_mode():
         torch.linalg.eigvalsh(torch.eye(3, device="mps"))
 
     assert ledger.operators == (EIGH,)
@@ -135,7 +135,7 @@ def test_part_of_an_operator_is_seen():
 def test_text_without_seconds():
     """The text has counts and places and no seconds; of the simulated device there are none at all."""
     model, ids = on_mps()
-    with nb.fallbacks(model) as ledger:
+    with nb.runbook.fallbacks(model) as ledger:
         model(ids)
 
     assert "SIMULATED" in str(ledger)
@@ -148,7 +148,7 @@ def test_text_without_seconds():
 @pytest.mark.usefixtures("device")
 def test_ledger_can_be_read_while_it_is_open():
     """The ledger grows while its block runs."""
-    with nb.fallbacks() as ledger:
+    with nb.runbook.fallbacks() as ledger:
         assert ledger.verdict.startswith("Only MPS has operators")
         torch.ones(3, device="mps").exp()
         assert ledger.verdict == "Nothing fell back to the CPU."
@@ -159,7 +159,7 @@ def test_ledger_can_be_read_while_it_is_open():
 @pytest.mark.usefixtures("device")
 def test_warnings_of_others():
     """Warnings of others go where they went before, as errors too, and those of fallbacks are in the ledger, also silenced."""
-    with warnings.catch_warnings(record=True) as caught, nb.fallbacks() as ledger:
+    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as ledger:
         warnings.warn("of somebody else", UserWarning, stacklevel=1)
         fall()
         with warnings.catch_warnings():
@@ -167,7 +167,7 @@ def test_warnings_of_others():
             fall()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with nb.fallbacks() as strict:
+        with nb.runbook.fallbacks() as strict:
             fall()
             with pytest.raises(UserWarning, match="of somebody else"):
                 warnings.warn("of somebody else", UserWarning, stacklevel=1)
@@ -180,9 +180,9 @@ def test_warnings_of_others():
 @pytest.mark.usefixtures("device")
 def test_nested_ledgers():
     """Of two ledgers, the inner one has what happened while it was open, and the outer one has everything."""
-    with nb.fallbacks() as outer:
+    with nb.runbook.fallbacks() as outer:
         fall()
-        with nb.fallbacks() as inner:
+        with nb.runbook.fallbacks() as inner:
             fall()
         fall()
 
@@ -194,7 +194,7 @@ def test_everything_is_given_back():
     """Settings, filters, hooks and modes are as before, whatever ends the block, and the ledger keeps what it saw."""
     before = settings()
     for error in (ValueError, KeyboardInterrupt, SystemExit, None):
-        with pytest.raises(error) if error else contextlib.nullcontext(), nb.fallbacks() as ledger:
+        with pytest.raises(error) if error else contextlib.nullcontext(), nb.runbook.fallbacks() as ledger:
             fall()
             if error:
                 raise error
@@ -205,7 +205,7 @@ def test_everything_is_given_back():
 
     torch.set_warn_always(True)
     try:
-        with nb.fallbacks(), nb.fallbacks():
+        with nb.runbook.fallbacks(), nb.runbook.fallbacks():
             pass
         assert torch.is_warn_always_enabled()
     finally:
@@ -223,7 +223,7 @@ def test_module_that_fails():
             numbers.mode()
             raise ValueError("on purpose")
 
-    with nb.simulated_mps(fallback=True), nb.fallbacks() as ledger:
+    with nb.simulated_mps(fallback=True), nb.runbook.fallbacks() as ledger:
         numbers = torch.ones(3, device="mps")
         with pytest.raises(ValueError, match="on purpose"):
             nn.Sequential(Failing())(numbers)
@@ -236,7 +236,7 @@ def test_error_where_falling_back_is_off():
     """Where falling back is off, torch's error passes through, and the ledger has the operator, its module and a remedy."""
     with nb.simulated_mps(fallback=False):
         model, ids = on_mps()
-        with pytest.raises(NotImplementedError, match="aten::put_"), nb.fallbacks(model) as ledger:
+        with pytest.raises(NotImplementedError, match="aten::put_"), nb.runbook.fallbacks(model) as ledger:
             model(ids)
 
     assert ledger.count == 1
@@ -253,7 +253,7 @@ def test_other_devices_have_no_fallbacks():
     """Where nothing is computed on MPS, the ledger says that nothing can fall back there."""
     nothing = "Only MPS has operators that fall back to the CPU, and nothing was computed on MPS here."
     for there in (True, False):
-        with nb.simulated_mps() if there else contextlib.nullcontext(), nb.fallbacks() as ledger:
+        with nb.simulated_mps() if there else contextlib.nullcontext(), nb.runbook.fallbacks() as ledger:
             torch.ones(3).mode()
         assert (ledger.entries, ledger.device_is_there, ledger.verdict) == ((), there, nothing)
 
@@ -261,9 +261,9 @@ def test_other_devices_have_no_fallbacks():
 def test_pipeline_and_what_is_no_model(keyword_model: Path):
     """A pipeline is as good as its model; anything else is an error, and nothing is changed."""
     before = settings()
-    with nb.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as ledger:
+    with nb.runbook.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as ledger:
         pass
-    with pytest.raises(ConfigurationError, match="int is not a model"), nb.fallbacks(5):
+    with pytest.raises(ConfigurationError, match="int is not a model"), nb.runbook.fallbacks(5):
         pass
 
     assert ledger.entries == ()
@@ -273,7 +273,7 @@ def test_pipeline_and_what_is_no_model(keyword_model: Path):
 @pytest.mark.usefixtures("device")
 def test_other_threads_are_left_alone():
     """A warning of another thread goes where it went before."""
-    with warnings.catch_warnings(record=True) as caught, nb.fallbacks() as ledger:
+    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as ledger:
         thread = threading.Thread(target=warnings.warn, args=(FALL.format("aten::mode"), UserWarning))
         thread.start()
         thread.join()
@@ -288,7 +288,7 @@ def test_hostile_names_are_escaped():
     hostile = type("<script>alert(1)</script>", (nn.Module,), {"forward": lambda _self, numbers: numbers.mode(0)})
     model = nn.Sequential()
     model.add_module("<img src=x onerror=alert(1)>", hostile())
-    with nb.fallbacks(model) as ledger:
+    with nb.runbook.fallbacks(model) as ledger:
         model(torch.ones(2, 2, device="mps"))
 
     assert "<script>" not in ledger._repr_html_()

@@ -171,7 +171,7 @@ class TestWarning:
 
         name = str(keyword_model)
         what = f"{name!r} is used in bfloat16 on cpu, and there is no certificate. Its answers may differ from those in"
-        command = f"nb.validate_precision({name!r}, texts, dtype='bfloat16')"
+        command = f"nb.runbook.validate_precision({name!r}, texts, dtype='bfloat16')"
         assert [str(one.message) for one in said] == [f"{what} float32. To validate it: {command}"]
         assert Path(said[0].filename) == Path(__file__)
         assert [one["word"] for one in pipe(NOTE)] == ["asthma"]
@@ -278,4 +278,4 @@ def test_command_loads_the_same_files():
     ]
     for settings, device, said in cases:
         command = validating_command(LoadSpec.of("bundled", OpenMedConfig(**settings)), device)
-        assert command == f"nb.validate_precision('bundled', texts, {said})"
+        assert command == f"nb.runbook.validate_precision('bundled', texts, {said})"

@@ -41,7 +41,7 @@ def pipe(load, keyword_model):
 
 def compared(model, texts, **arguments):
     """Return how far a model on the CPU, in whatever type, is from the same in float32."""
-    return nb.parity(str(model), texts, device="cpu", **arguments)
+    return nb.runbook.parity(str(model), texts, device="cpu", **arguments)
 
 
 def changed(tiny, folder, change):
@@ -78,12 +78,12 @@ class TestSameModel:
         """A pipeline of any strategy is compared in the entities that it gives itself."""
         for strategy in ("none", "simple", "first", "average", "max"):
             pipe = load(keyword_model, aggregation_strategy=strategy)
-            spans = nb.parity(pipe, [NOTE]).spans
+            spans = nb.runbook.parity(pipe, [NOTE]).spans
             assert spans.exact == spans.all == len(pipe(NOTE)) > 0, strategy
 
     def test_texts_are_told_apart_without_their_words(self, pipe):
         """The report keeps a fingerprint of the texts, which other texts or another order change, and no word."""
-        reports = [nb.parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
+        reports = [nb.runbook.parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
 
         assert reports[0].texts_fingerprint == reports[2].texts_fingerprint != reports[1].texts_fingerprint
         told = json.dumps(reports[0].to_dict()) + str(reports[0]) + reports[0]._repr_html_()
@@ -91,7 +91,7 @@ class TestSameModel:
 
     def test_stream_of_texts_is_read_once(self, pipe):
         """A generator of texts is enough."""
-        assert nb.parity(pipe, (text for text in [NOTE] * 3)).spans.exact == 9
+        assert nb.runbook.parity(pipe, (text for text in [NOTE] * 3)).spans.exact == 9
 
     def test_mode_of_the_model_comes_back(self, pipe):
         """A model that is being trained is compared without dropout, and is in training as before."""
@@ -99,7 +99,7 @@ class TestSameModel:
         pipe.model.bert.embeddings.eval()
         before = [part.training for part in pipe.model.modules()]
 
-        assert nb.parity(pipe, [NOTE] * 3, gradients=True).logits.maximum < 1e-6
+        assert nb.runbook.parity(pipe, [NOTE] * 3, gradients=True).logits.maximum < 1e-6
         assert [part.training for part in pipe.model.modules()] == before
         assert all(parameter.grad is None for parameter in pipe.model.parameters())
 
@@ -107,7 +107,7 @@ class TestSameModel:
         """The mode comes back also where a comparison fails."""
         pipe.model.train()
         with pytest.raises(UnreadableText):
-            nb.parity(pipe, [NOTE, None])
+            nb.runbook.parity(pipe, [NOTE, None])
         assert all(part.training for part in pipe.model.modules())
 
 
@@ -131,13 +131,13 @@ class TestWhatDiffers:
         """A model in a type for which there is no tolerance, such as float64, is refused before anything is computed."""
         pipe.model.double()
         with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on its model"):
-            nb.parity(pipe, [NOTE])
+            nb.runbook.parity(pipe, [NOTE])
 
     def test_quantiles_are_of_the_largest_of_each_token(self, pipe):
         """Of each token the largest difference of a logit counts; the quantiles are over all tokens."""
         head, moved = pipe.model.classifier, torch.tensor([0.0, 0.25, -0.5])
         head.register_forward_hook(lambda module, _given, logits: logits + moved if module is head else None)
-        logits = nb.parity(pipe, [NOTE]).logits
+        logits = nb.runbook.parity(pipe, [NOTE]).logits
 
         assert [logits.maximum, logits.median, logits.ninety_nine] == pytest.approx([0.5] * 3, abs=1e-5)
 
@@ -150,7 +150,7 @@ class TestWhatDiffers:
             return vectors.masked_fill(lost.unsqueeze(-1), float("nan")) if module is words else None
 
         words.register_forward_hook(lose)
-        report = nb.parity(pipe, [NOTE, "history of diabetes ."])
+        report = nb.runbook.parity(pipe, [NOTE, "history of diabetes ."])
 
         assert report.not_numbers == report.other_labels == 12
         assert (report.spans.exact, report.spans.missing) == (1, 3)
@@ -185,13 +185,13 @@ class TestWhatDiffers:
             pipe.model.classifier.bias[0] += 100
         before = {name: one.clone() for name, one in pipe.model.state_dict().items()}
 
-        assert nb.parity(pipe, [NOTE]).spans.all == 0
+        assert nb.runbook.parity(pipe, [NOTE]).spans.all == 0
         assert all(torch.equal(one, before[name]) for name, one in pipe.model.state_dict().items())
 
     def test_rounded_pipeline_says_what_the_reference_is(self, pipe):
         """The float32 copy of a pipeline in 16 bits has rounded weights, which the report tells."""
         pipe.model.bfloat16()
-        report = nb.parity(pipe, [NOTE])
+        report = nb.runbook.parity(pipe, [NOTE])
 
         assert "rounded to bfloat16 already" in str(report)
         assert (report.dtype, pipe.model.dtype) == ("bfloat16", torch.bfloat16)
@@ -201,7 +201,7 @@ class TestWhatDiffers:
         """A pipeline in int8 cannot be compared, and the error says what can."""
         pipe = load(keyword_model, dtype="int8")
         with pytest.raises(ConfigurationError, match=r"in int8 are gone\. Pass the model's name and dtype='int8'"):
-            nb.parity(pipe, [NOTE])
+            nb.runbook.parity(pipe, [NOTE])
 
 
 def test_model_that_cannot_be_copied(pipe):
@@ -211,7 +211,7 @@ def test_model_that_cannot_be_copied(pipe):
     with pytest.raises(
         ConfigurationError, match=r"BertForTokenClassification cannot be copied: cannot pickle '_thread\.lock'"
     ):
-        nb.parity(pipe, [NOTE])
+        nb.runbook.parity(pipe, [NOTE])
 
 
 class TestGradients:
@@ -231,7 +231,7 @@ class TestGradients:
         """A parameter whose gradient is wrong is named."""
         pipe = load(random_model)
         pipe.model.classifier.weight.register_hook(lambda gradient: gradient * 1000)
-        report = nb.parity(pipe, [NOTE], gradients=True)
+        report = nb.runbook.parity(pipe, [NOTE], gradients=True)
 
         assert report.gradients.parameter == "classifier.weight"
         assert report.gradients.largest == pytest.approx(999, rel=1e-3)
@@ -240,7 +240,7 @@ class TestGradients:
     def test_without_gradients(self, pipe, keyword_model):
         """Where no parameter has a gradient, none is compared; asking for gradients in int8 is an error."""
         pipe.model.requires_grad_(False)
-        assert nb.parity(pipe, [NOTE], gradients=True).gradients is None
+        assert nb.runbook.parity(pipe, [NOTE], gradients=True).gradients is None
         with pytest.raises(ConfigurationError, match="no gradients"):
             compared(keyword_model, [NOTE], dtype="int8", gradients=True)
 
@@ -253,7 +253,7 @@ class TestGold:
 
     def test_both_are_scored(self, pipe):
         """Reference and candidate are scored against gold, text by text."""
-        reference, candidate = nb.parity(pipe, self.TEXTS, gold=self.GOLD).gold
+        reference, candidate = nb.runbook.parity(pipe, self.TEXTS, gold=self.GOLD).gold
 
         assert reference == candidate
         assert (reference.gold, reference.found, reference.right) == (4, 4, 3)
@@ -275,7 +275,7 @@ class TestGold:
         ]
         for texts, gold, said in cases:
             with pytest.raises(ConfigurationError, match=said) as caught:
-                nb.parity(pipe, texts, gold=gold)
+                nb.runbook.parity(pipe, texts, gold=gold)
             assert "asthma" not in str(caught.value), said
 
 
@@ -290,13 +290,13 @@ class TestTexts:
         cases += [([NOTE], "bundled", f"{order} a list of texts"), ([NOTE], None, f"{order} the texts")]
         for model, texts, says in cases:
             with pytest.raises(ConfigurationError, match=says):
-                nb.parity(model, texts)
+                nb.runbook.parity(model, texts)
 
     def test_unreadable_text_is_named_by_its_number(self, pipe):
         """A text that cannot be read is an error with its number."""
         for text in (None, 5, "\ud800 asthma"):
             with pytest.raises(UnreadableText, match=r"Text 1 (must|has)") as caught:
-                nb.parity(pipe, [NOTE, text])
+                nb.runbook.parity(pipe, [NOTE, text])
             assert "asthma" not in str(caught.value)
 
     def test_failing_stream(self, pipe):
@@ -307,7 +307,7 @@ class TestTexts:
             raise KeyError(5)
 
         with pytest.raises(KeyError):
-            nb.parity(pipe, texts())
+            nb.runbook.parity(pipe, texts())
 
 
 def test_batch_that_does_not_fit_is_halved(pipe):
@@ -321,13 +321,13 @@ def test_batch_that_does_not_fit_is_halved(pipe):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     pipe.model.register_forward_pre_hook(refuse, with_kwargs=True)
-    report = nb.parity(pipe, texts)
+    report = nb.runbook.parity(pipe, texts)
 
     assert seen == [8, 4, 2, 2, 4, 2, 2]
     assert (report.tokens, report.spans.exact) == (12 * 8, 3 * 8)
     most = 0
     with pytest.raises(DeviceUnavailable, match="could not be compared on cpu: CUDA out of memory"):
-        nb.parity(pipe, texts)
+        nb.runbook.parity(pipe, texts)
 
 
 class TestPublicFunction:
@@ -337,7 +337,7 @@ class TestPublicFunction:
         """The models that are loaded for a comparison are gone after it; those of the session stay."""
         kept = SESSION.load_model(str(keyword_model), OpenMedConfig())
         before = sum(type(one) is type(kept.model) for one in gc.get_objects())
-        report = nb.parity(str(keyword_model), [NOTE], dtype="bfloat16")
+        report = nb.runbook.parity(str(keyword_model), [NOTE], dtype="bfloat16")
         gc.collect()
 
         assert (report.model, report.device, report.dtype) == (str(keyword_model), "cpu", "bfloat16")
@@ -364,13 +364,13 @@ class TestPublicFunction:
         ]
         for model, arguments, said in cases:
             with pytest.raises((ConfigurationError, DeviceUnavailable), match=said):
-                nb.parity(model, [NOTE], **arguments)
+                nb.runbook.parity(model, [NOTE], **arguments)
 
 
 def test_simulated_device_says_so(keyword_model):
     """On a simulated MPS a comparison works, and says that no figure is one of MPS."""
     with nb.simulated_mps():
-        report = nb.parity(str(keyword_model), [NOTE], gradients=True)
+        report = nb.runbook.parity(str(keyword_model), [NOTE], gradients=True)
 
     assert report.device == "mps (SIMULATED)"
     assert report.status == "ok"

@@ -146,11 +146,11 @@ def test_model_whose_entities_change_is_refused(session, close_model, border_mod
         (border_model, texts_with("diabetes mellitus")),
         (tail_model, hypertension),
     ):
-        verdict = nb.validate_precision(str(model), texts, "bfloat16", device="cpu")
+        verdict = nb.runbook.validate_precision(str(model), texts, "bfloat16", device="cpu")
         assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same.", model
         assert verdict.certificate is None, model
-    moved = nb.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
-    by_first = nb.parity(str(tail_model), hypertension, dtype="bfloat16", device="cpu").spans
+    moved = nb.runbook.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
+    by_first = nb.runbook.parity(str(tail_model), hypertension, dtype="bfloat16", device="cpu").spans
 
     assert (moved.moved, moved.all) == (1, 1)
     assert (moved.changes[0].reference, moved.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
@@ -162,7 +162,7 @@ def test_model_whose_entities_change_is_refused(session, close_model, border_mod
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
 def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
-    verdict = nb.validate_precision(str(keyword_model), SURE, dtype, device="cpu")
+    verdict = nb.runbook.validate_precision(str(keyword_model), SURE, dtype, device="cpu")
 
     assert verdict.accepted, verdict
     assert verdict.certificate.evidence.reference == 60
@@ -182,7 +182,7 @@ SAME = {
 @pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
 def test_texts_that_say_the_same_give_no_certificate(keyword_model, texts):
     """Neither the same words again and again, with other spaces or numbers, nor one long text says how a type does."""
-    verdict = nb.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
+    verdict = nb.runbook.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
 
     (refused,) = verdict.refusals
     assert "1 of the 10 different entities, 1 of the 20 different texts that are needed." in refused.reason
@@ -194,7 +194,7 @@ def test_gold_is_part_of_the_certificate(session, keyword_model):
     model, pipe = str(keyword_model), create_pipeline(session, str(keyword_model), OpenMedConfig())
     right = [[entity for entity in found if entity["word"] != "asthma"] for found in pipe(SURE)]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
-        evidence = nb.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).certificate.evidence
+        evidence = nb.runbook.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).certificate.evidence
         assert (evidence.recall_reference, evidence.recall) == (recall, recall)
 
 
@@ -209,7 +209,7 @@ def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data)
     stop = SESSION.listen(put_others_in_place)
     try:
         with pytest.raises(ModelUnusable, match="changed while it was measured"):
-            nb.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
+            nb.runbook.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
     finally:
         stop()
     assert not data.exists()
@@ -222,7 +222,7 @@ def certified(keyword_model, tmp_path_factory):
     shutil.copytree(keyword_model, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENMED_NB_DATA", str(data))
-        assert nb.validate_precision(str(folder), SURE, "bfloat16", device="cpu").accepted
+        assert nb.runbook.validate_precision(str(folder), SURE, "bfloat16", device="cpu").accepted
     shutil.rmtree(folder)
     return folder, data
 
@@ -281,7 +281,7 @@ class TestExpiry:
 
     def test_too_few_texts_do_not_remove_it(self, session, accepted, data):
         """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
-        assert not nb.validate_precision(str(accepted), SURE[:2], "bfloat16", device="cpu").accepted
+        assert not nb.runbook.validate_precision(str(accepted), SURE[:2], "bfloat16", device="cpu").accepted
         assert len(list((data / "certificates").iterdir())) == 1
         self.loads(session, accepted)
 
@@ -310,37 +310,37 @@ class TestArguments:
         """Only a reduced type can be validated."""
         for dtype in ("float32", "auto", "float64", "", None):
             with pytest.raises(ConfigurationError, match=r"is not a reduced type.*bfloat16, float16, int8"):
-                nb.validate_precision(str(keyword_model), SURE, dtype=dtype)
+                nb.runbook.validate_precision(str(keyword_model), SURE, dtype=dtype)
 
     def test_pipeline_is_no_name(self, session, keyword_model):
         """A pipeline has no files that a certificate could be of."""
         pipe = create_pipeline(session, str(keyword_model), OpenMedConfig())
         with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline names none"):
-            nb.validate_precision(pipe, SURE)
+            nb.runbook.validate_precision(pipe, SURE)
 
     def test_texts(self, keyword_model):
         """Without texts there is nothing to validate on."""
         for texts, said in ((None, "no text"), ([], "no text"), ("asthma", "not a series of texts")):
             with pytest.raises(ConfigurationError, match=said):
-                nb.validate_precision(str(keyword_model), texts)
+                nb.runbook.validate_precision(str(keyword_model), texts)
 
     def test_int8_elsewhere(self, keyword_model):
         """int8 is validated on the CPU alone."""
         with nb.simulated_mps(), pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
-            nb.validate_precision(str(keyword_model), SURE, dtype="int8")
+            nb.runbook.validate_precision(str(keyword_model), SURE, dtype="int8")
 
     def test_folder_that_cannot_be_written(self, keyword_model, tmp_path, monkeypatch):
         """A certificate that cannot be stored is an error, and nothing else changes."""
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a folder that can be written"):
-            nb.validate_precision(str(keyword_model), SURE, "bfloat16", device="cpu")
+            nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16", device="cpu")
 
 
 def test_simulated_certificate_counts_on_the_simulated_device_alone(session, keyword_model):
     """What is validated on a simulated MPS says so, counts there, and counts on no other device."""
     with nb.simulated_mps("8 GiB"):
-        verdict = nb.validate_precision(str(keyword_model), SURE, "bfloat16")
+        verdict = nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16")
         there = nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
     SESSION.unload()
 

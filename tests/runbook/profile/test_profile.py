@@ -1,4 +1,4 @@
-"""nb.profile at work: planted bottlenecks are named, and healthy steps name none."""
+"""nb.runbook.profile at work: planted bottlenecks are named, and healthy steps name none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Modes(nn.Module):
 
 def profiled(*args: object, **named: object) -> Profile:
     """Return a quick profile."""
-    return nb.profile(*args, **{"steps": 4, "warm_up": 1, **named})
+    return nb.runbook.profile(*args, **{"steps": 4, "warm_up": 1, **named})
 
 
 def finding(profile: Profile, name: str) -> Finding:
@@ -246,7 +246,7 @@ def test_what_the_person_has_stays_as_it_is():
 def test_bad_input(asked: dict[str, object], says: str):
     """What cannot be profiled is a clear error before anything runs."""
     with pytest.raises(ConfigurationError, match=says):
-        nb.profile(**asked)
+        nb.runbook.profile(**asked)
 
 
 @pytest.mark.parametrize("asked", [{"signposts": True}, {"metal_capture": "step"}])
@@ -255,7 +255,7 @@ def test_simulated_mac_has_no_signposts(asked: dict[str, object]):
     called = []
 
     with nb.simulated_mps(), pytest.raises(ConfigurationError, match="of a simulated MPS device"):
-        nb.profile(called.append, [torch.ones(1)], **asked)
+        nb.runbook.profile(called.append, [torch.ones(1)], **asked)
 
     assert called == []
 

@@ -39,7 +39,7 @@ def seen(*calls: Callable[[], object], device: str = "cpu") -> Profile:
         for call in calls:
             call()
 
-    return nb.profile(step, [ROW], device=device, steps=1, warm_up=0)
+    return nb.runbook.profile(step, [ROW], device=device, steps=1, warm_up=0)
 
 
 WAITING = [

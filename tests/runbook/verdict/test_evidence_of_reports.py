@@ -259,7 +259,7 @@ def test_memory_curve_under_another_gate():
     assert evidence_of(slow).memory_verdict == "flat"
     assert evidence_of(slow, gates=gates(memory_growth=0.05)).memory_verdict == "growing"
     assert nb.verdict(slow).recommendation == "measure first"
-    assert nb.verdict(slow, gates=nb.gates(memory_growth=0.05)).recommendation == "move to a remote pool"
+    assert nb.verdict(slow, gates=nb.runbook.gates(memory_growth=0.05)).recommendation == "move to a remote pool"
 
 
 def test_memory_curve_with_peaks():
@@ -313,11 +313,11 @@ def test_ledger():
     """A ledger tells what really fell back and how often, which counts more than a forecast; its device is MPS."""
     import torch
 
-    with nb.simulated_mps(fallback=True), nb.fallbacks() as ledger:
+    with nb.simulated_mps(fallback=True), nb.runbook.fallbacks() as ledger:
         torch.ones(3, device="mps").mode()
         for _ in range(3):
             torch.ones(3, device="mps").add(1)
-    with nb.fallbacks() as unused:
+    with nb.runbook.fallbacks() as unused:
         torch.ones(3)
     evidence = evidence_of(ledger, replace(FORECAST, rows=()))
 
@@ -368,7 +368,7 @@ ONE_MODEL = "Pass reports of one model, by one name."
 @pytest.mark.parametrize(
     ("reports", "words", "remedy"),
     [
-        ((3,), "int is not a report", "Pass what nb.compare, nb.sweep, nb.parity and the others return."),
+        ((3,), "int is not a report", "Pass what nb.compare, nb.sweep, nb.runbook.parity and the others return."),
         (([COMPARISON],), "list is not a report", "the others return."),
         (
             (COMPARISON, COMPARISON),
@@ -438,7 +438,7 @@ def test_task():
 
 def test_real_reports_of_the_cpu():
     """What the functions of the toolkit return can be read as it is."""
-    verdict = nb.verdict(nb.signals(), nb.forecast("bundled_small", training=False))
+    verdict = nb.verdict(nb.signals(), nb.runbook.forecast("bundled_small", training=False))
 
     assert verdict.evidence.fallback_operators == ()
     assert verdict.evidence.states is not None

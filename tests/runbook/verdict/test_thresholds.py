@@ -21,10 +21,10 @@ from openmed_nb.training.curve import GROWTH_GATE
 ABOUT_GATES = {
     "speed_up": ("share", 10.0, "the runbook", "22 %"),
     "utilisation": ("share", 1.0, "the runbook", "18 %"),
-    "entity_agreement": ("share", 1.0, "as nb.parity judges it", "99 %"),
-    "recall_loss": ("share", 1.0, "as nb.parity judges it", "1 %"),
-    "logits": ("difference", 1e6, "as nb.parity judges it", "0.0001"),
-    "gradients": ("difference", 1e6, "as nb.parity judges it", "0.001"),
+    "entity_agreement": ("share", 1.0, "as nb.runbook.parity judges it", "99 %"),
+    "recall_loss": ("share", 1.0, "as nb.runbook.parity judges it", "1 %"),
+    "logits": ("difference", 1e6, "as nb.runbook.parity judges it", "0.0001"),
+    "gradients": ("difference", 1e6, "as nb.runbook.parity judges it", "0.001"),
     "memory_growth": ("share", 10.0, "the runbook", "26 %"),
     "headroom": ("share", 1.0, "a choice of this toolkit", "10 %"),
     "data_share": ("share", 1.0, "a choice of this toolkit", "25 %"),
@@ -38,7 +38,7 @@ ABOUT_GATES = {
 
 def test_one_source():
     """The thresholds of the runbook are 22 percent of speed-up and 18 of utilisation; what another room judges by is its own."""
-    gates = nb.gates()
+    gates = nb.runbook.gates()
     theirs = (GROWTH_GATE, SPAN_AGREEMENT, RECALL_LOSS, TOLERANCES["float32"].logits, DATA_SHARE, HEADROOM_SHARE)
     ours = ("memory_growth", "entity_agreement", "recall_loss", "logits", "data_share", "headroom")
 
@@ -48,7 +48,7 @@ def test_one_source():
 
 def test_what_is_said_of_each_threshold():
     """Each threshold says what it means, why, and who says so; it may be 0 and its largest value, and not more."""
-    gates = nb.gates()
+    gates = nb.runbook.gates()
     about, (thresholds, *_) = gates.to_dict()["about"], gates.report().tables
     told = {name: (one["unit"], one["largest"], one["source"], gates.shown()[name]) for name, one in about.items()}
 
@@ -60,16 +60,16 @@ def test_what_is_said_of_each_threshold():
     ]
     assert all(all(row[:2]) and all(row[3:]) for row in thresholds.rows)
     for name, (_, largest, *_) in ABOUT_GATES.items():
-        assert [getattr(nb.gates(**{name: value}), name) for value in (0, largest)] == [0, largest]
+        assert [getattr(nb.runbook.gates(**{name: value}), name) for value in (0, largest)] == [0, largest]
         with pytest.raises(ConfigurationError, match=re.escape(f"Pass a number from 0 up to {largest:g}")):
-            nb.gates(**{name: largest + 1})
+            nb.runbook.gates(**{name: largest + 1})
 
 
 @pytest.mark.parametrize("name", list(ABOUT_GATES))
 def test_changed_threshold(name: str):
     """A threshold that is changed by name says from what to what, in the table, in a sentence, and as JSON."""
     was = getattr(Gates(), name)
-    gates = nb.gates(**{name: was / 2})
+    gates = nb.runbook.gates(**{name: was / 2})
     (row,) = (row for row in gates.report().tables[0].rows if row[0] == name)
 
     assert gates.changed == ((name, was, was / 2),)
@@ -80,9 +80,9 @@ def test_changed_threshold(name: str):
 
 def test_nothing_changed():
     """Unchanged thresholds say so, and a value that is the same is no change."""
-    assert nb.gates(speed_up=0.22).changed == ()
-    assert nb.gates() == Gates()
-    assert "No threshold was changed" in str(nb.gates())
+    assert nb.runbook.gates(speed_up=0.22).changed == ()
+    assert nb.runbook.gates() == Gates()
+    assert "No threshold was changed" in str(nb.runbook.gates())
 
 
 @pytest.mark.parametrize(
@@ -101,18 +101,18 @@ def test_nothing_changed():
 def test_bad_thresholds(changed: dict, words: str):
     """A name that is no threshold, and a value that makes no sense, get an error that says what would."""
     with pytest.raises(ConfigurationError, match=words):
-        nb.gates(**changed)
+        nb.runbook.gates(**changed)
 
 
 def test_other_things_are_no_gates():
     """What is no set of thresholds is refused."""
-    with pytest.raises(ConfigurationError, match=r"gates cannot be dict. Pass nb.gates"):
+    with pytest.raises(ConfigurationError, match=r"gates cannot be dict. Pass nb.runbook.gates"):
         nb.verdict(gates={"speed_up": 0.3})
 
 
 def test_tables():
     """Thresholds, rules and symptoms are tables; the rules have the values in force, wrong numbers before all that is measured."""
-    thresholds, matrix, symptoms = nb.gates(speed_up=0.3, memory_growth=0.5).report().tables
+    thresholds, matrix, symptoms = nb.runbook.gates(speed_up=0.3, memory_growth=0.5).report().tables
     rules = "\n".join(map(" ".join, matrix.rows))
 
     assert (thresholds.caption, symptoms.caption) == ("Thresholds", "Symptoms")
@@ -128,7 +128,7 @@ def test_tables():
 
 def test_forms():
     """No line of the text is too long for a notebook, and no word is left out; the HTML and the JSON have all of it."""
-    gates = nb.gates(speed_up=0.3)
+    gates = nb.runbook.gates(speed_up=0.3)
     told = " ".join(cell for table in gates.report().tables for row in table.rows for cell in row)
 
     assert max(map(len, str(gates).splitlines())) <= 120

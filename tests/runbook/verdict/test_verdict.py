@@ -200,7 +200,7 @@ def test_without_device_or_task_nothing_is_sure(evidence: Evidence, name: str):
 def test_staying_needs_everything():
     """Whichever figure that matters is missing, staying is not recommended but measuring, and the command is named."""
     for name, command in (
-        ("entity_agreement", "nb.parity("),
+        ("entity_agreement", "nb.runbook.parity("),
         ("headroom", "nb.sweep("),
         ("shares", "nb.compare("),
         ("knee_gain", "nb.sweep("),
@@ -318,7 +318,7 @@ def test_what_is_said_beside_a_verdict():
         f"Beside it: {state}" for state in battery.states
     ]
     assert len(battery.states) == 2
-    for words in ("float16", "long matrix product", "nb.profile(...) names", "No difference", "either side"):
+    for words in ("float16", "long matrix product", "nb.runbook.profile(...) names", "No difference", "either side"):
         assert words in told
 
 

@@ -1,0 +1,33 @@
+from IPython.core.interactiveshell import InteractiveShell
+
+from . import compat as compat
+from . import errors as errors
+from . import runbook as runbook
+from . import training as training
+from .annotation.corpus import annotate as annotate
+from .annotation.loading import load_model as load_model
+from .annotation.loading import load_pipeline as load_pipeline
+from .distributed.starting import cluster as cluster
+from .errors import OpenMedError as OpenMedError
+from .errors import OpenMedWarning as OpenMedWarning
+from .models.config import OpenMedConfig as OpenMedConfig
+from .notebook.panel.opening import panel as panel
+from .runbook.comparison import compare as compare
+from .runbook.doctor.report import doctor as doctor
+from .runbook.handoff.bundle import handoff as handoff
+from .runbook.logbook.gathering import logbook as logbook
+from .runbook.signals import signals as signals
+from .runbook.sweep import sweep as sweep
+from .runbook.verdict.verdict import verdict as verdict
+from .session import device as device
+from .session import reset as reset
+from .session import simulated_mps as simulated_mps
+from .session import use as use
+from .training.epochs import epochs as epochs
+from .training.guards import Guards as Guards
+from .training.release import release as release
+
+__version__: str
+
+def load_ipython_extension(shell: InteractiveShell) -> None: ...
+def unload_ipython_extension(shell: InteractiveShell) -> None: ...
