@@ -1,4 +1,4 @@
-"""Frozen dataclasses of plain fields, to JSON and back, and the JSON Schema that says what they may hold: one source for all three."""
+"""Frozen dataclasses of plain fields from the JSON that ``display.plain`` made of them, and its JSON Schema: one source for both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import stat
 import tempfile
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,13 +21,12 @@ class Pattern:
 
     expression: str
 
-    def fits(self, text: str) -> bool:
-        """Tell whether a text looks like that, to its last character."""
-        return re.fullmatch(self.expression, text) is not None
-
+    @property
     def schema(self) -> dict[str, Any]:
-        """Return it as JSON Schema says it."""
         return {"pattern": self.expression}
+
+    def fits(self, text: str) -> bool:
+        return re.fullmatch(self.expression, text) is not None
 
 
 @dataclass(frozen=True)
@@ -36,31 +35,18 @@ class Least:
 
     number: int
 
-    def fits(self, number: float) -> bool:
-        """Tell whether a number is as large as that."""
-        return number >= self.number
-
+    @property
     def schema(self) -> dict[str, Any]:
-        """Return it as JSON Schema says it."""
         return {"minimum": self.number}
 
+    def fits(self, number: float) -> bool:
+        return number >= self.number
 
-LARGEST = 1 << 64
-"""Whole numbers must be smaller than this; seeds of torch are."""
 
-
-def to_plain(value: Any) -> Any:
-    """Return a value as mappings, lists, strings and numbers, ready for JSON.
-
-    Example:
-        >>> to_plain((Pattern("^a$"), None))
-        [{'expression': '^a$'}, None]
-    """
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): to_plain(one) for name, one in value.items()}
-    return [to_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+# The names of plain types in JSON Schema.
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+OPTIONAL = (types.UnionType, Union)
+LARGEST = 1 << 64  # Whole numbers must be smaller than this; seeds of torch are.
 
 
 def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
@@ -82,10 +68,28 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
         ...
         ValueError: its expression cannot be int
     """
+    origin, kinds = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        return _dataclass_from(kind, stored, place)
-    reader = READERS.get(get_origin(kind))
-    return _plain_from(kind, stored, place) if reader is None else reader(get_args(kind), stored, place)
+        made = _dataclass_from(kind, stored, place)
+    elif origin in OPTIONAL:
+        made = None if stored is None else from_plain(kinds[0], stored, place)
+    elif origin is tuple:
+        items = enumerate(_plain_from(list, stored, place))
+        made = tuple(from_plain(kinds[0], one, f"{place}[{number}]") for number, one in items)
+    elif origin is dict:
+        named = {_plain_from(str, name, f"a name of {place}"): one for name, one in _plain_from(dict, stored, place).items()}
+        made = {name: from_plain(kinds[1], one, f"a value of {place}") for name, one in named.items()}
+    elif origin is Literal:
+        if not isinstance(stored, str) or stored not in kinds:
+            raise ValueError(f"{place} is none of {', '.join(kinds)}")
+        made = stored
+    elif origin is Annotated:
+        made = _plain_from(kinds[0], stored, place)
+        if not kinds[1].fits(made):
+            raise ValueError(f"{place} does not look as it must")
+    else:
+        made = _plain_from(kind, stored, place)
+    return made
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
@@ -96,16 +100,25 @@ def schema_of(kind: Any) -> dict[str, Any]:
         {'type': 'array', 'items': {'type': 'integer'}}
     """
     if is_dataclass(kind):
-        hints, told = _hints(kind), attributes_of(kind)
-        properties = {name: {**schema_of(hint), **_described(told.get(name))} for name, hint in hints.items()}
+        told = attributes_of(kind)
+        properties = {
+            name: schema_of(hint) | ({"description": told[name]} if told.get(name) else {})
+            for name, hint in _hints(kind).items()
+        }
         return {
             "type": "object",
             "properties": properties,
             "required": list(properties),
             "additionalProperties": False,
         }
-    maker = SCHEMAS.get(get_origin(kind))
-    return {"type": TYPES[kind]} if maker is None else maker(get_args(kind))
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return {"enum": list(kinds)}
+    inner = schema_of(kinds[origin is dict]) if kinds else {"type": TYPES[kind]}
+    containers = {tuple: {"type": "array", "items": inner}, dict: {"type": "object", "additionalProperties": inner}}
+    if origin in OPTIONAL:
+        return {"anyOf": [inner, {"type": "null"}]}
+    return inner | kinds[1].schema if origin is Annotated else containers.get(origin, inner)
 
 
 def attributes_of(kind: Any) -> dict[str, str]:
@@ -132,10 +145,6 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def _described(text: str | None) -> dict[str, str]:
-    return {"description": text} if text else {}
-
-
 def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
     hints = _hints(kind)
     if not isinstance(stored, Mapping):
@@ -159,58 +168,6 @@ def _plain_from(kind: Any, stored: Any, place: str) -> Any:
     if isinstance(stored, str) and not stored.isascii() and any("\ud800" <= one <= "\udfff" for one in stored):
         raise ValueError(f"{place} has half a character")
     return stored
-
-
-def _optional_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
-    return None if stored is None else from_plain(kinds[0], stored, place)
-
-
-def _tuple_from(kinds: tuple[Any, ...], stored: Any, place: str) -> tuple[Any, ...]:
-    items = _plain_from(list, stored, place)
-    return tuple(from_plain(kinds[0], one, f"{place}[{number}]") for number, one in enumerate(items))
-
-
-def _dict_from(kinds: tuple[Any, ...], stored: Any, place: str) -> dict[str, Any]:
-    items = _plain_from(dict, stored, place)
-    names = (_plain_from(str, name, f"a name of {place}") for name in items)
-    return {name: from_plain(kinds[1], items[name], f"a value of {place}") for name in names}
-
-
-def _literal_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
-    if not isinstance(stored, str) or stored not in kinds:
-        raise ValueError(f"{place} is none of {', '.join(kinds)}")
-    return stored
-
-
-def _rule_from(kinds: tuple[Any, ...], stored: Any, place: str) -> Any:
-    kind, rule = kinds
-    if not rule.fits(_plain_from(kind, stored, place)):
-        raise ValueError(f"{place} does not look as it must")
-    return stored
-
-
-READERS: dict[Any, Callable[[tuple[Any, ...], Any, str], Any]] = {
-    types.UnionType: _optional_from,
-    Union: _optional_from,
-    tuple: _tuple_from,
-    dict: _dict_from,
-    Literal: _literal_from,
-    Annotated: _rule_from,
-}
-"""What makes a value of a field, by the origin of its type."""
-
-TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-"""The names of plain types in JSON Schema."""
-
-SCHEMAS: dict[Any, Callable[[tuple[Any, ...]], dict[str, Any]]] = {
-    types.UnionType: lambda kinds: {"anyOf": [schema_of(kinds[0]), {"type": "null"}]},
-    Union: lambda kinds: {"anyOf": [schema_of(kinds[0]), {"type": "null"}]},
-    tuple: lambda kinds: {"type": "array", "items": schema_of(kinds[0])},
-    dict: lambda kinds: {"type": "object", "additionalProperties": schema_of(kinds[1])},
-    Literal: lambda kinds: {"enum": list(kinds)},
-    Annotated: lambda kinds: {**schema_of(kinds[0]), **kinds[1].schema()},
-}
-"""The schema of a field, by the origin of its type; an optional one names its type first."""
 
 
 def write_whole(file: Path, text: str) -> None:

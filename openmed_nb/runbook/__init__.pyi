@@ -15,6 +15,6 @@ from .profiling import Profile as Profile
 from .profiling import profile as profile
 from .signals import Signals as Signals
 from .sweep import SweepReport as SweepReport
-from .verdict.reference import Gates as Gates
-from .verdict.reference import gates as gates
+from .verdict.verdict import Gates as Gates
+from .verdict.verdict import gates as gates
 from .verdict.verdict import Verdict as Verdict

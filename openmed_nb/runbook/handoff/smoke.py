@@ -27,12 +27,12 @@ from ..logbook.fingerprints import model_of_files
 from ..logbook.gathering import gather, own_version, version_of
 from ..logbook.logbook import Logbook
 from ..measure.benches import subject_of_files
-from .bundle import REQUIREMENTS, RESULT
-from .environment import TOOLKIT, unmet
-from .golden import (
+from .bundle import (
     GOLDEN,
     LOGBOOK,
     MODEL,
+    REQUIREMENTS,
+    RESULT,
     TEXTS,
     Found,
     Golden,
@@ -42,6 +42,7 @@ from .golden import (
     entities_found,
     measure,
 )
+from .environment import TOOLKIT, unmet
 
 # How much slower the fastest round may be than that of the golden run: a choice, so that noise of a quiet computer passes
 # and a regression that matters does not.

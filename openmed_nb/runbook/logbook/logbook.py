@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...devices.request import canonical
 from ...display import NOTE, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
-from ...plain import from_plain, schema_of, to_plain, write_whole
+from ...plain import from_plain, schema_of, write_whole
 from .sections import SCHEMA, WARNING, YES_NO, ReportFigures, Run, Sections
 from .variables import CLEANERS
 
@@ -153,10 +153,6 @@ class Logbook(Sections, Shown):
             damage = "its environment has variables that no logbook holds"
         what = f"{file.name!r} is not a whole logbook: {damage}."
         raise ConfigurationError(what, "Take it from where it came from again.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, strings and numbers, as the published schema says."""
-        return dict(to_plain(self))
 
     def markdown(self) -> str:
         """Return everything as Markdown."""

@@ -1,19 +1,24 @@
-"""The verdict: one recommendation, the figures that led to it, what would change it, and what is not known. Pure."""
+"""The verdict and the gates that it asks for: one recommendation, the figures that led to it, what would change it, and what is not known. Pure."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
-from ...display import MARK, Plain, Report, Shown, Table
-from ...errors import ConfigurationError
+from ...display import MARK, Plain, Report, Shown, Table, to_text
+from ...errors import ConfigurationError, offered, shorten
 from ..logbook.sections import ReportFigures, numbers
 from .evidence import INFERENCE, Evidence, evidence_of
-from .reference import Gates
+from .gates import DEFAULTS, UNITS, Thresholds, in_unit
 from .rules import (
     FALL_BACK,
     LEANING,
+    MATRIX,
     MEASURING,
     RANKS,
     RULES,
@@ -23,6 +28,98 @@ from .rules import (
     Requirement,
     VerdictRule,
 )
+
+# How many characters a line of the text form has at most, but for the spaces between columns.
+WIDTH = 108
+
+# What a person sees, the likely cause, what to look at, with which tool, and who reported it.
+SYMPTOMS = json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8"))
+
+
+class Gates(Thresholds, Shown):
+    """The thresholds of a verdict, shown with the decision matrix and a table of symptoms; see :class:`.gates.Thresholds`."""
+
+    def report(self) -> Report:
+        """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
+        were = {name: f"was {in_unit(UNITS[name], was)}" for name, was, _ in self.changed}
+        thresholds = tuple(
+            (
+                one.name,
+                self.shown()[one.name],
+                were.get(one.name, ""),
+                *(one.metadata[name] for name in ("says", "reason", "source")),
+            )
+            for one in fields(self)
+        )
+        rules = tuple((str(number), *rule.row(self.shown())) for number, rule in enumerate(MATRIX, 1))
+        symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
+        matrix = "Decision matrix: of the rules that hold, the first decides"
+        tables = (
+            Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), thresholds),
+            Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules),
+            Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), symptoms),
+        )
+        sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speed_up=0.3) changes one.",)
+        return Report("Gates", sentences, tables)
+
+    def __str__(self) -> str:
+        report = self.report()
+        return to_text(replace(report, tables=tuple(map(narrow, report.tables))))
+
+
+def gates(**changed: float) -> Gates:
+    """Return the thresholds of :func:`verdict`, each with its reason, and some of them changed.
+
+    Args:
+        changed: New values by name, as fractions: ``speed_up=0.3`` asks for 30 % more speed than the CPU has. The names are
+            the attributes of the result; printing it shows all with their reasons, the decision matrix, and a table of
+            symptoms with their likely causes.
+
+    Returns:
+        The thresholds, for ``nb.verdict(..., gates=...)``; ``changed`` says which are not as they were given.
+
+    Raises:
+        ConfigurationError: For an unknown name, and for a value that makes no sense.
+
+    Example:
+        >>> gates(speed_up=0.3).changed, gates().memory_growth
+        ((('speed_up', 0.22, 0.3),), 0.26)
+        >>> gates(speedup=0.3)
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
+    """
+    for name in changed:
+        if name not in DEFAULTS:
+            raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, DEFAULTS))
+    return Gates(**changed)
+
+
+def narrow(table: Table) -> Table:
+    """Return a table without long lines: long cells go on in the rows below, and an empty row ends each.
+
+    Example:
+        >>> narrow(Table("", ("a", "b"), (("1", "word " * 23),))).rows
+        (('1', 'word word word word word word word word word word word word word word word word word word word word word'),\
+ ('', 'word word'), ('', ''))
+    """
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
+    wide = [max(map(len, column)) > longest for column, longest in zip(columns, words, strict=True)]
+    more = (WIDTH - sum(words)) // max(1, sum(wide))
+    widths = [longest + more if breaks else longest for longest, breaks in zip(words, wide, strict=True)]
+    rows = (
+        row
+        for cells in table.rows
+        for row in (*zip_longest(*map(broken, cells, widths), fillvalue=""), ("",) * len(cells))
+    )
+    return replace(table, rows=tuple(rows))
+
+
+def broken(cell: str, width: int) -> list[str]:
+    """Return a cell as lines, broken between words."""
+    return textwrap.wrap(cell, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]
+
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 

@@ -9,7 +9,7 @@ import pytest
 
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.models.files import Content
-from openmed_nb.runbook.handoff.golden import SCHEMA, Found, Golden, Trial
+from openmed_nb.runbook.handoff.bundle import SCHEMA, Found, Golden, Trial
 from openmed_nb.runbook.handoff.smoke import Observed, SmokeReport
 from openmed_nb.runbook.logbook.sections import Background
 from openmed_nb.training.curve import MemoryCurve, MemorySample

@@ -34,7 +34,7 @@ from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
 from openmed_nb.runbook.utilisation import Utilisation
 from openmed_nb.runbook.verdict.evidence import Evidence, evidence_of
-from openmed_nb.runbook.verdict.reference import gates
+from openmed_nb.runbook.verdict.verdict import gates
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 MIB = 1 << 20
