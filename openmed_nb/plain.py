@@ -77,7 +77,9 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
         items = enumerate(_plain_from(list, stored, place))
         made = tuple(from_plain(kinds[0], one, f"{place}[{number}]") for number, one in items)
     elif origin is dict:
-        named = {_plain_from(str, name, f"a name of {place}"): one for name, one in _plain_from(dict, stored, place).items()}
+        named = {
+            _plain_from(str, name, f"a name of {place}"): one for name, one in _plain_from(dict, stored, place).items()
+        }
         made = {name: from_plain(kinds[1], one, f"a value of {place}") for name, one in named.items()}
     elif origin is Literal:
         if not isinstance(stored, str) or stored not in kinds:

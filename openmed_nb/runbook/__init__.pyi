@@ -16,5 +16,5 @@ from .profiling import profile as profile
 from .signals import Signals as Signals
 from .sweep import SweepReport as SweepReport
 from .verdict.verdict import Gates as Gates
-from .verdict.verdict import gates as gates
 from .verdict.verdict import Verdict as Verdict
+from .verdict.verdict import gates as gates

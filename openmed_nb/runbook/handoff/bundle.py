@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import platform
 import re
@@ -28,11 +27,11 @@ from ...devices.simulated import active, shows_simulated
 from ...display import MARK, Report, Shown, Table, counted, in_bytes, plain
 from ...errors import ConfigurationError, UnknownModel, cause, given_path, shorten, whole
 from ...models.config import OpenMedConfig
-from ...models.files import ADAPTER, SETTINGS, TOKENIZER, Content, content_of, matching, weight_files
+from ...models.files import ADAPTER, SETTINGS, TOKENIZER, Content, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import MemoryCurve, take_sample
-from ..logbook.fingerprints import dataset_of, model_of_files, sha256_of
+from ..logbook.fingerprints import dataset_of, model_of_files
 from ..logbook.gathering import gather
 from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
 from ..logbook.sections import Dataset, ReportFigures, Run, numbers
@@ -105,7 +104,7 @@ def filled(template: str, **values: object) -> str:
 def write_checksums(bundle: Path) -> None:
     """Write the checksums of all files that are in a bundle now."""
     files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != SUMS)
-    lines = (f"{sha256_of(file)}  {file.relative_to(bundle).as_posix()}\n" for file in files)
+    lines = (f"{digest_of(file, 'sha256')}  {file.relative_to(bundle).as_posix()}\n" for file in files)
     (bundle / SUMS).write_text("".join(lines), "utf-8")
 
 
@@ -119,7 +118,7 @@ def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
 
     def state(file: Path, checksum: str) -> str:
         try:
-            return "" if sha256_of(file) == checksum else "changed"
+            return "" if digest_of(file, "sha256") == checksum else "changed"
         except OSError:
             return "missing"
 
@@ -429,8 +428,8 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         )
         locked_on = f"Python {platform.python_version()}, {book.software.system}, {len(pins)} packages"
         contents = {
-            GOLDEN: as_json(plain(golden)),
-            TEXTS: as_json(texts),
+            GOLDEN: to_json(golden),
+            TEXTS: to_json(texts),
             LOGBOOK: to_json(book),
             REQUIREMENTS: requirements_text(pins, locked_on),
             **({} if logbook is None else {EVIDENCE: to_json(logbook)}),
@@ -475,7 +474,7 @@ def golden_run(
     SESSION.computer.load_torch()
     folder = model_folder(spec)
     model = model_of_files(spec.reference.name, folder, spec.dtype)
-    book = gather(SESSION.computer, device, model, folder, dataset=texts)
+    book = gather(SESSION.computer, device, model, folder, dataset_of(texts))
     entities = entities_found(bench, texts)
     trial = measure(bench, *sizes)
     return book.with_reports(trial), trial, entities
@@ -576,7 +575,3 @@ def scripts(golden: Golden) -> dict[str, str]:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.variables.items())
     run = filled(RUN, what=f"{WHAT[RUN].capitalize()}.", exports=exports)
     return {RUN: run, SMOKE: filled("smoke.py.txt")}
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,50 +56,42 @@ def find_installed(name: str) -> InstalledPackage | None:
     return InstalledPackage(found.version, tuple(found.requires or ()))
 
 
-@dataclass
-class Requirements:
-    """All that a package needs, found by following what each one requires."""
+def lock(package: str = TOOLKIT, find: FindPackage = find_installed) -> tuple[Pin, ...]:
+    """Return every package that a package needs, without itself, in alphabetical order."""
+    from packaging.utils import canonicalize_name
 
-    find: FindPackage  # Returns an installed package.
-    # For each package that was found, on which computers it is needed; an empty marker is all of them.
-    markers: dict[str, set[str]] = field(default_factory=dict)
-    # The packages that were followed, with the extra and the marker.
-    seen: set[tuple[str, str, str]] = field(default_factory=set)
+    markers: dict[str, set[str]] = {}  # On which computers each package is needed; an empty marker is all of them.
+    seen: set[tuple[str, str, str]] = set()  # The packages that were followed, with the extra and the marker.
 
-    def follow(self, name: str, extras: Iterable[str] = (), marker: str = "") -> None:
-        """Add what a package needs with these extras, on the computers of a marker."""
-        found = self.installed(name)
-        for extra in ("", *extras):
-            if (name, extra, marker) in self.seen:
-                continue
-            self.seen.add((name, extra, marker))
-            for required in needed(found.requires, extra):
-                own = str(required.marker or "")
-                if "extra" in own or not any(one in own for one in PLATFORM):
-                    own = ""
-                below = normal(required.name)
-                self.markers.setdefault(below, set()).add(marker or own)
-                self.follow(below, sorted(required.extras), marker or own)
-
-    def installed(self, name: str) -> InstalledPackage:
-        """Return a package."""
-        found = self.find(name)
+    def installed(name: str) -> InstalledPackage:
+        found = find(name)
         if found is None:
             what = f"{name} is needed and not installed, so the environment cannot be locked."
             raise ConfigurationError(what, f"Install it: python -m pip install {name}.")
         return found
 
-    def pin(self, name: str) -> Pin:
-        build, markers = self.installed(name).version, sorted(self.markers[name])
-        several = [f"({one})" for one in markers] if len(markers) > 1 else markers
-        return Pin(name, build.partition("+")[0], build, "" if "" in markers else " or ".join(several))
+    def follow(name: str, extras: Iterable[str] = (), marker: str = "") -> None:
+        """Add what a package needs with these extras, on the computers of a marker."""
+        found = installed(name)
+        for extra in ("", *extras):
+            if (name, extra, marker) in seen:
+                continue
+            seen.add((name, extra, marker))
+            for required in needed(found.requires, extra):
+                own = str(required.marker or "")
+                if "extra" in own or not any(one in own for one in PLATFORM):
+                    own = ""
+                below = str(canonicalize_name(required.name))
+                markers.setdefault(below, set()).add(marker or own)
+                follow(below, sorted(required.extras), marker or own)
 
+    def pin(name: str) -> Pin:
+        build, needing = installed(name).version, sorted(markers[name])
+        several = [f"({one})" for one in needing] if len(needing) > 1 else needing
+        return Pin(name, build.partition("+")[0], build, "" if "" in needing else " or ".join(several))
 
-def lock(package: str = TOOLKIT, find: FindPackage = find_installed) -> tuple[Pin, ...]:
-    """Return every package that a package needs, without itself, in alphabetical order."""
-    requirements = Requirements(find)
-    requirements.follow(package)
-    return tuple(requirements.pin(name) for name in sorted(requirements.markers) if name != package)
+    follow(package)
+    return tuple(pin(name) for name in sorted(markers) if name != package)
 
 
 def needed(requires: Iterable[str], extra: str) -> Iterator[Requirement]:
@@ -113,12 +105,6 @@ def needed(requires: Iterable[str], extra: str) -> Iterator[Requirement]:
                 yield required
         elif required.marker.evaluate({"extra": extra}) and bool(extra) == ("extra" in str(required.marker)):
             yield required
-
-
-def normal(name: str) -> str:
-    from packaging.utils import canonicalize_name
-
-    return str(canonicalize_name(name))
 
 
 def requirements_text(pins: Iterable[Pin], about: str) -> str:

@@ -23,7 +23,7 @@ from ...models.loading import LoadSpec, model_folder
 from ...plain import from_plain, write_whole
 from ...training.curve import FLAT, GROWING, MEASURES
 from ..logbook.diff import LogbookDiff
-from ..logbook.fingerprints import model_of_files
+from ..logbook.fingerprints import dataset_of, model_of_files
 from ..logbook.gathering import gather, own_version, version_of
 from ..logbook.logbook import Logbook
 from ..measure.benches import subject_of_files
@@ -298,7 +298,7 @@ def repeated(
         return replace(seen, other_model=True, other_device=other, stopped="the model is another one")
     bench = subject_of_files(spec, texts, None).on(on)
     computer.load_torch()
-    book = gather(computer, on, model_of_files(MODEL, folder, golden.dtype), folder, dataset=texts)
+    book = gather(computer, on, model_of_files(MODEL, folder, golden.dtype), folder, dataset_of(texts))
     entities = entities_found(bench, texts)
     trial = measure(bench, golden.batch_size, golden.rounds, golden.steps)
     return replace(seen, other_device=other, logbook=book.with_reports(trial), trial=trial, entities=entities)

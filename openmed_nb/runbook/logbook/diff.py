@@ -254,33 +254,28 @@ class LogbookDiff(Shown):
         title = f"Must not be compared: {counted(len(reasons), 'reason')}" if reasons else "May be compared"
         unknown = (f"Neither says: {', '.join(self.unknown)}.",) if self.unknown else ()
         columns = ("what", "first", "second")
+        why_not = tuple((one.name, one.first, one.second, one.why) for one in reasons)
         others, moments = (
             tuple((one.name, one.first, one.second) for one in some)
             for some in (self.differences, self._different(MOMENTARY))
         )
         figures = tuple(
             (
-                *(one.report, one.subject, one.name, f"{one.first:.6g}", f"{one.second:.6g}"),
-                "" if one.ratio is None else f"{one.ratio:.3f}",
+                one.report,
+                one.subject,
+                one.name,
+                f"{one.first:.6g}",
+                f"{one.second:.6g}",
+                f"{one.ratio:.3f}" if one.first else "",
             )
             for one in self.figures
         )
-        return Report(
-            title,
-            unknown,
-            (
-                Table(
-                    "Why not",
-                    (*columns, "because"),
-                    tuple((one.name, one.first, one.second, one.why) for one in reasons),
-                ),
-                Table("What else differs", columns, others),
-            ),
-            figures=(
-                Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), figures),
-                Table("At that moment", columns, moments),
-            ),
+        shown_apart = (
+            Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), figures),
+            Table("At that moment", columns, moments),
         )
+        tables = (Table("Why not", (*columns, "because"), why_not), Table("What else differs", columns, others))
+        return Report(title, unknown, tables, figures=shown_apart)
 
     def _silent(self) -> Iterator[ComparedFact]:
         """Yield what neither says."""

@@ -52,19 +52,10 @@ def dataset_of(data: Any) -> Dataset:
     if not (path.is_dir() or path.is_file()):
         raise ConfigurationError("There is no file or folder of that name for a dataset.", TEXTS_FILE_OR_FOLDER)
     try:
-        return _of_folder(path) if path.is_dir() else Dataset("file", sha256_of(path), 1, path.stat().st_size)
+        return _of_folder(path) if path.is_dir() else Dataset("file", digest_of(path, "sha256"), 1, path.stat().st_size)
     except OSError as error:
         what = f"The dataset cannot be read: {type(error).__name__}."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from error
-
-
-def sha256_of(path: Path) -> str:
-    """Return SHA-256 of a file; it is read once in a process, until it changes.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
-    return digest_of(path, "sha256")
 
 
 def _of_texts(data: Any) -> Dataset:
@@ -89,7 +80,7 @@ def _of_folder(folder: Path) -> Dataset:
     files = sorted(path for path in _below(folder) if path.is_file() and not path.name.startswith("."))
     if not files:
         raise ConfigurationError("The folder of the dataset has no files.", TEXTS_FILE_OR_FOLDER)
-    shards = tuple(sha256_of(path) for path in files)
+    shards = tuple(digest_of(path, "sha256") for path in files)
     named = (f"{path.relative_to(folder).as_posix()}\0{shard}\0" for path, shard in zip(files, shards, strict=True))
     checksum = hashlib.sha256("".join(named).encode("utf-8", "surrogateescape")).hexdigest()
     return Dataset("folder", checksum, len(files), sum(path.stat().st_size for path in files), shards)

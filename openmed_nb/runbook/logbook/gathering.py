@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from ...activity import Activity
 from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
-from ...devices.environment import SET_BY, EnvPlan
+from ...devices.environment import SET_BY
 from ...devices.machine import import_psutil, own_name, processor_name
 from ...devices.memory import allocator
 from ...devices.request import DeviceRequest, canonical, kind_of
@@ -39,6 +39,7 @@ from .sections import (
     Background,
     Code,
     Conditions,
+    Dataset,
     Hardware,
     Loader,
     Model,
@@ -111,87 +112,77 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> book.dataset.items, book.run.batch_size, book.diff(book).comparable
         (1, 8, True)
     """
+    from ..figures import figures_of
+
     with SESSION.told_after():
         SESSION.tell(Activity("Writing", "logbook"))
-        SESSION.computer.load_torch()
+        computer = SESSION.computer
+        computer.load_torch()
         device = SESSION.device().device
         found = which_model(model, SESSION.models.named, lambda name: model_folder(SESSION.files(name, {})[0]))
-        return gather(
-            SESSION.computer,
-            device,
-            *found,
-            reports=reports,
-            dataset=dataset,
-            batch_size=batch_size,
-            length=length,
-            seeds=seeds,
-            loader=loader,
-            hypotheses=hypotheses,
-            applications=applications,
-            artifact_store=artifact_store,
-            code=folder,
+        # What a person says is checked before anything is asked of the computer.
+        for name, number in (("batch_size", batch_size), ("length", length)):
+            if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
+                raise ConfigurationError(f"{name} is not a number of rows or tokens.", "Pass a whole number from 1.")
+        figures = tuple(map(figures_of, reports))
+        texts = None if dataset is None else dataset_of(dataset)
+        ruled_out = hypotheses_of(hypotheses, dataset)
+        loading, named = loader_of(loader), seeds_of(seeds)
+        code = given_path(folder or ".", "folder")
+        reported = reported_device(figures)
+        if reported is not None and reported != canonical(device):
+            device = computer.confirm(DeviceRequest.parse(reported, "report")).device
+        network = None if artifact_store is None else measure_round_trip(artifact_store)
+        book = gather(computer, device, *found, texts, code, applications)
+        return replace(
+            book,
+            simulated=book.simulated or any(one.simulated for one in figures),
+            run=run_of(figures, Run(batch_size=batch_size, length=length)),
+            loader=loading,
+            randomness=replace(book.randomness, seeds=named),
+            conditions=replace(book.conditions, moment="after" if figures else "before"),
+            network=network,
+            hypotheses=ruled_out,
+            figures=figures,
         )
 
 
-def gather(  # noqa: PLR0913 - as of logbook()
+def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     computer: Computer,
     device: str,
-    model: Model | None = None,
-    folder: Path | None = None,
-    *,
-    reports: Sequence[Any] = (),
-    dataset: Any = None,
-    batch_size: int | None = None,
-    length: int | None = None,
-    seeds: Any = None,
-    loader: Any = None,
-    hypotheses: Any = (),
+    model: Model | None,
+    folder: Path | None,
+    dataset: Dataset | None,
+    code: Path = Path(),
     applications: bool = False,
-    artifact_store: str | None = None,
-    code: str | os.PathLike[str] | None = None,
 ) -> Logbook:
-    """Return the logbook of this moment; what a person says is checked before anything is asked of the computer.
-
-    The arguments are those of :func:`logbook`, the computer on which torch is loaded already, the device in force, which model
-    and where its files are, and ``code``, a folder of the person's code. A device that reports name counts more.
-    """
-    from ..figures import figures_of
-
-    for name, number in (("batch_size", batch_size), ("length", length)):
-        if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
-            raise ConfigurationError(f"{name} is not a number of rows or tokens.", "Pass a whole number from 1.")
-    figures = tuple(map(figures_of, reports))
-    texts = None if dataset is None else dataset_of(dataset)
-    ruled_out = hypotheses_of(hypotheses, dataset)
-    loading, randomness = loader_of(loader), randomness_of(seeds)
-    repository = given_path(code or ".", "folder")
-    reported = reported_device(figures)
-    if reported is not None and reported != canonical(device):
-        device = computer.confirm(DeviceRequest.parse(reported, "report")).device
+    """Return the logbook of this moment: of a computer on which torch is loaded, and a model whose files are in a folder."""
     machine, environ = computer.machine, computer.environ
-    network = None if artifact_store is None else measure_round_trip(artifact_store)
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
     states = {one.name: getattr(signals, one.name) for one in fields(Conditions) if one.name != "moment"}
+    variables = computer.environment(device).settings if device == "mps" else ()
+    folders = cache_folders(environ, home_folder()) | ({"model": folder} if folder else {})
     return Logbook(
         schema=SCHEMA,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        simulated=(machine.simulated and kind_of(device) == "mps") or any(one.simulated for one in figures),
+        simulated=machine.simulated and kind_of(device) == "mps",
         software=software(computer),
-        code=read_code(repository),
+        code=read_code(code),
         hardware=hardware(computer, device),
         model=model,
-        dataset=texts,
-        run=run_of(figures, Run(batch_size=batch_size, length=length)),
-        loader=loading,
-        randomness=randomness,
+        dataset=dataset,
+        run=Run(),
+        loader=None,
+        randomness=read_randomness(),
         environment=kept_variables(environ),
-        mps_variables=mps_variables(computer.environment(device)) if device == "mps" else (),
-        conditions=Conditions("after" if figures else "before", **states),
+        mps_variables=tuple(
+            MpsVariable(one.name, value, SET_BY[one.origin], one.effect)
+            for one in variables
+            for value in [None if one.value is None else kept_value(one.name, one.value)]
+        ),
+        conditions=Conditions("before", **states),
         background=Background() if machine.simulated else read_background(applications),
-        storage=storage(environ, folder),
-        network=network,
-        hypotheses=ruled_out,
-        figures=figures,
+        storage=places(folders, read_mounts()),
     )
 
 
@@ -251,12 +242,6 @@ def resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def mps_variables(plan: EnvPlan) -> tuple[MpsVariable, ...]:
-    """Return what became of torch's variables for MPS; a value that looks as none of them does is not kept."""
-    cleaned = ((one, None if one.value is None else kept_value(one.name, one.value)) for one in plan.settings)
-    return tuple(MpsVariable(one.name, value, SET_BY[one.origin], one.effect) for one, value in cleaned)
-
-
 NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
 SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
 
@@ -309,18 +294,17 @@ def seeds_of(seeds: Any) -> dict[str, int]:
     return dict(named)
 
 
-def randomness_of(seeds: Any) -> Randomness:
-    """Return the seeds, and what torch was asked for; torch is not imported for that."""
-    torch, named = sys.modules.get("torch"), seeds_of(seeds)
+def read_randomness() -> Randomness:
+    """Return what torch was asked for, which is not imported for that; seeds are what a person says."""
+    torch = sys.modules.get("torch")
     if torch is None:
-        return Randomness(named)
+        return Randomness()
     cudnn = torch.backends.cudnn
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch hides it once the newer setting was used (``aten/src/ATen/Context.cpp``).
         precision = torch.backends.cuda.matmul.fp32_precision
     return Randomness(
-        seeds=named,
         torch_seed=int(torch.initial_seed()),
         deterministic_algorithms=bool(torch.are_deterministic_algorithms_enabled()),
         warn_only=bool(torch.is_deterministic_algorithms_warn_only_enabled()),
@@ -368,17 +352,11 @@ def processor_times() -> ProcessorTimes:
     family = {this.pid, *(child.pid for child in this.children(recursive=True))}
     times = {name: spent for name, spent in cpu_times().items() if name not in GUESTS}
     whole, idle = sum(times.values()), sum(times.get(name, 0.0) for name in NOT_BUSY)
-    seconds = {}
-    own = 0.0
-    for program in psutil.process_iter(["pid", "name", "create_time", "cpu_times"], ad_value=None):
-        spent = program.info["cpu_times"]
-        if spent is None:
-            continue
-        if program.pid in family:
-            own += spent.user + spent.system
-        else:
-            key = (program.pid, program.info["create_time"])
-            seconds[key] = (program.info["name"] or "", spent.user + spent.system)
+    programs = psutil.process_iter(["pid", "name", "create_time", "cpu_times"], ad_value=None)
+    infos = [one.info for one in programs if one.info["cpu_times"] is not None]
+    spent = {(one["pid"], one["create_time"]): (one["name"] or "", sum(one["cpu_times"][:2])) for one in infos}
+    own = sum(seconds for (number, _), (_, seconds) in spent.items() if number in family)
+    seconds = {key: one for key, one in spent.items() if key[0] not in family}
     return ProcessorTimes(seconds, own, whole - idle, whole)
 
 
@@ -431,12 +409,6 @@ def read_mounts() -> tuple[Mounted, ...]:
     except OSError:  # Some containers hide the list.
         return ()
     return tuple(Mounted(one.mountpoint, one.fstype, tuple(one.opts.split(","))) for one in partitions)
-
-
-def storage(environ: Mapping[str, str], model: Path | None) -> tuple[StoragePlace, ...]:
-    """Return where caches and the model lie."""
-    folders = cache_folders(environ, home_folder())
-    return places(folders | ({"model": model} if model else {}), read_mounts())
 
 
 def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...devices.request import canonical
-from ...display import NOTE, Report, Shown, Table, counted
+from ...display import NOTE, Report, Shown, Table, counted, plain
 from ...errors import ConfigurationError, cause, given_path, one_line
 from ...plain import from_plain, schema_of, write_whole
 from .sections import SCHEMA, WARNING, YES_NO, ReportFigures, Run, Sections
@@ -199,7 +199,7 @@ def run_of(figures: Iterable[ReportFigures], said: Run) -> Run:
     return Run(**{**last, "peak_memory_bytes": max(peaks, default=None)})
 
 
-def section_tables(plain: Mapping[str, Any]) -> Iterator[Table]:
+def section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
     """Yield each section of a logbook as mappings that holds something as a table; what is not known is left out of it.
 
     Example:
@@ -207,7 +207,7 @@ def section_tables(plain: Mapping[str, Any]) -> Iterator[Table]:
         [(('changed', '2'),)]
     """
     for name, caption in SECTIONS.items():
-        if rows := tuple(_rows(plain.get(name))):
+        if rows := tuple(_rows(book.get(name))):
             yield Table(caption, ("what", "value"), rows)
 
 
@@ -243,9 +243,8 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
 
 
-def to_json(book: Logbook) -> str:
-    """Return a logbook as JSON."""
-    return json.dumps(book.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def to_json(value: Any) -> str:
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 # What writes a file, by its ending.

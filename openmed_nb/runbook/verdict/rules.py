@@ -275,6 +275,11 @@ def utilisation_matters(case: Case) -> bool:
     return case.on_accelerator and not (gains or (case.data_is_fine and case.batch_is_fine))
 
 
+def measured(name: str) -> Callable[[Case], bool]:
+    """Return what tells whether a figure was measured."""
+    return lambda case: getattr(case.evidence, name) is not None
+
+
 COMPARE = "nb.compare(model, texts)"
 AT_KNEE = (
     "nb.sweep(model), with more seconds=... where it still rises, and nb.compare(model, texts, batch_size=sweep.knee)"
@@ -283,8 +288,8 @@ MORE_PAIRS = f"{COMPARE}, with more pairs=... where its interval holds the gate"
 
 # Everything that a verdict rests on.
 REQUIREMENTS = (
-    Requirement("device", NUMBERS, COMPARE, lambda case: case.evidence.device is not None),
-    Requirement("task", NUMBERS, "nb.verdict(..., task='annotation')", lambda case: case.evidence.task is not None),
+    Requirement("device", NUMBERS, COMPARE, measured("device")),
+    Requirement("task", NUMBERS, "nb.verdict(..., task='annotation')", measured("task")),
     Requirement(
         "parity",
         NUMBERS,
@@ -306,8 +311,8 @@ REQUIREMENTS = (
         lambda case: case.evidence.memory_growth is not None and case.evidence.memory_verdict not in {None, TOO_SHORT},
         matters=lambda case: case.evidence.task in {None, TRAINING},
     ),
-    Requirement("waiting for data", DATA_PLANE, COMPARE, lambda case: case.evidence.data_share is not None),
-    Requirement("best batch", BATCH, AT_KNEE, lambda case: case.evidence.knee_gain is not None),
+    Requirement("waiting for data", DATA_PLANE, COMPARE, measured("data_share")),
+    Requirement("best batch", BATCH, AT_KNEE, measured("knee_gain")),
     Requirement(
         "cost of fallbacks",
         FALLBACKS,
@@ -323,18 +328,12 @@ REQUIREMENTS = (
         matters=lambda case: case.on_accelerator,
         blocks=lambda case: case.evidence.speed_up is None,
     ),
+    Requirement("utilisation", SPEED, COMPARE, measured("utilisation"), matters=utilisation_matters),
+    Requirement("doctor", SPEED, "nb.doctor()", measured("doctor_failures"), needed=False),
     Requirement(
-        "utilisation", SPEED, COMPARE, lambda case: case.evidence.utilisation is not None, matters=utilisation_matters
+        "waiting for the device", SPEED, "nb.runbook.profile(model)", measured("synchronisations"), needed=False
     ),
-    Requirement("doctor", SPEED, "nb.doctor()", lambda case: case.evidence.doctor_failures is not None, needed=False),
-    Requirement(
-        "waiting for the device",
-        SPEED,
-        "nb.runbook.profile(model)",
-        lambda case: case.evidence.synchronisations is not None,
-        needed=False,
-    ),
-    Requirement("power and heat", SPEED, "nb.signals()", lambda case: case.evidence.states is not None, needed=False),
+    Requirement("power and heat", SPEED, "nb.signals()", measured("states"), needed=False),
 )
 
 

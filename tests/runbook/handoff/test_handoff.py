@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 import openmed_nb as nb
 from openmed_nb.display import FAILED
 from openmed_nb.errors import ConfigurationError, ModelRefused
-from openmed_nb.runbook.handoff.bundle import free_folder, new_folder
-from openmed_nb.runbook.handoff.bundle import changed_files, write_checksums
+from openmed_nb.runbook.handoff.bundle import changed_files, free_folder, new_folder, write_checksums
 from openmed_nb.runbook.handoff.smoke import from_command_line, keep, smoke
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]

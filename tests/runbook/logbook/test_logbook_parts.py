@@ -27,8 +27,8 @@ from openmed_nb.runbook.logbook.gathering import (
     measure_round_trip,
     mounted_at,
     places,
-    randomness_of,
     read_mounts,
+    read_randomness,
     seeds_of,
 )
 from openmed_nb.runbook.logbook.sections import Code
@@ -255,12 +255,12 @@ def test_what_torch_was_asked_for():
     before = torch.get_deterministic_debug_mode()
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     try:
-        asked = randomness_of(None)
+        asked = read_randomness()
     finally:
         torch.set_deterministic_debug_mode(before)
 
     assert (asked.deterministic_algorithms, asked.warn_only) == (True, True)
-    assert randomness_of(None).deterministic_algorithms is (before != 0)
+    assert read_randomness().deterministic_algorithms is (before != 0)
 
 
 PLACES = [

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from openmed_nb import errors
 from openmed_nb.display import NOTE
 from openmed_nb.runbook.verdict.evidence import FIGURES, TASKS, Evidence
-from openmed_nb.runbook.verdict.verdict import Gates, gates
 from openmed_nb.runbook.verdict.rules import AT_LEAST, MATRIX, REQUIREMENTS
-from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.verdict.verdict import Gates, gates, judge
 
 RECOMMENDED = {rule.recommendation for rule in MATRIX}
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.json"))
