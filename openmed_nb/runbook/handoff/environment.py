@@ -138,7 +138,7 @@ def unmet(text: str, versions: Callable[[str], str | None]) -> Mapping[str, tupl
 PACKAGE = Path(__file__).parents[2]
 
 # What the package is made of; anything else in its folder is not part of it.
-SUFFIXES = (".py", ".json", ".txt", ".md", ".sh", ".css", ".safetensors", ".typed")
+SUFFIXES = (".py", ".pyi", ".json", ".txt", ".md", ".sh", ".css", ".safetensors", ".typed")
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: openmed_nb\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
