@@ -1,4 +1,4 @@
-"""The operators of profiled steps, from the events of torch's profiler: how long each takes, in which phase."""
+"""What a profile finds: operators, from the events of torch's profiler, with the time that each takes in each phase; calls that wait."""
 
 from __future__ import annotations
 
@@ -47,6 +47,59 @@ class OperatorTime(Plain):
     seconds: float
     device_seconds: float | None = None
     starting_seconds: float | None = None
+
+
+@dataclass(frozen=True, order=True)
+class CodePlace(Plain):
+    """A line of a person's own code, or the library in which a model that was called from there does something.
+
+    Attributes:
+        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
+        line: The number of the line, 0 if there is none.
+        function: The name of the function.
+        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
+            through a library, such as one that shows progress.
+        in_model: Whether it happened in a model of a library, which the person cannot change.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    library: str = ""
+    in_model: bool = False
+
+    ALSO = ("is_own",)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the person's own line asked for it."""
+        return bool(self.file) and not self.in_model
+
+    def __str__(self) -> str:
+        own = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+        return own if self.is_own else f"inside of {self.library}"
+
+
+@dataclass(frozen=True)
+class Synchronisation(Plain):
+    """A call that waits for the device.
+
+    Attributes:
+        call: What is called, such as ``".item()"``.
+        place: Where.
+        count: How often in a step.
+    """
+
+    call: str
+    place: CodePlace
+    count: float
+
+    def __str__(self) -> str:
+        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a mapping, ready for JSON, with the fields of its place."""
+        return {"call": self.call, "count": self.count, **self.place.to_dict()}
 
 
 class Calls:
@@ -116,9 +169,8 @@ def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tupl
         # Not a mark, a call of the driver, a kernel or a node of autograd.
         if "::" in event.name and not event.name.startswith(("autograd::", PREFIX)) and is_of_host(event):
             step, phase = phases.of(event.time_range.start)
-            name = (
-                event.name if OPERATOR.fullmatch(event.name) else RANGE
-            )  # A person's own range may be named anything.
+            # A person's own range may be named anything.
+            name = event.name if OPERATOR.fullmatch(event.name) else RANGE
             seen.setdefault((name, phase), Calls()).add(step, event)
     empty = max((calls.median for (_name, phase), calls in seen.items() if phase == EMPTY), default=None)
     times = [

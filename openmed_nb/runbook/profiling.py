@@ -48,8 +48,7 @@ from .measure.workloads import (
     starting,
 )
 from .operators.fallbacks import Fallback, fallbacks
-from .profile_operators import CALLS, EMPTY, PREFIX, OperatorTime, operator_times, total
-from .profile_watch import Synchronisation
+from .profile_operators import CALLS, EMPTY, PREFIX, OperatorTime, Synchronisation, operator_times, total
 
 # What is looked for, by the names of the findings.
 DATA_FINDING, SYNCHRONISATION, TINY_BATCH, FALLBACK = "data", "synchronisation", "tiny batch", "fallback"

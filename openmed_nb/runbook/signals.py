@@ -1,9 +1,15 @@
-"""``nb.signals``: load, memory, power and heat of the computer at one moment, and which of it makes a computer slow."""
+"""``nb.signals``: load, memory, power and heat of the computer at one moment, and which of it makes a computer slow.
+
+Commands of macOS and of NVIDIA's driver are asked, each with a pure parser of its own; none needs administrator rights. macOS is
+asked by full paths, because a kernel that was started from the Dock has a short ``PATH``. What cannot be read, or cannot be, is
+``None``. The keys are those of real outputs; ``tests/recorded/signals`` holds some.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +20,37 @@ from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table
 from ..errors import OpenMedError
 from ..session import SESSION
 from ..training.curve import parse_pressure
-from . import signal_parsers as parsers
-from .signal_parsers import NOTHING_REPORTED, Gpu
 
-NOT_KNOWN = "not known"
+NOT_KNOWN, NOTHING_REPORTED = "not known", "nothing reported"
 SLOWED_BY_HEAT = {True: "limited", False: "nominal", None: None}
 PLUGGED = {True: "adapter", False: "battery", None: None}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a GPU says of itself; ``None`` if it cannot be read, never a guess.
+
+    Attributes:
+        name: Its name, such as ``"Apple M4"``.
+        cores: How many cores it has; only Apple's GPUs say it.
+        utilisation: How much of the last moment it was busy, in percent, for all processes together.
+        memory_used: The memory that it uses, in bytes, for all processes together.
+        memory_total: The memory that it has for itself, in bytes; Apple's GPUs share that of the computer.
+        temperature: In degrees Celsius.
+        power: In watts.
+        slowed_by_heat: Whether it runs slower than it could because of heat.
+        uuid: The UUID by which NVIDIA names this one GPU.
+    """
+
+    name: str | None = None
+    cores: int | None = None
+    utilisation: int | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+    slowed_by_heat: bool | None = None
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -239,25 +270,217 @@ def read_system() -> dict[str, Any]:
 
 def read_mac(run: Run) -> dict[str, Any]:
     """Return what macOS says, by the names of the fields of ``Signals``."""
-    facts = parse_sysctl(run(parsers.SYSCTL))
-    battery, heat = run(parsers.BATTERY), run(parsers.HEAT)
+    facts = parse_sysctl(run(SYSCTL))
+    battery, heat = run(BATTERY), run(HEAT)
     return {
-        "gpu": parsers.parse_ioreg(run(parsers.IOREG)),
-        "memory_pressure": parse_pressure(facts.get(parsers.PRESSURE_LEVEL)),
-        "memory_free": parsers.parse_free_memory(run(parsers.MEMORY_PRESSURE)),
-        "swap_used": parsers.parse_swap(facts.get(parsers.SWAP)),
-        "power_source": parsers.parse_power_source(battery),
-        "battery": parsers.parse_battery(battery),
-        "power_mode": parsers.parse_power_mode(run(parsers.POWER_SETTINGS)),
-        "heat": parsers.parse_heat(heat),
-        "speed_limit": parsers.parse_speed_limit(heat),
-        "performance_cores": parsers.parse_cores(facts, parsers.PERFORMANCE_CORES),
-        "efficiency_cores": parsers.parse_cores(facts, parsers.EFFICIENCY_CORES),
+        "gpu": parse_ioreg(run(IOREG)),
+        "memory_pressure": parse_pressure(facts.get(PRESSURE_LEVEL)),
+        "memory_free": parse_free_memory(run(MEMORY_PRESSURE)),
+        "swap_used": parse_swap(facts.get(SWAP)),
+        "power_source": parse_power_source(battery),
+        "battery": parse_battery(battery),
+        "power_mode": parse_power_mode(run(POWER_SETTINGS)),
+        "heat": parse_heat(heat),
+        "speed_limit": parse_speed_limit(heat),
+        "performance_cores": parse_cores(facts, PERFORMANCE_CORES),
+        "efficiency_cores": parse_cores(facts, EFFICIENCY_CORES),
     }
 
 
 def read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | None = None) -> Gpu:
     """Return what the GPU says that torch calls by this name."""
-    answers = (parsers.parse_nvidia_smi(run([path, *parsers.QUERY])) for path in parsers.NVIDIA_SMI)
+    answers = (parse_nvidia_smi(run([path, *QUERY])) for path in NVIDIA_SMI)
     gpus = next((gpus for gpus in answers if gpus), ())
-    return parsers.chosen_gpu(gpus, device, environ, uuid) or Gpu()
+    return chosen_gpu(gpus, device, environ, uuid) or Gpu()
+
+
+NUMBER = re.compile(r"\s*(\d{1,15}(?:[.,]\d{1,9})?)\s*", re.ASCII)
+LARGEST_SIZE = 1 << 50  # A petabyte; a larger size was misread.
+
+
+def number_in(text: str | None, least: float = 0, most: float = LARGEST_SIZE) -> float | None:
+    """Return the number that a text is, ``None`` for anything else, and for one out of its range.
+
+    A comma may stand for the point, as in some locales.
+
+    Example:
+        >>> number_in("16", most=100), number_in("6119,06"), number_in("134", most=100), number_in("[N/A]")
+        (16.0, 6119.06, None, None)
+    """
+    match = NUMBER.fullmatch(text or "")
+    number = float(match[1].replace(",", ".")) if match else None
+    return number if number is not None and least <= number <= most else None
+
+
+def whole_number_in(text: str | None, least: int = 0, most: int = LARGEST_SIZE) -> int | None:
+    """Return the whole number that a text is, ``None`` as in :func:`number_in`."""
+    number = number_in(text, least, most)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+IOREG = ["/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"]
+MEMORY_PRESSURE = ["/usr/bin/memory_pressure", "-Q"]
+BATTERY = ["/usr/bin/pmset", "-g", "batt"]
+POWER_SETTINGS = ["/usr/bin/pmset", "-g"]
+HEAT = ["/usr/bin/pmset", "-g", "therm"]
+
+PRESSURE_LEVEL, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
+PERFORMANCE_CORES, EFFICIENCY_CORES = "hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu"
+SYSCTL = ["/usr/sbin/sysctl", "-i", PRESSURE_LEVEL, SWAP, PERFORMANCE_CORES, EFFICIENCY_CORES]
+
+MOST_CORES = 4096
+SOURCES = {"AC Power": "adapter", "Battery Power": "battery", "UPS Power": "UPS"}
+POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+# macOS has renamed the setting; the new name has three values.
+POWER_MODES = {
+    "powermode": {"0": "automatic", "1": "low", "2": "high"},
+    "lowpowermode": {"0": "automatic", "1": "low"},
+}
+
+NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
+
+
+def found(pattern: str, text: str | None) -> str | None:
+    """Return what the one group of a pattern matches in a text, in any of its lines."""
+    match = re.search(pattern, text or "", re.ASCII | re.MULTILINE)
+    return match[1] if match else None
+
+
+def parse_ioreg(output: str | None) -> Gpu:
+    """Return what the Apple GPU says of itself, of the whole system and of one moment; other accelerators are left out."""
+    entries = re.split(r"^(?=\+-o )", output or "", flags=re.MULTILINE)
+    entry = next((one for one in entries if one.startswith("+-o AGX")), "")
+    statistics = dict(re.findall(r'"([^"]+)"=(\d+)', found(r'"PerformanceStatistics"\s*=\s*\{([^}]*)\}', entry) or ""))
+    busy = statistics.get("Device Utilization %", statistics.get("Renderer Utilization %"))
+    return Gpu(
+        name=found(r'"model"\s*=\s*"([^"\n]+)"', entry),
+        cores=whole_number_in(found(r'"gpu-core-count"\s*=\s*(\d+)', entry), least=1, most=MOST_CORES),
+        utilisation=whole_number_in(busy, most=100),
+        memory_used=whole_number_in(statistics.get("In use system memory")),
+    )
+
+
+def parse_free_memory(output: str | None) -> int | None:
+    """Return the free share of memory in percent, from ``memory_pressure -Q``."""
+    return whole_number_in(found(r"free percentage:\s*(\d+)%", output), most=100)
+
+
+def parse_swap(output: str | None) -> int | None:
+    """Return the bytes in the swap, from ``sysctl vm.swapusage``."""
+    match = re.search(r"\bused\s*=\s*([\d.,]+)([KMGT])\b", output or "", re.ASCII)
+    amount = number_in(match[1]) if match else None
+    size = None if match is None or amount is None else amount * 2 ** POWERS[match[2]]
+    return round(size) if size is not None and size <= LARGEST_SIZE else None
+
+
+def parse_power_source(output: str | None) -> str | None:
+    """Return where the power comes from, from ``pmset -g batt``; a Mac without a battery is on its adapter."""
+    source = found(r"^Now drawing from '([^'\n]+)'", output)
+    if source is None and (output or "").startswith("No batteries available"):
+        return "adapter"
+    return SOURCES.get(source or "")
+
+
+def parse_battery(output: str | None) -> int | None:
+    """Return the charge of the built-in battery in percent, from ``pmset -g batt``."""
+    return whole_number_in(found(r"-InternalBattery-\d+[^\n]*?\s(\d+)%;", output), most=100)
+
+
+def parse_power_mode(output: str | None) -> str | None:
+    """Return the power mode in use, from ``pmset -g``; ``None`` for Macs that have none."""
+    settings = dict(re.findall(r"^\s*((?:low)?powermode)\s+(\d+)\s*$", output or "", re.ASCII | re.MULTILINE))
+    modes = (values.get(settings.get(name, "")) for name, values in POWER_MODES.items())
+    return next((mode for mode in modes if mode), None)
+
+
+def parse_speed_limit(output: str | None) -> int | None:
+    """Return how fast the processor may run in percent, from ``pmset -g therm``; ``None`` without a limit."""
+    return whole_number_in(found(r"\bCPU_Speed_Limit\s*=\s*(\d+)", output), most=100)
+
+
+def parse_heat(output: str | None) -> str | None:
+    """Return whether the system slows the processor down, from ``pmset -g therm``.
+
+    Apple Silicon usually reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that
+    no report says nothing.
+    """
+    limit = parse_speed_limit(output)
+    if limit is not None:
+        return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
+    return NOTHING_REPORTED if all(note in (output or "") for note in NO_REPORTS) else None
+
+
+def parse_cores(facts: Mapping[str, str], name: str) -> int | None:
+    """Return how many cores of a kind there are, from the ``name: value`` lines of ``sysctl``."""
+    return whole_number_in(facts.get(name), least=1, most=MOST_CORES)
+
+
+# Where the driver puts ``nvidia-smi``: on Linux, in containers, under WSL 2 and on Windows.
+NVIDIA_SMI = (
+    "/usr/bin/nvidia-smi",
+    "/usr/local/nvidia/bin/nvidia-smi",
+    "/usr/lib/wsl/lib/nvidia-smi",
+    r"C:\Windows\System32\nvidia-smi.exe",
+)
+
+# What it is asked; newer drivers call the last two ``clocks_event_reasons`` and still know them by these names.
+FIELDS = (
+    *("uuid", "name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu", "power.draw"),
+    *("clocks_throttle_reasons.sw_thermal_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown"),
+)
+QUERY = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+
+MEBIBYTE = 1 << 20
+MOST_MEMORY, HOTTEST, MOST_POWER = 1 << 24, 150, 10_000  # In mebibytes, degrees Celsius and watts.
+
+
+def parse_nvidia_smi(output: str | None) -> tuple[Gpu, ...]:
+    """Return what each GPU says, in the order of ``nvidia-smi``; what it does not support is ``None``."""
+    rows = ([cell.strip() for cell in line.split(",")] for line in (output or "").splitlines())
+    return tuple(_nvidia_gpu(*row) for row in rows if len(row) == len(FIELDS))
+
+
+def _nvidia_gpu(uuid: str, name: str, busy: str, *cells: str) -> Gpu:
+    used, total = (whole_number_in(cell, most=MOST_MEMORY) for cell in cells[:2])
+    heat = {"Active", "Not Active"}.intersection(cells[4:])
+    return Gpu(
+        name=None if not name or name.startswith("[") else name,
+        utilisation=whole_number_in(busy, most=100),
+        memory_used=None if used is None else used * MEBIBYTE,
+        memory_total=total * MEBIBYTE if total else None,
+        temperature=whole_number_in(cells[2], most=HOTTEST),
+        power=number_in(cells[3], most=MOST_POWER),
+        slowed_by_heat="Active" in heat if heat else None,
+        uuid=None if not uuid or uuid.startswith("[") else uuid,
+    )
+
+
+def chosen_gpu(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str], uuid: str | None = None) -> Gpu | None:
+    """Return the GPU of ``nvidia-smi`` that torch calls ``"cuda"`` or ``"cuda:N"``, ``None`` if that is not certain.
+
+    torch numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first unless ``CUDA_DEVICE_ORDER`` is
+    ``PCI_BUS_ID``, and ``nvidia-smi`` all of them by their place on the bus (CUDA C++ programming guide, "CUDA
+    environment variables"). If the two can differ, only the UUID that torch names tells.
+    """
+    name = uuid or visible_name(device, environ)
+    if name is None:
+        return None
+    if not name.isdecimal():
+        named = [gpu for gpu in gpus if (gpu.uuid or "").removeprefix("GPU-").startswith(name.removeprefix("GPU-"))]
+        return named[0] if len(named) == 1 else None
+    place = whole_number_in(name)
+    same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+    return gpus[place] if same_order and place is not None and place < len(gpus) else None
+
+
+def visible_name(device: str, environ: Mapping[str, str]) -> str | None:
+    """Return the number or the UUID by which ``CUDA_VISIBLE_DEVICES`` names a device; its own number if it is unset."""
+    number = device.partition(":")[2] or "0"
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return number
+    names = [name.strip() for name in visible.split(",")]
+    valid = all(re.fullmatch(r"\d+|GPU-[0-9a-fA-F-]+", name, re.ASCII) for name in names)
+    place = whole_number_in(number)
+    return names[place] if valid and place is not None and place < len(names) else None

@@ -16,8 +16,7 @@ from ..devices.request import kind_of
 from ..devices.simulated import active
 from ..display import Plain
 from .measure.timing import now
-from .signal_parsers import IOREG, parse_ioreg
-from .signals import Run, read_nvidia
+from .signals import IOREG, Run, parse_ioreg, read_nvidia
 
 # Returns how busy a device is just now, as a share from 0 to 1, or since it was last asked; ``None`` if it cannot be read.
 Read = Callable[[], "float | None"]
@@ -28,10 +27,8 @@ SECONDS = 6.0  # How long a device is watched by default: time for that many ans
 LONGEST = 2  # If answers are slow, a device is watched at most so many times as long.
 
 NOT_BUSY = ("idle", "iowait")
-GUESTS = (
-    "guest",
-    "guest_nice",
-)  # Linux counts these in ``user`` and ``nice`` too (proc(5)); so does not psutil's percentage.
+# Linux counts these in ``user`` and ``nice`` too (proc(5)); so does not psutil's percentage.
+GUESTS = ("guest", "guest_nice")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import parse_sysctl
-from openmed_nb.runbook import signal_parsers as parsers
-from openmed_nb.runbook.signal_parsers import Gpu, number_in, whole_number_in
+from openmed_nb.runbook import signals as parsers
+from openmed_nb.runbook.signals import Gpu, number_in, whole_number_in
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 

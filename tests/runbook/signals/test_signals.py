@@ -10,7 +10,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook import signal_parsers as parsers
+from openmed_nb.runbook import signals as parsers
 from openmed_nb.runbook.signals import FIGURES, Gpu, Signals, read_signals
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"

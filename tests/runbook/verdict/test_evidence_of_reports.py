@@ -27,7 +27,7 @@ from openmed_nb.runbook.operators.table import FALLS_BACK
 from openmed_nb.runbook.precision.gate import PrecisionVerdict
 from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport
 from openmed_nb.runbook.precision.spans import Score, Spans
-from openmed_nb.runbook.profile_watch import CodePlace, Synchronisation
+from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
 from openmed_nb.runbook.profiling import OperatorTime, Profile
 from openmed_nb.runbook.signals import Signals
 from openmed_nb.runbook.sweep import SweepReport
