@@ -25,7 +25,6 @@ from .measure.workloads import (
     Workload,
     begun,
     put_on_devices,
-    same_random_numbers,
     seconds_of_step,
     settle,
     split_of_steps,
@@ -277,17 +276,15 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         raise ConfigurationError(what, remedy)
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
-    with SESSION.told_after(), contextlib.ExitStack() as stack:
+    with SESSION.told_after():
         subject, device = subject_of(model, data, training=training, arguments=arguments)
         names = devices_to_compare(*((device, *usable_devices()) if devices is None else confirmed(devices)))
 
         def tell(name: str) -> None:
             SESSION.tell(Activity(f"Comparing on {name}", subject.name, names.index(name), len(names)))
 
-        benches = stack.enter_context(put_on_devices(subject, names, tell))
-        for name in names:
-            stack.enter_context(same_random_numbers(name))
-        return compared({name: bench.stream(batch_size) for name, bench in benches.items()}, pairs, seconds)
+        with put_on_devices(subject, names, tell) as benches:
+            return compared({name: bench.stream(batch_size) for name, bench in benches.items()}, pairs, seconds)
 
 
 def usable_devices() -> Iterator[str]:
@@ -321,12 +318,9 @@ def devices_to_compare(*names: str) -> tuple[str, ...]:
 def compared(work: Mapping[str, Workload], pairs: int, seconds: float) -> Comparison:
     """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is."""
     turns = seconds_in_turn(work, pairs)
-    splits = [split_on(one) for one in work.values()]
-    loads = [load_on(name, one, seconds) for name, one in work.items()]
-    figures = tuple(
-        figures_of(one, name, turns, split, load)
-        for (name, one), split, load in zip(work.items(), splits, loads, strict=True)
-    )
+    splits = {name: split_on(one) for name, one in work.items()}
+    loads = {name: load_on(name, one, seconds) for name, one in work.items()}
+    figures = tuple(figures_of(one, name, turns, splits[name], loads[name]) for name, one in work.items())
     first, tokens = work[CPU], [one.batch_tokens for name, one in work.items() if name != CPU]
     return Comparison(**first.facts, devices=figures, pairs=pairs, batch_tokens=next(iter(tokens), first.batch_tokens))
 
@@ -356,13 +350,14 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[
 
     The n-th turn of each device has the same batches if the loader gives them in the same order.
     """
-    seconds: dict[str, list[float]] = {device: [] for device in work}
+    names, seconds = list(work), {device: list[float]() for device in work}
     with contextlib.ExitStack() as stack:
         batches = {device: stack.enter_context(begun(one)) for device, one in work.items()}
         warm = [warmed_up(one, batches[device]) for device, one in work.items()]
         steps = steps_of_turn(warm, max(one.workers for one in work.values()))
         for turn in range(pairs):
-            for device in rotated(list(work), turn):
+            first = turn % len(work)
+            for device in (*names[first:], *names[:first]):
                 settle(work[device], batches[device])
                 seconds[device].append(seconds_of_step(work[device], batches[device], steps))
     return seconds
@@ -378,17 +373,6 @@ def steps_of_turn(seconds: Collection[float], workers: int) -> int:
     quickest, slowest = max(1e-6, min(seconds)), max(1e-6, *seconds)
     most = max(1, int(LONGEST_TURN / slowest))
     return whole_rounds(max(min(math.ceil(SHORTEST_TURN / quickest), most), ROUNDS_OF_WORKERS * workers), workers)
-
-
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """Return names with another one first each time.
-
-    Example:
-        >>> rotated(["cpu", "mps"], 0), rotated(["cpu", "mps"], 1)
-        (['cpu', 'mps'], ['mps', 'cpu'])
-    """
-    first = turn % len(names)
-    return [*names[first:], *names[:first]]
 
 
 def split_on(workload: Workload) -> Split:

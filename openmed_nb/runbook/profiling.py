@@ -40,7 +40,6 @@ from .measure.workloads import (
     data_remedy,
     drop_ready,
     put_on_devices,
-    same_random_numbers,
     seconds_of_step,
     series,
     settle,
@@ -363,7 +362,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
             if not isinstance(metal_capture, str) or not metal_capture:
                 what = f"A Metal capture needs a name, got {type(metal_capture).__name__}."
                 raise ConfigurationError(what, "Pass one such as 'step.gputrace'.")
-        with put_on_devices(subject, [place]) as benches, same_random_numbers(place):
+        with put_on_devices(subject, [place]) as benches:
             return profiled(benches[place].stream(batch_size), place, steps, warm_up, file, signposts, metal_capture)
 
 
@@ -383,18 +382,14 @@ def checked_trace(trace: Any) -> Path | None:
         shown = repr(Path(name).name) if name else type(trace).__name__
         raise ConfigurationError(f"A trace cannot be written to {shown}.", "Use a name that ends in .json or .json.gz.")
     file = Path(name)
-    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)) or not takes_files(file.parent):
+    try:  # torch's profiler says nothing if it cannot write.
+        with tempfile.TemporaryFile(dir=file.parent):
+            writable = not file.is_dir() and (not file.exists() or os.access(file, os.W_OK))
+    except OSError:
+        writable = False
+    if not writable:
         raise ConfigurationError(f"{file.name!r} cannot be written there.", "Make the folder, or use another one.")
     return file
-
-
-def takes_files(folder: Path) -> bool:
-    """Tell whether a file can be written into a folder: torch's profiler writes none without a word if it cannot."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for

@@ -12,7 +12,7 @@ from ..display import Report, Table, counted, in_bytes, plain, to_html
 from ..errors import ConfigurationError, number, shorten, whole_or_none
 from ..session import SESSION
 from ..training.curve import plotting
-from .measure.workloads import ANNOTATION, StepReport, Subject, put_on_devices, same_random_numbers
+from .measure.workloads import ANNOTATION, StepReport, Subject, put_on_devices
 from .sweep_search import (
     KNEE_GAIN,
     LARGEST,
@@ -109,11 +109,9 @@ class SweepReport(StepReport):
         knee = self.at_knee
         if knee is None:
             return self._nothing_fits
-        size, larger = (
-            counted(knee.rows, "row"),
-            [best_of(point for point in points if point.rows > knee.rows) for points in (self.compared, self.points)],
-        )
-        other = larger[0] or larger[1]  # One that was measured beside it tells more.
+        size = counted(knee.rows, "row")
+        larger = [[one for one in points if one.rows > knee.rows] for points in (self.compared, self.points)]
+        other = best_of(larger[0]) or best_of(larger[1])  # One that was measured beside it tells more.
         if other is None:
             return f"{size}: {self._rising}."
         change = round(100 * (other.speed / knee.speed - 1))
@@ -286,24 +284,21 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         if annotates(model) and not training and data is not None:
             remedy = "Leave them out, and pass length=... if they are not about 128 tokens long."
             raise ConfigurationError("A sweep reads no texts: all its rows have one length.", remedy)
-        subject, device = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
+        subject, place = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
         SESSION.tell(Activity("Sweeping", subject.name))
-        with same_random_numbers(device), put_on_devices(subject, [device]) as benches:
+        with put_on_devices(subject, [place]) as benches:
             first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
-            return swept(subject, Measurement(benches[device], seconds), gain, largest, first)
+            return swept(subject, Measurement(benches[place], seconds), gain, largest, first)
 
 
 def swept(subject: Subject, measurement: Measurement, gain: float, largest: int | None, smallest: int) -> SweepReport:
-    """Return what a sweep of a subject finds; the caches of its device are emptied before and after it."""
+    """Return what a sweep of a subject finds, so that nothing holds the model when the device's memory is handed back."""
     device = canonical(measurement.bench.device)
     measurement.clean()
     measurement.limit = limit_of(device, SESSION.computer.limit(device))
     search = Search(measurement.point, measurement.hindrance, measurement.again, gain, largest, smallest)
-    try:
-        points = search.run()
-        compared = measurement.in_turn(points)
-    finally:
-        measurement.clean()
+    points = search.run()
+    compared = measurement.in_turn(points)
     knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
     facts = {"name": subject.name, "task": subject.task, "simulated": active()} if last is None else last.facts
     return SweepReport(

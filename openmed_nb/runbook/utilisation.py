@@ -81,19 +81,17 @@ def reader_of(
     """
     if machine.simulated or active():
         return None
-    if kind_of(device) == "cpu":
+    kind = kind_of(device)
+    if kind == "cpu":
         return CpuReader() if cpu_times() else None
-    commands: dict[str, Callable[[], int | None]] = {
-        "mps": lambda: parse_ioreg(run(IOREG)).utilisation,
-        "cuda": lambda: read_nvidia(device, run, environ, uuid).utilisation,
-    }
-    percent = commands.get(kind_of(device), lambda: None)
 
     def read() -> float | None:
-        share = percent()
-        return None if share is None else share / 100
+        if kind not in {"mps", "cuda"}:
+            return None
+        gpu = parse_ioreg(run(IOREG)) if kind == "mps" else read_nvidia(device, run, environ, uuid)
+        return None if gpu.utilisation is None else gpu.utilisation / 100
 
-    return None if percent() is None else read
+    return None if read() is None else read
 
 
 class CpuReader:

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import to_array
 from ...devices.moving import named_tensors, to_device, with_tensors
@@ -46,9 +46,12 @@ from .workloads import (
 if TYPE_CHECKING:
     import torch
 
-    from ...annotation.forward import Batch, Inputs
+    from ...annotation.forward import Batch
     from ...annotation.pipeline import AnnotationPipeline
     from ...annotation.stream import Annotator, Answer, Prepared
+
+    # Texts, tokenised and filled into batches, with the arrays, or the outputs, of each batch.
+    Filled = tuple[Prepared, list[Batch], list[Any]]
 
 ROWS = 32  # How many texts a batch has by default.
 EXAMPLE_ROWS = 8  # How many rows a synthetic training batch has.
@@ -62,14 +65,6 @@ TEXTS = (
     "The biopsy showed a moderately differentiated adenocarcinoma of the colon without lymph node metastasis.",
     "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
 )
-
-
-class Filled(NamedTuple):
-    """Texts, tokenised and filled into batches, with the arrays of each batch."""
-
-    prepared: Prepared
-    batches: list[Batch]
-    inputs: list[Inputs]
 
 
 @dataclass(frozen=True)
@@ -113,22 +108,16 @@ class AnnotationBench:
             while True:
                 yield filled(annotator, list(itertools.islice(texts, size)))
 
-        def transfer(chunk: Filled) -> tuple[Filled, list[Any]]:
-            return chunk, [annotator.network.moved(inputs) for inputs in chunk.inputs]
-
-        def forward(moved: tuple[Filled, list[Any]]) -> tuple[Filled, list[Any]]:
-            return moved[0], [self.forward(batch) for batch in moved[1]]
-
-        def decode(done: tuple[Filled, list[Any]]) -> list[Answer]:
+        def decode(done: Filled) -> list[Answer]:
             from ...annotation.forward import ForwardRun, settled
 
-            chunk, outputs = done
-            run = ForwardRun(chunk.prepared.tokens, chunk.prepared.windows)
+            prepared, batches, outputs = done
             arrays = [[to_array(tensor) for tensor in tensors] for tensors in outputs]
-            collected = settled(run, annotator.network, list(zip(chunk.batches, arrays, strict=True)))
-            return annotator.decode(chunk.prepared, collected)
+            run = ForwardRun(prepared.tokens, prepared.windows)
+            collected = settled(run, annotator.network, list(zip(batches, arrays, strict=True)))
+            return annotator.decode(prepared, collected)
 
-        phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
+        phases = ((TRANSFER, on_each(annotator.network.moved)), (FORWARD, on_each(self.forward)), (DECODE, decode))
         return self._workload(size, None, batches, phases, budget.tokens)
 
     @property
@@ -156,6 +145,11 @@ class AnnotationBench:
         )
 
 
+def on_each(phase: Callable[[Any], Any]) -> Callable[[Filled], Filled]:
+    """Return what does a phase with each batch of filled texts."""
+    return lambda filled: (*filled[:2], [phase(one) for one in filled[2]])
+
+
 def filled(annotator: Annotator, texts: list[Any]) -> Filled:
     """Return texts tokenised and filled into batches; the first text that cannot be read raises its error."""
     from ...annotation.forward import fill
@@ -168,7 +162,7 @@ def filled(annotator: Annotator, texts: list[Any]) -> Filled:
         raise failure
     batches = annotator.batches(prepared, annotator.budget)
     arrays = [fill(prepared.tokens, prepared.windows, batch, annotator.network) for batch in batches]
-    return Filled(prepared, batches, arrays)
+    return prepared, batches, arrays
 
 
 def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> Subject:

@@ -337,28 +337,25 @@ def generators_kept(data: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def same_random_numbers(device: str) -> Iterator[None]:
-    """Let the random numbers of the host and of a device go on afterwards as if nothing had been computed."""
-    with random_numbers_kept(), random_numbers_from(random_states(device)):
-        yield
-
-
-@contextlib.contextmanager
 def put_on_devices(
     subject: Subject, devices: Sequence[str], tell: Callable[[str], None] = lambda _device: None
 ) -> Iterator[dict[str, Bench]]:
-    """Put a subject on devices for a block, telling which is made ready, and hand the memory back after it."""
+    """Put a subject on devices for a block, telling which is made ready.
+
+    Afterwards the memory is handed back, and random numbers go on as if nothing had been computed.
+    """
     benches: dict[str, Bench] = {}
-    kept = contextlib.ExitStack()
-    kept.enter_context(generators_kept(subject.data))
     try:
-        for device in devices:
-            tell(device)
-            with out_of_memory_explained(subject.name, device, "Pass a smaller model, or other devices."):
-                benches[device] = subject.on(device)
-        yield benches
+        with contextlib.ExitStack() as kept:
+            kept.enter_context(generators_kept(subject.data))
+            kept.enter_context(random_numbers_kept())
+            for device in devices:
+                tell(device)
+                kept.enter_context(random_numbers_from(random_states(device)))
+                with out_of_memory_explained(subject.name, device, "Pass a smaller model, or other devices."):
+                    benches[device] = subject.on(device)
+            yield benches
     finally:
-        kept.close()
         benches.clear()
         gc.collect()
         for device in devices:

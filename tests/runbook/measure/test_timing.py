@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openmed_nb.runbook.comparison import seconds_in_turn, steps_of_turn
+from openmed_nb.runbook.measure.timing import timed_by
 from openmed_nb.runbook.measure.workloads import (
     FORWARD,
     FORWARD_PASS,
@@ -50,6 +51,21 @@ def test_every_turn_begins_like_a_long_run():
 
     assert [len(seconds) for seconds in turns.values()] == [6, 6]
     assert log.count("read") - log.count("run") == 6 * 20
+
+
+def test_devices_take_turns():
+    """Over the rounds each device begins once, and each has its turn in every round."""
+    log: list[str] = []
+
+    def named(name: str) -> Workload:
+        phases = ((FORWARD, lambda _batch: log.append(name)),)
+        return Workload("x", FORWARD_PASS, "cpu", 1, None, lambda: iter(range(10**6)), phases)
+
+    with timed_by(lambda: float(len(log))):  # A step takes a second, so that a turn has one.
+        seconds_in_turn({name: named(name) for name in ("cpu", "mps", "cuda")}, 6)
+
+    rounds = [log[at : at + 3] for at in range(9, len(log), 3)]
+    assert rounds == [["cpu", "mps", "cuda"], ["mps", "cuda", "cpu"], ["cuda", "cpu", "mps"]] * 2
 
 
 def test_length_of_a_turn():
