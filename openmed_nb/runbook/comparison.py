@@ -23,11 +23,7 @@ from .measure.workloads import (
     Split,
     StepReport,
     Workload,
-    begun,
     put_on_devices,
-    seconds_of_step,
-    settle,
-    split_of_steps,
     whole_rounds,
 )
 from .utilisation import SECONDS, Utilisation, measured, reader_of
@@ -352,20 +348,20 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[
     """
     names, seconds = list(work), {device: list[float]() for device in work}
     with contextlib.ExitStack() as stack:
-        batches = {device: stack.enter_context(begun(one)) for device, one in work.items()}
+        batches = {device: stack.enter_context(one.begun()) for device, one in work.items()}
         warm = [warmed_up(one, batches[device]) for device, one in work.items()]
         steps = steps_of_turn(warm, max(one.workers for one in work.values()))
         for turn in range(pairs):
             first = turn % len(work)
             for device in (*names[first:], *names[:first]):
-                settle(work[device], batches[device])
-                seconds[device].append(seconds_of_step(work[device], batches[device], steps))
+                work[device].settle(batches[device])
+                seconds[device].append(work[device].seconds_of_steps(batches[device], steps))
     return seconds
 
 
 def warmed_up(workload: Workload, batches: Iterator[Any]) -> float:
     """Run the first steps, and return how long the last of them took, in seconds."""
-    return [seconds_of_step(workload, batches) for _ in range(WARM_UP)][-1]
+    return [workload.seconds_of_steps(batches) for _ in range(WARM_UP)][-1]
 
 
 def steps_of_turn(seconds: Collection[float], workers: int) -> int:
@@ -377,11 +373,11 @@ def steps_of_turn(seconds: Collection[float], workers: int) -> int:
 
 def split_on(workload: Workload) -> Split:
     """Return where the time of a step goes; steps follow each other here, as loaders that read ahead need it."""
-    with begun(workload) as batches:
+    with workload.begun() as batches:
         warmed_up(workload, batches)
-        settle(workload, batches)
+        workload.settle(batches)
         fewest = ROUNDS_OF_WORKERS * workload.workers
-        return split_of_steps(workload, batches, whole_rounds(max(PHASE_STEPS, fewest), workload.workers), fewest)
+        return workload.split(batches, whole_rounds(max(PHASE_STEPS, fewest), workload.workers), fewest)
 
 
 def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
@@ -389,5 +385,5 @@ def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
     if not seconds:
         return Utilisation()
     read = reader_of(device, SESSION.computer.machine, environ=SESSION.environ, uuid=backend.gpu_uuid(device))
-    with begun(workload) as batches:
+    with workload.begun() as batches:
         return measured(read, seconds, lambda: workload.run(next(batches)))

@@ -28,7 +28,6 @@ from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, count
 from ..errors import ConfigurationError, given_path, whole, whole_or_none
 from ..plain import write_whole
 from ..session import SESSION
-from .measure.timing import now
 from .measure.workloads import (
     DATA,
     DATA_SHARE,
@@ -36,15 +35,10 @@ from .measure.workloads import (
     Split,
     StepReport,
     Workload,
-    begun,
     data_remedy,
-    drop_ready,
+    next_batch,
     put_on_devices,
-    seconds_of_step,
     series,
-    settle,
-    split_of_steps,
-    starting,
 )
 from .operators.fallbacks import Fallback, fallbacks
 from .profile_operators import CALLS, EMPTY, PREFIX, OperatorTime, Synchronisation, operator_times, total
@@ -403,16 +397,16 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
 ) -> Profile:
     """Return the profile of steps that are ready."""
     empty, kind = empty_operators(device), kind_of(device)
-    with begun(workload) as batches:
+    with workload.begun() as batches:
         batch = next(batches)
         for _ in range(warm_up):
-            seconds_of_step(workload, batches)
-        settle(workload, batches)
-        seconds = series(lambda: seconds_of_step(workload, batches), steps)
-        settle(workload, batches)
-        split = split_of_steps(workload, batches, steps)
-        drop_ready(workload, batches)
-        data = series(lambda: seconds_of_next(batches), steps)
+            workload.seconds_of_steps(batches)
+        workload.settle(batches)
+        seconds = series(lambda: workload.seconds_of_steps(batches), steps)
+        workload.settle(batches)
+        split = workload.split(batches, steps)
+        workload.drop_ready(batches)
+        data = series(lambda: next_batch(batches)[1], steps)
         turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
         with signposts() if with_signposts else contextlib.nullcontext():
             operators = operators_of(workload, batches, steps, trace, empty if kind == "cpu" else None)
@@ -454,13 +448,6 @@ def empty_operators(device: str) -> Workload:
             torch.nn.functional.linear(row, weight, bias)
 
     return Workload(EMPTY, OWN_STEP, device, 1, None, lambda: itertools.repeat(None), ((EMPTY, start),))
-
-
-def seconds_of_next(batches: Iterator[Any]) -> float:
-    """Return how long it takes to get a batch, in seconds."""
-    begin = now()
-    next(batches)
-    return now() - begin - starting(batches)
 
 
 def operators_of(

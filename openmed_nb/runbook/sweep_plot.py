@@ -29,10 +29,14 @@ def draw(report: SweepReport, width: float = 7.0, height: float = 4.5) -> CurveF
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     _throughput(above, report)
     _memory_axes(below, report)
-    for axes, named in ((above, True), (below, False)):
-        _mark(axes, report, named)
-        _finish(axes)
-    _sizes(below, report)
+    for axes in (above, below):
+        _finish(axes, report, named=axes is above)
+    largest = max(point.rows for point in report.points)
+    below.set_xlim(0.8, largest * 1.25)
+    below.xaxis.set_major_locator(FixedLocator([1 << power for power in range(largest.bit_length() + 1)]))
+    below.xaxis.set_minor_locator(NullLocator())
+    below.xaxis.set_major_formatter(FuncFormatter(lambda rows, _place: f"{rows:,.0f}"))
+    below.set_xlabel("rows in a batch")
     figure.suptitle(_title(report), fontsize="large", fontweight="bold")
     return figure
 
@@ -73,8 +77,8 @@ def _memory_axes(axes: Any, report: SweepReport) -> None:
     axes.set_ylabel(UNITS[exponent])
 
 
-def _mark(axes: Any, report: SweepReport, named: bool) -> None:
-    """Mark the knee, and the sizes that ran out of memory; both are named beside one of the two curves."""
+def _finish(axes: Any, report: SweepReport, named: bool) -> None:
+    """Mark the knee, and the sizes that ran out of memory, both named beside one of the two curves; begin at zero."""
     knee, failed = report.knee, [point.rows for point in report.points if not point.fits]
     if knee:
         label = f"knee: {counted(knee, 'row')}" if named else None
@@ -83,23 +87,9 @@ def _mark(axes: Any, report: SweepReport, named: bool) -> None:
         label, place = "out of memory" if named else None, axes.get_xaxis_transform()
         heights = [0.03] * len(failed)  # A share of the height, near the axis.
         axes.plot(failed, heights, "x", color="firebrick", transform=place, label=label, clip_on=False)
-
-
-def _finish(axes: Any) -> None:
-    """Begin at zero, leave room above, and name the lines beside them."""
     axes.set_xscale("log", base=2)
     highest = axes.dataLim.ymax if axes.lines else 0.0
     axes.set_ylim(0, highest * 1.15 if 0 < highest < math.inf else 1)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-
-
-def _sizes(axes: Any, report: SweepReport) -> None:
-    """Write powers of two under the axis, as whole numbers."""
-    largest = max(point.rows for point in report.points)
-    axes.set_xlim(0.8, largest * 1.25)
-    axes.xaxis.set_major_locator(FixedLocator([1 << power for power in range(largest.bit_length() + 1)]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda rows, _place: f"{rows:,.0f}"))
-    axes.set_xlabel("rows in a batch")

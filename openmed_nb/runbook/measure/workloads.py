@@ -96,6 +96,33 @@ class Workload:
         named = {name: getattr(self, name) for name in ("name", "task", "dtype", "workers", "row_shape")}
         return {**named, "simulated": active()}
 
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[Iterator[Any]]:
+        """Begin the batches, and end them after a block, with the processes that read them ahead."""
+        batches, what = self.batches(), f"A batch of {self.rows} rows"
+        remedy = "Pass a smaller batch_size; nb.sweep() finds one that fits."
+        try:
+            with out_of_memory_explained(what, self.device, remedy):
+                yield batches
+        finally:
+            getattr(batches, "close", lambda: None)()
+
+    def drop_ready(self, batches: Iterator[Any]) -> None:
+        """Take what a loader that reads ahead holds ready."""
+        for _ in range(self.ahead):
+            next(batches)
+
+    def settle(self, batches: Iterator[Any]) -> None:
+        """Bring a loader that reads ahead to where it is in a long run, after a pause in which it has filled up.
+
+        What it holds ready is taken and not computed: after as many steps, a loader that is a little slower than the device
+        would still hold some, and the steps that follow would not wait as they do in a long run. Then each worker gives a
+        batch.
+        """
+        self.drop_ready(batches)
+        for _ in range(self.workers):
+            self.run(next(batches))
+
     def run(self, batch: Any) -> Any:
         """Do a step with a batch, to its end on the device, and return what the last phase gave."""
         with TENSOR_LOCK:
@@ -112,19 +139,32 @@ class Workload:
             self.run(batch)
             return now() - begin
 
+    def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
+        """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
+        finish(self.torch_device)
+        begin, apart = now(), 0.0
+        for _ in range(steps):
+            batch = next(batches)
+            apart += starting(batches)
+            self.run(batch)
+        return (now() - begin - apart) / steps
+
     def seconds_of_phases(self, batches: Iterator[Any]) -> dict[str, float]:
         """Take the next batch and return how long each phase of its step takes, in seconds, each waited for."""
-        begin = now()
-        value = next(batches)
-        seconds = {DATA: now() - begin - starting(batches)}
+        value, seconds = next_batch(batches)
+        times = {DATA: seconds}
         with TENSOR_LOCK:
             finish(self.torch_device)
             for name, phase in self.phases:
                 begin = now()
                 value = phase(value)
                 finish(self.torch_device)
-                seconds[name] = now() - begin
-        return seconds
+                times[name] = now() - begin
+        return times
+
+    def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
+        """Return where the time of so many steps goes, or of fewer if they are slow."""
+        return split_of(series(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest)), self.typical)
 
     @property
     def typical(self) -> Callable[[list[float]], float]:
@@ -154,6 +194,13 @@ class Workload:
 def starting(batches: Iterator[Any]) -> float:
     """Return how many seconds of the last batch went into starting a loader's processes, which belong to no step."""
     return float(getattr(batches, "starting", 0.0))
+
+
+def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
+    """Return the next batch, and how long it takes to get it, in seconds."""
+    begin = now()
+    batch = next(batches)
+    return batch, now() - begin - starting(batches)
 
 
 def read_ahead(loader: Any) -> tuple[int, int]:
@@ -362,18 +409,6 @@ def put_on_devices(
             empty_cache(device)
 
 
-@contextlib.contextmanager
-def begun(workload: Workload) -> Iterator[Iterator[Any]]:
-    """Begin the batches of a workload, and end them after a block, with the processes that read them ahead."""
-    batches, what = workload.batches(), f"A batch of {workload.rows} rows"
-    remedy = "Pass a smaller batch_size; nb.sweep() finds one that fits."
-    try:
-        with out_of_memory_explained(what, workload.device, remedy):
-            yield batches
-    finally:
-        getattr(batches, "close", lambda: None)()
-
-
 # How torch's own messages about a lack of memory begin; ``devices.memory`` names their sources.
 TORCH_SAYS = re.compile(
     r"(CUDA|HIP|MPS backend) out of memory|Invalid buffer size|\[enforce fail at |could not (create|execute) a (primitive|memory)"
@@ -403,23 +438,6 @@ MPS backend out of memory. Pass a smaller batch_size.
         raise DeviceUnavailable(f"{what} does not fit in the memory of {device}: {why}.", remedy) from error
 
 
-def drop_ready(workload: Workload, batches: Iterator[Any]) -> None:
-    """Take what a loader that reads ahead holds ready."""
-    for _ in range(workload.ahead):
-        next(batches)
-
-
-def settle(workload: Workload, batches: Iterator[Any]) -> None:
-    """Bring a loader that reads ahead to where it is in a long run, after a pause in which it has filled up.
-
-    What it holds ready is taken and not computed: after as many steps, a loader that is a little slower than the device
-    would still hold some, and the steps that follow would not wait as they do in a long run. Then each worker gives a batch.
-    """
-    drop_ready(workload, batches)
-    for _ in range(workload.workers):
-        workload.run(next(batches))
-
-
 def whole_rounds(steps: int, workers: int) -> int:
     """Return a number of steps, or some more, in which each worker of a loader gives as many batches as the others.
 
@@ -428,17 +446,6 @@ def whole_rounds(steps: int, workers: int) -> int:
         (12, 10, 2)
     """
     return steps + -steps % max(1, workers)
-
-
-def seconds_of_step(workload: Workload, batches: Iterator[Any], steps: int = 1) -> float:
-    """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
-    finish(workload.torch_device)
-    begin, apart = now(), 0.0
-    for _ in range(steps):
-        batch = next(batches)
-        apart += starting(batches)
-        workload.run(batch)
-    return (now() - begin - apart) / steps
 
 
 # A series of slow steps is cut short after LONGEST seconds, once it has FEWEST steps.
@@ -453,9 +460,3 @@ def series(measure: Callable[[], Any], steps: int, fewest: int = FEWEST) -> list
             break
         measured.append(measure())
     return measured
-
-
-def split_of_steps(workload: Workload, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
-    """Return where the time of so many steps goes, or of fewer if they are slow."""
-    measured = series(lambda: workload.seconds_of_phases(batches), steps, max(FEWEST, fewest))
-    return split_of(measured, workload.typical)

@@ -10,8 +10,6 @@ from openmed_nb.runbook.measure.workloads import (
     FORWARD,
     FORWARD_PASS,
     Workload,
-    drop_ready,
-    settle,
     whole_rounds,
 )
 
@@ -35,12 +33,12 @@ def test_what_was_read_ahead_is_left_out():
     log: list[str] = []
     workload = logged(log, 2, 6)
     batches = workload.batches()
-    drop_ready(workload, batches)
+    workload.drop_ready(batches)
 
     assert log == ["read"] * 6
-    settle(workload, batches)
+    workload.settle(batches)
     assert log[6:] == ["read"] * 6 + ["read", "run"] * 2
-    settle(logged(log, 0, 0), iter([]))
+    logged(log, 0, 0).settle(iter([]))
     assert len(log) == 16
 
 

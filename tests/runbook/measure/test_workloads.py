@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UnreadableText
 from openmed_nb.runbook.measure import benches
-from openmed_nb.runbook.measure.workloads import Repeated, begun, put_on_devices, seconds_of_step
+from openmed_nb.runbook.measure.workloads import Repeated, put_on_devices
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -148,10 +148,10 @@ class TestAnnotation:
         filled = next(subject_of(own, ["asthma"] * 8).on("cpu").stream(8).batches())
 
         assert (some.rows, some.batch_tokens, bench.bucket(700).batch_tokens) == (700, 700 * 16, 700 * 16)
-        sizes = [inputs["input_ids"].size for inputs in next(some.batches()).inputs]
+        sizes = [inputs["input_ids"].size for inputs in next(some.batches())[2]]
         assert max(sizes) > bench.annotator.budget.tokens == any_number.batch_tokens
         assert subject_of(torch.nn.Identity(), EXAMPLE).on(place).bucket(2).batch_tokens is None
-        assert [len(inputs["input_ids"]) for inputs in filled.inputs] == [8]
+        assert [len(inputs["input_ids"]) for inputs in filled[2]] == [8]
 
     def test_texts(self, keyword_model: Path):
         """Texts of a generator are read once and measured again and again; unreadable ones raise when they are read."""
@@ -361,7 +361,7 @@ class TestLoader:
         subject_of(torch.nn.Identity(), DataLoader(EXAMPLE, shuffle=True)).on("cpu").bucket(2)
         for model in (torch.nn.Identity(), lambda batch: batch):
             subject = subject_of(model, loader)
-            with put_on_devices(subject, ["cpu"]) as on, begun(on["cpu"].stream()) as batches:
+            with put_on_devices(subject, ["cpu"]) as on, on["cpu"].stream().begun() as batches:
                 list(itertools.islice(batches, 5))
             assert torch.equal(generator.get_state(), before[0]), model
         assert torch.equal(torch.get_rng_state(), before[1])
@@ -384,8 +384,8 @@ class TestLoader:
             apart = [batches.starting for _ in itertools.islice(batches, 7)]
             assert sum(seconds > 0 for seconds in apart) == left_out, (count, persistent)
         workload = subject_of(torch.nn.Identity(), DataLoader(ROWS, batch_size=2, num_workers=1)).on("cpu").stream()
-        with begun(workload) as batches:
-            taken = [seconds_of_step(workload, batches) for _ in range(4)]
+        with workload.begun() as batches:
+            taken = [workload.seconds_of_steps(batches) for _ in range(4)]
             phases = [workload.seconds_of_phases(batches)["data"] for _ in range(4)]
         assert min(*taken, *phases) >= 0
 
