@@ -42,9 +42,7 @@ Listener = Callable[[Activity | None], None]
 
 
 class _Depth(threading.local):
-    """How many verbs of this thread are inside one another."""
-
-    verbs = 0
+    verbs = 0  # How many of this thread are inside one another.
 
 
 class Listeners:
@@ -75,13 +73,17 @@ class Listeners:
         """Add a listener, and return what removes it; removing it twice does no harm."""
         key = object()
         self._listeners[key] = listener
-        return lambda: self._remove(key)
+        return lambda: self._listeners.pop(key, None)  # type: ignore[return-value]
 
     def tell(self, activity: Activity | None) -> None:
         """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
         for key, listener in self._listeners.copy().items():
             if key in self._listeners:  # Another one may have removed it meanwhile.
-                _tell(listener, activity)
+                try:
+                    listener(activity)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
+                    what = f"A panel or another listener of the session failed: {type(error).__name__}."
+                    warnings.warn(f"{what} %openmed_panel opens a new panel.", OpenMedWarning, stacklevel=3)
 
     def told_after(self) -> Listeners:
         """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed.
@@ -100,14 +102,3 @@ class Listeners:
                 self.tell(None)
         finally:
             self._depth.verbs -= 1
-
-    def _remove(self, key: object) -> None:
-        self._listeners.pop(key, None)
-
-
-def _tell(listener: Listener, activity: Activity | None) -> None:
-    try:
-        listener(activity)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
-        what = f"A panel or another listener of the session failed: {type(error).__name__}."
-        warnings.warn(f"{what} %openmed_panel opens a new panel.", OpenMedWarning, stacklevel=4)

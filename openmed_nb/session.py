@@ -33,21 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a load will do.
+    """What a load will do."""
 
-    Attributes:
-        spec: What is loaded.
-        device: The device, confirmed.
-        follows: Whether the model follows the session.
-        options: The arguments that are left for the pipeline.
-        precision: Why the model has that type; ``None`` where nothing but float32 was asked for.
-    """
-
-    spec: LoadSpec
-    device: str
-    follows: bool
-    options: dict[str, Any]
-    precision: DtypeChoice | None
+    spec: LoadSpec  # What is loaded.
+    device: str  # The device, confirmed.
+    follows: bool  # Whether the model follows the session.
+    options: dict[str, Any]  # The arguments that are left for the pipeline.
+    precision: DtypeChoice | None  # Why the model has that type; ``None`` where nothing but float32 was asked for.
 
 
 class Session:
@@ -381,8 +373,7 @@ class Session:
     def load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
         """Return what to load, where, and in which type."""
         from .models.dtypes import in_chosen_dtype
-        from .models.loading import LoadSpec
-        from .models.quantization import INT8, check_int8
+        from .models.loading import INT8, LoadSpec, check_int8
 
         arguments = dict(arguments)
         device = arguments.pop("device", None)

@@ -115,6 +115,7 @@ ALLOWED = {
     "runbook.operators.recorders": {"torch"},
     "runbook.profile_recorder": {"torch"},
     "runbook.sweep_plot": {"matplotlib"},
+    "simulation.device": {"torch"},
     "simulation.modes": {"torch"},
     "training.live": {"ipywidgets"},
     "training.plot": {"matplotlib"},

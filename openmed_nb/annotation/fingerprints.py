@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK
-from ..models.quantization import packed_layers
+from ..models.loading import packed_layers
 from .references import Reference
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from ..devices.backend import TENSOR_LOCK
 from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
-from ..models.loading import LoadedModel, collector_at_rest, move
-from ..models.quantization import is_quantized
+from ..models.loading import LoadedModel, collector_at_rest, is_quantized, move
 from .decoding import Decoder, LabelTables
 from .forward import Budget, Network, hides_padding, input_names
 from .results import Entity

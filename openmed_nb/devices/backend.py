@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,24 +38,16 @@ if hasattr(os, "register_at_fork"):  # A forked child has no thread that could r
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What is known of the installed torch; ``None`` means not known yet.
+    """What is known of the installed torch; ``None`` means not known yet."""
 
-    Attributes:
-        version: Such as ``"2.13.0+cpu"``; ``None`` where torch is not installed.
-        loaded: Whether torch is imported and spoke for itself.
-        gpu_build: What the build computes on besides the CPU, such as ``"CUDA 13.0"``; empty for a CPU build.
-        mps_built: Whether the build has the MPS backend.
-        mps_available: Whether torch finds a Metal device.
-        cuda_names: One name for each GPU that torch finds.
-        probes: Pairs of a device and why a tiny computation on it failed, empty where it did not.
-    """
-
-    version: str | None
-    loaded: bool = False
+    version: str | None  # Such as ``"2.13.0+cpu"``; ``None`` where torch is not installed.
+    loaded: bool = False  # Whether torch is imported and spoke for itself.
+    # What the build computes on besides the CPU, such as ``"CUDA 13.0"``; empty for a CPU build.
     gpu_build: str | None = None
-    mps_built: bool | None = None
-    mps_available: bool | None = None
-    cuda_names: tuple[str, ...] | None = None
+    mps_built: bool | None = None  # Whether the build has the MPS backend.
+    mps_available: bool | None = None  # Whether torch finds a Metal device.
+    cuda_names: tuple[str, ...] | None = None  # One name for each GPU that torch finds.
+    # Pairs of a device and why a tiny computation on it failed, empty where it did not.
     probes: tuple[tuple[str, str], ...] = ()
 
     @functools.cached_property
@@ -222,17 +214,10 @@ def gpu_uuid(device: str) -> str | None:
 States = tuple[tuple[str, "torch.Tensor"], ...]
 
 
-def random_states(device: str) -> States:
-    """Return the states of the CPU's random numbers and of the device's; no device is waited for."""
-    return _states_of(dict.fromkeys(("cpu", device)))
-
-
-def _states_of(names: Iterable[str]) -> States:
-    found = []
-    for name in names:
-        source, which = _random_source(name)
-        found.append((name, source.get_rng_state(*which)))
-    return tuple(found)
+def random_states(*devices: str) -> States:
+    """Return the states of the CPU's random numbers and of those of devices; no device is waited for."""
+    sources = {name: _random_source(name) for name in ("cpu", *devices)}
+    return tuple((name, source.get_rng_state(*which)) for name, (source, which) in sources.items())
 
 
 def set_random_states(states: States) -> None:
@@ -245,7 +230,7 @@ def set_random_states(states: States) -> None:
 @contextmanager
 def random_numbers_from(states: States) -> Iterator[None]:
     """Let random numbers go on from these states for a while, and then from where they were before."""
-    before = _states_of(name for name, _ in states)
+    before = random_states(*(name for name, _ in states))
     set_random_states(states)
     try:
         yield
@@ -279,5 +264,4 @@ def towards_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_array(tensor: torch.Tensor) -> Any:
-    """Return a tensor as an array on the host."""
     return tensor.cpu().numpy()

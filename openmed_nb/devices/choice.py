@@ -312,17 +312,11 @@ def _reason(request: DeviceRequest, here: Surroundings, rejected: list[Rejection
 
 @dataclass(frozen=True)
 class Candidate(Plain):
-    """A device of this computer.
+    """A device of this computer."""
 
-    Attributes:
-        device: Its name.
-        rejection: Why it cannot be used, ``None`` where nothing known so far speaks against it.
-        tried: Whether it has computed; the CPU need not.
-    """
-
-    device: str
-    rejection: Rejection | None = None
-    tried: bool = True
+    device: str  # Its name.
+    rejection: Rejection | None = None  # Why it cannot be used, ``None`` where nothing known so far speaks against it.
+    tried: bool = True  # Whether it has computed; the CPU need not.
 
     HIDDEN, ALSO = ("rejection", "tried"), ("usable", "reason", "remedy")
 

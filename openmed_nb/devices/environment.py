@@ -24,7 +24,6 @@ HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 VARIABLES = (FALLBACK, HIGH, LOW)
 
-DEFAULT_FALLBACK = "1"
 DEFAULT_HIGH = 1.0
 DEFAULT_LOW = 0.9
 
@@ -51,16 +50,11 @@ UNSET_BOTH = f"Unset {HIGH} and {LOW}, then restart the kernel."
 
 @dataclass(frozen=True)
 class Moment:
-    """What torch has done by now.
+    """What torch has done by now."""
 
-    Attributes:
-        torch_loaded: Whether torch is imported.
-        allocator_started: Whether the MPS allocator has read its watermarks; ``None`` if unknown.
-        seen: For each variable that was watched, the values that torch may have read; ``None`` among them is "unset".
-    """
-
-    torch_loaded: bool = False
-    allocator_started: bool | None = False
+    torch_loaded: bool = False  # Whether torch is imported.
+    allocator_started: bool | None = False  # Whether the MPS allocator has read its watermarks; ``None`` if unknown.
+    # For each variable that was watched, the values that torch may have read; ``None`` among them is "unset".
     seen: Mapping[str, frozenset[str | None]] = field(default_factory=dict)
 
     def has_read(self, name: str) -> bool | None:
@@ -168,7 +162,7 @@ def plan(
             tuple(EnvSetting(name, ours.get(name, environ.get(name)), origins[name], IDLE) for name in VARIABLES)
         )
     high, low = watermark_defaults(environ.get(HIGH), environ.get(LOW))
-    wanted = {FALLBACK: DEFAULT_FALLBACK, HIGH: high, LOW: low}
+    wanted = {FALLBACK: "1", HIGH: high, LOW: low}
     conflict = watermark_conflict(environ.get(HIGH, high), environ.get(LOW, low))
     return EnvPlan(tuple(_setting(name, environ, wanted[name], conflict, moment) for name in VARIABLES))
 

@@ -38,30 +38,18 @@ def import_psutil() -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this computer is; ``None`` means that it could not be read, never a guess.
+    """What this computer is; ``None`` means that it could not be read, never a guess."""
 
-    Attributes:
-        system: ``"Darwin"``, ``"Linux"`` or ``"Windows"``, as ``platform.system()`` says.
-        architecture: What this Python was built for: ``"arm64"``, ``"x86_64"`` ...
-        apple_silicon: Whether the processor is Apple's, also when Python runs under Rosetta.
-        translated: Whether this Python runs under Rosetta.
-        chip: The processor's name, such as ``"Apple M2 Pro"``.
-        macos: The version of macOS, such as ``(14, 5)``.
-        memory_bytes: Installed memory in bytes.
-        cores: Physical cores.
-        gpu_driver: Whether a driver for a CUDA or ROCm GPU is loaded.
-        simulated: Whether this computer is simulated: nothing measured on it is a figure of such a computer.
-    """
-
-    system: str
-    architecture: str
-    apple_silicon: bool = False
-    translated: bool = False
-    chip: str | None = None
-    macos: tuple[int, ...] | None = None
-    memory_bytes: int | None = None
-    cores: int | None = None
-    gpu_driver: bool | None = None
+    system: str  # ``"Darwin"``, ``"Linux"`` or ``"Windows"``, as ``platform.system()`` says.
+    architecture: str  # What this Python was built for: ``"arm64"``, ``"x86_64"`` ...
+    apple_silicon: bool = False  # Whether the processor is Apple's, also when Python runs under Rosetta.
+    translated: bool = False  # Whether this Python runs under Rosetta.
+    chip: str | None = None  # The processor's name, such as ``"Apple M2 Pro"``.
+    macos: tuple[int, ...] | None = None  # The version of macOS, such as ``(14, 5)``.
+    memory_bytes: int | None = None  # Installed memory in bytes.
+    cores: int | None = None  # Physical cores.
+    gpu_driver: bool | None = None  # Whether a driver for a CUDA or ROCm GPU is loaded.
+    # Whether this computer is simulated: nothing measured on it is a figure of such a computer.
     simulated: bool = False
 
     @property
@@ -134,8 +122,8 @@ def run_command(command: list[str]) -> str | None:
 def own_name(device: str, machine: Machine, torch: TorchFacts) -> str:
     """Return the name of a device, such as ``"NVIDIA A100"`` or ``"Apple M2 Pro"``; torch knows the names of GPUs."""
     if kind_of(device) == "cuda":
-        index, names = int(device.partition(":")[2] or 0), torch.cuda_names or ()
-        return names[index] if index < len(names) else f"GPU {index}"
+        index = int(device.partition(":")[2] or 0)
+        return dict(enumerate(torch.cuda_names or ())).get(index, f"GPU {index}")
     on_the_chip = machine.chip is not None and not (machine.simulated and device == "cpu")
     return str(machine.chip) if on_the_chip else processor_name()
 

@@ -16,19 +16,14 @@ from .request import kind_of
 
 @dataclass(frozen=True)
 class AllocatorMemory:
-    """What an allocator says of its memory, in bytes; ``None`` where torch has no such figure for the device.
+    """What an allocator says of its memory, in bytes; ``None`` where torch has no such figure for the device."""
 
-    Attributes:
-        allocated: What living tensors use.
-        reserved: What the process holds of the device: tensors and cached blocks; on MPS all of its Metal memory.
-        recommended: What the device should not go beyond; on MPS ``recommendedMaxWorkingSetSize``, on CUDA all it has.
-        peak: The most that living tensors used since the figure was last reset.
-    """
-
-    allocated: int | None = None
+    allocated: int | None = None  # What living tensors use.
+    # What the process holds of the device: tensors and cached blocks; on MPS all of its Metal memory.
     reserved: int | None = None
+    # What the device should not go beyond; on MPS ``recommendedMaxWorkingSetSize``, on CUDA all it has.
     recommended: int | None = None
-    peak: int | None = None
+    peak: int | None = None  # The most that living tensors used since the figure was last reset.
 
 
 class Allocator:

@@ -356,10 +356,10 @@ def warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -
     warnings.warn(text, OpenMedWarning, stacklevel=level_of_caller())
 
 
-def level_of_caller() -> int:
-    """Return how many frames up from the caller the first one is that is not of this package: the person's line."""
-    package = __name__.partition(".")[0]
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == package:
+def level_of_caller(*packages: str) -> int:
+    """Return the ``stacklevel`` of the first frame up from the caller that is of none of these packages, usually of ours."""
+    inside = tuple(f"{package}." for package in packages or (__name__.partition(".")[0],))
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - the only way to walk the stack without reading files
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(inside):
         level, frame = level + 1, frame.f_back
     return level

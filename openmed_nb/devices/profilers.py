@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -34,8 +34,7 @@ def modes_on(*modes: Any) -> Iterator[None]:
 def modes_like(mode: Any) -> list[Any]:
     """Return the modes of the same kind that this thread has on, the outermost first."""
     module, kind = _stack_of(mode)
-    modes: list[Any] = getattr(module, f"_get_current_{kind}_mode_stack")()
-    return modes
+    return list(getattr(module, f"_get_current_{kind}_mode_stack")())
 
 
 def _bring_to_top(mode: Any) -> None:
@@ -125,8 +124,7 @@ def without_notes() -> Iterator[None]:
 
 def profiler_is_on() -> bool:
     """Tell whether a profiler of torch is on: a second one would be an error."""
-    enabled: bool = import_torch().autograd._profiler_enabled()  # noqa: SLF001 - torch has no other name for it
-    return enabled
+    return bool(import_torch().autograd._profiler_enabled())  # noqa: SLF001 - torch has no other name for it
 
 
 def check_no_profiler() -> None:
@@ -159,13 +157,11 @@ def _check_mps(what: str, device: str, remedy: str) -> None:
         raise ConfigurationError(f"There are no {what} of a simulated MPS device.", remedy)
 
 
-def signposts() -> AbstractContextManager[Any]:
+def signposts() -> Any:
     """Return a block whose operators on MPS leave signposts, which Instruments records (``torch.mps.profiler.profile``)."""
-    block: AbstractContextManager[Any] = import_torch().mps.profiler.profile(mode="interval")
-    return block
+    return import_torch().mps.profiler.profile(mode="interval")
 
 
-def metal_capture(name: str) -> AbstractContextManager[Any]:
+def metal_capture(name: str) -> Any:
     """Return a block whose Metal calls are captured under a name (``torch.mps.profiler.metal_capture``), for Xcode."""
-    block: AbstractContextManager[Any] = import_torch().mps.profiler.metal_capture(name)
-    return block
+    return import_torch().mps.profiler.metal_capture(name)

@@ -54,14 +54,10 @@ NOBODY = "nobody"
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """A wish for a device, and who has it.
+    """A wish for a device, and who has it."""
 
-    Attributes:
-        value: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
-        source: Who asks: ``"argument"``, ``"OpenMedConfig"``, ``"%openmed_device"``, a variable's name, ``"nobody"``.
-    """
-
-    value: str
+    value: str  # ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
+    # Who asks: ``"argument"``, ``"OpenMedConfig"``, ``"%openmed_device"``, a variable's name, ``"nobody"``.
     source: str
 
     @classmethod
@@ -98,17 +94,11 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
 
 @dataclass(frozen=True)
 class Wish(Plain):
-    """One link of the precedence chain.
+    """One link of the precedence chain."""
 
-    Attributes:
-        source: Whose wish it is.
-        spelling: The device as it was spelled; ``None`` where nothing was.
-        final: Whether ``auto`` ends the search here instead of leaving it to the next in line.
-    """
-
-    source: str
-    spelling: str | None
-    final: bool = False
+    source: str  # Whose wish it is.
+    spelling: str | None  # The device as it was spelled; ``None`` where nothing was.
+    final: bool = False  # Whether ``auto`` ends the search here instead of leaving it to the next in line.
 
     HIDDEN, ALSO = ("spelling", "final"), ("says",)
 

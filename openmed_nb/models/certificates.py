@@ -55,31 +55,18 @@ Ratio = Annotated[float, Least(0)]
 
 @dataclass(frozen=True)
 class Identity:
-    """What a certificate is of: it counts for exactly this.
+    """What a certificate is of: it counts for exactly this."""
 
-    Attributes:
-        model: What the person calls the model; two names for the same files are the same.
-        weights: A fingerprint of its weights, of every byte.
-        settings: A fingerprint of its config.json.
-        tokenizer: A fingerprint of its tokenizer.
-        dtype: ``"float16"``, ``"bfloat16"`` or ``"int8"``.
-        device: ``"mps"``, ``"cuda"`` or ``"cpu"``.
-        device_name: What the device calls itself.
-        torch: The version of torch.
-        transformers: The version of transformers.
-        simulated: Whether the device is simulated.
-    """
-
-    model: str
-    weights: str
-    settings: str
-    tokenizer: str
-    dtype: str
-    device: str
-    device_name: str
-    torch: str
-    transformers: str
-    simulated: bool
+    model: str  # What the person calls the model; two names for the same files are the same.
+    weights: str  # A fingerprint of its weights, of every byte.
+    settings: str  # A fingerprint of its config.json.
+    tokenizer: str  # A fingerprint of its tokenizer.
+    dtype: str  # ``"float16"``, ``"bfloat16"`` or ``"int8"``.
+    device: str  # ``"mps"``, ``"cuda"`` or ``"cpu"``.
+    device_name: str  # What the device calls itself.
+    torch: str  # The version of torch.
+    transformers: str  # The version of transformers.
+    simulated: bool  # Whether the device is simulated.
 
     @property
     def key(self) -> str:
@@ -119,37 +106,23 @@ class EntityCounts:
 
 @dataclass(frozen=True)
 class CertificateEvidence(EntityCounts):
-    """What was measured; of the counts of entities and of the recalls, those of the strategy that lost most.
+    """What was measured; of the counts of entities and of the recalls, those of the strategy that lost most."""
 
-    Attributes:
-        texts: How many texts, each of other words.
-        texts_fingerprint: Differs for other texts.
-        tokens: How many tokens they have.
-        not_numbers: How many of them became NaN or infinity.
-        exact: How many entities of the reference, the CPU in float32, were found at the same place with the same label.
-        moved: How many with other borders.
-        relabelled: How many with another label.
-        missing: How many not at all.
-        extra: How many entities were found that the reference does not have.
-        distinct: How many entities of the reference differ in their words or labels.
-        recall_reference: The reference's recall of gold entities; ``None`` where no gold was given.
-        recall: The recall in the reduced type.
-        speed_up: How many times faster than float32 on the same device, measured in turn; 1 where that is not certain,
-            ``None`` where the device is simulated.
-    """
-
-    texts: Count
-    texts_fingerprint: str
-    tokens: Count
-    not_numbers: Count
+    texts: Count  # How many texts, each of other words.
+    texts_fingerprint: str  # Differs for other texts.
+    tokens: Count  # How many tokens they have.
+    not_numbers: Count  # How many of them became NaN or infinity.
+    # How many entities of the reference, the CPU in float32, were found at the same place with the same label.
     exact: Count
-    moved: Count
-    relabelled: Count
-    missing: Count
-    extra: Count
-    distinct: Count
-    recall_reference: Ratio | None
-    recall: Ratio | None
+    moved: Count  # How many with other borders.
+    relabelled: Count  # How many with another label.
+    missing: Count  # How many not at all.
+    extra: Count  # How many entities were found that the reference does not have.
+    distinct: Count  # How many entities of the reference differ in their words or labels.
+    recall_reference: Ratio | None  # The reference's recall of gold entities; ``None`` where no gold was given.
+    recall: Ratio | None  # The recall in the reduced type.
+    # How many times faster than float32 on the same device, measured in turn; 1 where that is not certain, ``None``
+    # where the device is simulated.
     speed_up: Ratio | None
 
     @property
@@ -225,36 +198,22 @@ def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> 
 
 @dataclass(frozen=True)
 class Gate:
-    """What is required of a reduced type.
+    """What is required of a reduced type."""
 
-    Attributes:
-        span_agreement: The share of the entities found either way that must be the same.
-        recall_loss: How much of the reference's recall may be lost, where gold entities are given.
-        minimum_entities: With fewer in the reference there is no verdict.
-        minimum_distinct: With fewer entities that differ in their words or labels there is no verdict.
-        minimum_texts: With fewer texts that differ in their words there is no verdict.
-    """
-
-    span_agreement: float = SPAN_AGREEMENT
-    recall_loss: float = RECALL_LOSS
-    minimum_entities: int = 50
-    minimum_distinct: int = 10
-    minimum_texts: int = 20
+    span_agreement: float = SPAN_AGREEMENT  # The share of the entities found either way that must be the same.
+    recall_loss: float = RECALL_LOSS  # How much of the reference's recall may be lost, where gold entities are given.
+    minimum_entities: int = 50  # With fewer in the reference there is no verdict.
+    minimum_distinct: int = 10  # With fewer entities that differ in their words or labels there is no verdict.
+    minimum_texts: int = 20  # With fewer texts that differ in their words there is no verdict.
 
 
 @dataclass(frozen=True)
 class GateRefusal:
-    """Why a type is refused, and one thing to do.
+    """Why a type is refused, and one thing to do."""
 
-    Attributes:
-        reason: What was seen.
-        remedy: What to do.
-        against: Whether that speaks against the type; too few texts do not.
-    """
-
-    reason: str
-    remedy: str
-    against: bool = True
+    reason: str  # What was seen.
+    remedy: str  # What to do.
+    against: bool = True  # Whether that speaks against the type; too few texts do not.
 
 
 def refusals(evidence: CertificateEvidence, dtype: str, gate: Gate) -> Iterator[GateRefusal]:
@@ -333,7 +292,9 @@ class CertificateStore:
             one
             for one in found
             if isinstance(one, Certificate)
-            and of_same_model(one.identity, identity)
+            and one.identity.dtype == identity.dtype
+            # By its name, or where that differs by its weights.
+            and (one.identity.model == identity.model or one.identity.weights == identity.weights)
             # One without changes counts under its own name: this file was renamed.
             and changes(one.identity, identity)
             and not refused_because(one)
@@ -381,11 +342,6 @@ class CertificateStore:
             return None
         except (OSError, ValueError, RecursionError) as error:
             return cause(error)
-
-
-def of_same_model(one: Identity, other: Identity) -> bool:
-    """Tell whether two identities are of one model in one type: by its name, or where that differs by its weights."""
-    return one.dtype == other.dtype and (one.model == other.model or one.weights == other.weights)
 
 
 def certificate_store(environ: Mapping[str, str]) -> CertificateStore:

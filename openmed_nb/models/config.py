@@ -86,11 +86,11 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
+        backend = str(self.backend)
+        if elsewhere := BACKENDS_ELSEWHERE.get(backend):
+            what = f"The backend {backend!r} is not part of openmed_nb, which runs PyTorch models."
+            raise ConfigurationError(what, f"Use it through the openmed package: {elsewhere}.")
         if self.backend not in (BACKEND, None):
-            backend = str(self.backend)
-            if elsewhere := BACKENDS_ELSEWHERE.get(backend):
-                what = f"The backend {backend!r} is not part of openmed_nb, which runs PyTorch models."
-                raise ConfigurationError(what, f"Use it through the openmed package: {elsewhere}.")
             raise ConfigurationError(f"There is no backend {backend!r}.", f"Use {BACKEND!r}.")
         if self.device is not None:
             DeviceRequest.parse(self.device, "OpenMedConfig")
@@ -101,7 +101,10 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         for one in allowed:
             _check_type("remote_code_allowed", one, (str,))
         object.__setattr__(self, "remote_code_allowed", allowed)
-        object.__setattr__(self, "dtype", check_dtype(self.dtype))
+        dtype = dtype_name(self.dtype)
+        if dtype not in DTYPES:
+            raise ConfigurationError(f"Models cannot be loaded as {dtype!r}.", f"Use one of {', '.join(DTYPES)}.")
+        object.__setattr__(self, "dtype", dtype)
 
 
 def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
@@ -109,14 +112,6 @@ def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     if not isinstance(value, types):
         accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
         raise ConfigurationError(f"{name!r} cannot be {type(value).__name__}.", f"Use {accepted}.")
-
-
-def check_dtype(dtype: object) -> str:
-    """Return the name of a type that models can be loaded in, or ``"auto"``; float64 does not exist on MPS."""
-    name = dtype_name(dtype)
-    if name not in DTYPES:
-        raise ConfigurationError(f"Models cannot be loaded as {name!r}.", f"Use one of {', '.join(DTYPES)}.")
-    return name
 
 
 def dtype_name(dtype: object) -> str:

@@ -15,8 +15,7 @@ from ..display import Plain, Report, Shown, Table
 from ..errors import OpenMedWarning, one_line
 from .certificates import Certificate, certificate_store, identity_of
 from .config import OpenMedConfig
-from .loading import LoadSpec, files_in, model_folder
-from .quantization import INT8
+from .loading import INT8, LoadSpec, files_in, model_folder
 from .store import ModelKey
 
 # The types that need a certificate, in the order in which equally fast ones are taken.

@@ -1,4 +1,9 @@
-"""Load a model from a folder."""
+"""Load a model from a folder, in float32 or in a reduced type.
+
+In int8 the linear layers have whole numbers for weights, as torch's dynamic quantization makes them. Only a CPU computes
+them (the kernels are those of FBGEMM, oneDNN and QNNPACK), so such a model never leaves it. Embeddings and norms stay in
+float32; the inputs of a layer are rounded while it runs.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..devices.backend import TENSOR_LOCK, import_torch
+from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
-from ..errors import DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
+from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
 from .config import OpenMedConfig
 from .files import check_labels, check_tokenizer, check_weights, positions_of, read_config, usable_length, weight_files
-from .hub import fetch_model
 from .outside import check_paths, check_remote_code, check_settings, everything_in, is_allowed
-from .quantization import INT8, check_int8, is_quantized, quantize
-from .registry import ModelReference, find_model
+from .registry import ModelReference, fetch_model, find_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -50,6 +54,15 @@ REST = re.compile(
 
 # The heads that a body was trained with; they do not change what it says of tokens.
 PRETRAINING = re.compile(r"(cls|lm_head|mlm|nsp|predictions|discriminator_predictions|generator_\w+|vocab_\w+)\.")
+
+INT8 = "int8"
+ANOTHER_TYPE = "Use dtype='bfloat16', or 'float32'."
+
+# What torch warns of while it quantizes: that a later release will not, which is an error here on that day.
+EXPECTED_WARNINGS = (
+    (DeprecationWarning, r"torch\.ao\.quantization is deprecated and will be removed in"),
+    (UserWarning, r"torch\.quantize_per_tensor, torch\.quantize_per_channel and other quantized tensor creation"),
+)
 
 # In which type weights are read that become another one; what "auto" stands for is decided before a load.
 READ_AS = {INT8: "float32", "auto": "float32"}
@@ -279,10 +292,10 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
 
     if is_quantized(model):
         check_int8(INT8, device)
-    if kind_of(device) == "mps":  # It has no float64.
-        smaller = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    if kind_of(device) == "mps":
+        narrower = narrower_types()
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data = tensor.data.to(smaller.get(tensor.dtype, tensor.dtype))
+            tensor.data = tensor.data.to(narrower.get(tensor.dtype, tensor.dtype))
     former = model.device
     with TENSOR_LOCK:
         try:
@@ -405,3 +418,53 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     if whole:
         what = f"The weights of {name!r} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
         raise ModelUnusable(what, "Save the model in float32, float16 or bfloat16.")
+
+
+def check_int8(dtype: str, device: str) -> None:
+    """Refuse int8 on any device but the CPU."""
+    if dtype == INT8 and kind_of(device) != "cpu":
+        what = f"int8 runs on the CPU alone, and the device is {device}."
+        raise ConfigurationError(what, "Pass device='cpu', or dtype='bfloat16'.")
+
+
+def quantize(model: PreTrainedModel) -> PreTrainedModel:
+    """Turn the linear layers of a model on the CPU into int8, in place; return the model."""
+    import torch
+
+    try:
+        quantize_dynamic = torch.ao.quantization.quantize_dynamic
+    except AttributeError as error:
+        what = f"torch {torch.__version__} has no dynamic quantization, which int8 needs."
+        raise ConfigurationError(what, ANOTHER_TYPE) from error
+    with TENSOR_LOCK, warnings.catch_warnings():
+        for category, message in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message, category)
+        try:
+            quantized: PreTrainedModel = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+        except RuntimeError as error:
+            raise ConfigurationError(f"This torch cannot quantize: {cause(error)}.", ANOTHER_TYPE) from error
+    return quantized
+
+
+def packed_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    """Return the linear layers whose weights are packed, with their names; such weights are no parameters."""
+    return [  # By the name of their package: torch need not have such layers.
+        (name, layer)
+        for name, layer in model.named_modules()
+        if type(layer).__module__.startswith("torch.ao.nn.quantized") and hasattr(layer, "in_features")
+    ]
+
+
+def is_quantized(model: PreTrainedModel) -> bool:
+    """Tell whether a model has layers in int8."""
+    return bool(packed_layers(model))
+
+
+def dtype_of(model: PreTrainedModel) -> str:
+    """Return the type of a model's weights, such as ``"bfloat16"``; a quantized model is int8 whatever else is in it."""
+    return INT8 if is_quantized(model) else str(model.dtype).removeprefix("torch.")
+
+
+def packed_bytes(model: PreTrainedModel) -> int:
+    """Return the size of packed weights in bytes, without unpacking them: one for each weight, four for each bias."""
+    return sum((layer.in_features + 4) * layer.out_features for _, layer in packed_layers(model))

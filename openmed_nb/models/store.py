@@ -18,8 +18,7 @@ from ..devices.memory import empty_cache
 from ..devices.request import canonical
 from ..devices.simulated import shown_device
 from ..display import Report, Shown, Table, in_bytes
-from .loading import LoadedModel, LoadSpec, load, move
-from .quantization import INT8, dtype_of, packed_bytes
+from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load, move, packed_bytes
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Begin and end a simulated MPS device."""
+"""Begin and end a simulated MPS device; everything of torch that asks for a real one is put back at the end.
+
+torch's Python functions (``torch.mps``, ``torch.backends.mps``, ``torch.accelerator``) stay as they are: the functions
+of the C++ library below them are replaced, so that their checks and their errors are the real ones.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,15 @@ import contextlib
 import math
 import os
 import re
+import sys
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils import _device as default_device
 
 from ..devices import backend
 from ..devices.computer import Computer
@@ -21,21 +30,28 @@ from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
 from .defects import Defect, checked_defects
 from .memory import MacMemory, SimulatedAllocator
+from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
 from .operators import Fallbacks, size
-from .patches import CHIP, MACOS
-
-if TYPE_CHECKING:
-    import torch
-
-    from .modes import Copy, Storages
-
 
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
 SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
 
 POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
-END_IT = "End it first: %openmed_device --simulate off, or leave its with block."
+CHIP = "SIMULATED Apple chip"
+MACOS = (15, 5)
+
+# Functions that remember whether there is an MPS device.
+CACHED_ANSWERS = (
+    ("torch.backends.mps", "is_available"),
+    ("transformers.utils.import_utils", "is_torch_mps_available"),
+    ("accelerate.utils.imports", "is_mps_available"),
+)
+
+# Accelerate's classes that keep one state for the process, with its device.
+SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
+
+MISSING = object()
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,13 +137,11 @@ def simulated_device(
     replaced for the whole process; tensors of other threads stay on the CPU.
     """
     environ = os.environ if environ is None else environ
-    installed, planted = parse_memory(memory), checked_defects(defects)
+    mac, planted = MacMemory(parse_memory(memory)), checked_defects(defects)
     if _ACTIVE:
-        raise DeviceUnavailable("A simulated MPS device is on already, and there can be only one.", END_IT)
-    from .modes import Device, FunctionMode, OperatorMode, Storages
-    from .patches import patched
-
-    allocator = SimulatedAllocator(MacMemory(installed), environ)
+        what = "A simulated MPS device is on already, and there can be only one."
+        raise DeviceUnavailable(what, "End it first: %openmed_device --simulate off, or leave its with block.")
+    allocator = SimulatedAllocator(mac, environ)
     # torch 2.13 reads anything but exactly 0 as on.
     fallbacks = Fallbacks(environ.get(FALLBACK, "0") != "0" if fallback is None else fallback)
     wrong = {operator: defect.compute for defect in planted for operator in defect.operators}
@@ -161,9 +175,6 @@ def kept(name: str, environ: MutableMapping[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def default_device_given_back() -> Iterator[None]:
     """Take a default device of torch back at the end where it is one of MPS, which is gone then."""
-    import torch
-    from torch.utils import _device as default_device
-
     yield
     if getattr(default_device.CURRENT_DEVICE, "type", "") == "mps":  # torch's own question makes a tensor on it.
         torch.set_default_device(None)
@@ -232,3 +243,161 @@ def simulated_computer(
         finally:
             computer.unpublish()
             computer.leave_mps()
+
+
+def library(allocator: SimulatedAllocator) -> dict[str, Any]:
+    """Return what answers for the functions of ``torch._C``."""
+    mps = torch.device("mps")
+    memory = allocator.memory
+    return {
+        "_has_mps": True,
+        "_mps_is_available": lambda: True,
+        "_mps_is_on_macos_or_newer": lambda major, minor: (major, minor) <= MACOS,
+        "_mps_get_name": lambda: CHIP,
+        "_mps_get_core_count": lambda: 8,
+        "_mps_get_default_generator": lambda: torch.default_generator,
+        "_mps_deviceSynchronize": lambda: None,
+        "_mps_emptyCache": allocator.empty_cache,
+        "_mps_setMemoryFraction": allocator.set_fraction,
+        "_mps_currentAllocatedMemory": touching(allocator, lambda: allocator.allocated),
+        "_mps_driverAllocatedMemory": touching(allocator, lambda: allocator.driver),
+        "_mps_recommendedMaxMemory": touching(allocator, lambda: memory.recommended),
+        "_mps_maxBufferLength": touching(allocator, lambda: memory.largest_buffer),
+        "_accelerator_getAccelerator": lambda: mps,
+        "_get_accelerator": lambda _check=None: mps,
+        "_accelerator_getDeviceIndex": lambda: 0,
+        "_accelerator_setDeviceIndex": lambda _index: None,
+        "_accelerator_exchangeDevice": lambda _index: 0,
+        "_accelerator_maybeExchangeDevice": lambda _index: 0,
+        "_accelerator_synchronizeDevice": lambda _index=None: None,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": allocator.empty_cache,
+        "_accelerator_emptyHostCache": lambda: None,
+        "_accelerator_getDeviceStats": touching(allocator, lambda _index=None: statistics(allocator)),
+        "_accelerator_resetPeakStats": touching(allocator, lambda _index=None: allocator.reset_peak()),
+        "_accelerator_resetAccumulatedStats": touching(allocator, lambda _index=None: None),
+        "_accelerator_getMemoryInfo": touching(
+            allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver), memory.recommended)
+        ),
+    }
+
+
+def touching(allocator: SimulatedAllocator, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that reads the watermarks before it answers: asking for memory is a first touch."""
+
+    def touched(*args: Any) -> Any:
+        allocator.touch()
+        return answer(*args)
+
+    return touched
+
+
+def statistics(allocator: SimulatedAllocator) -> dict[str, Any]:
+    """Return the figures of ``torch.accelerator.memory_stats``, which MPS has since torch 2.13."""
+    allocated = {"current": allocator.allocated, "peak": allocator.peak}
+    reserved = {"current": allocator.driver, "peak": allocator.driver_peak}
+    return {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
+
+
+def tensor_properties(storages: Storages) -> dict[str, Any]:
+    """Return what answers for the properties of a tensor, in this thread."""
+    mps, home = torch.device("mps", 0), threading.get_ident()
+
+    def answering(name: str, here: Any) -> property:
+        real = getattr(torch.Tensor, name)
+
+        def answer(tensor: torch.Tensor) -> Any:
+            if threading.get_ident() == home and storages.holds(tensor):
+                return here
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would ask this very function
+                return real.__get__(tensor)
+
+        return property(answer)
+
+    return {name: answering(name, here) for name, here in (("device", mps), ("is_mps", True), ("is_cpu", False))}
+
+
+def storage_methods(storages: Storages) -> dict[str, Any]:
+    """Return what answers for the methods of a storage, which saving and loading ask for the device."""
+    mps, real = torch.device("mps", 0), torch.UntypedStorage.device
+
+    def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
+
+    def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if name_of(storage) in storages:
+            return storage
+        copy = copied(storage)
+        storages.take(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
+        return copy
+
+    return {
+        "device": property(lambda storage: mps if name_of(storage) in storages else real.__get__(storage)),
+        "clone": lambda storage: to_mps(copied(storage)) if name_of(storage) in storages else copied(storage),
+        "mps": to_mps,
+    }
+
+
+@contextlib.contextmanager
+def patched(
+    allocator: SimulatedAllocator, storages: Storages, seeing: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Let torch, transformers and Accelerate find an MPS device."""
+    rows = [
+        *((torch._C, name, answer) for name, answer in library(allocator).items()),  # noqa: SLF001
+        *((torch.Tensor, name, answer) for name, answer in tensor_properties(storages).items()),
+        *((torch.UntypedStorage, name, method) for name, method in storage_methods(storages).items()),
+        (torch.mps, "_default_mps_generator", torch.default_generator),
+        (torch.autograd, "_engine_run_backward", seeing(torch.autograd._engine_run_backward)),  # noqa: SLF001
+        (torch.cuda, "is_available", lambda: False),
+        (torch.cuda, "device_count", lambda: 0),
+    ]
+    with contextlib.ExitStack() as undo:
+        undo.callback(forget_answers)
+        for owner, name, answer in rows:
+            undo.enter_context(replaced(owner, name, answer))
+        forget_answers()
+        undo.enter_context(other_shared_states())
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a module or a class another attribute, and its own one back."""
+    before = vars(owner).get(name, MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def forget_answers() -> None:
+    """Let the functions that remember whether there is an MPS device look again."""
+    for module, name in CACHED_ANSWERS:
+        forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
+        if forget is not None:
+            forget()
+
+
+@contextlib.contextmanager
+def other_shared_states() -> Iterator[None]:
+    """Put Accelerate's states of the process aside, and give them back, so that an Accelerator of before works on."""
+    before = [(state, dict(state)) for state in _shared_states()]
+    for state, _content in before:
+        state.clear()
+    try:
+        yield
+    finally:
+        kept = {id(state): content for state, content in before}
+        for state in _shared_states():
+            state.clear()
+            state.update(kept.get(id(state), {}))
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    module = sys.modules.get("accelerate.state")
+    return [getattr(module, name)._shared_state for name in SHARED_STATES] if module else []  # noqa: SLF001

@@ -52,7 +52,9 @@ class SimulatedAllocator:
         self._environ = environ
         self._lock = threading.RLock()
         self._freed: deque[int] = deque()
-        self._allocated = self._cached = self._peak = self._driver_peak = 0
+        self._allocated = self._cached = 0
+        # The most that was allocated, and that the driver had given, since the beginning or since reset_peak().
+        self.peak = self.driver_peak = 0
         self._cache: Counter[int] = Counter()
         self._conflict: str | None = None
         self._high = self._low = 0.0
@@ -76,16 +78,6 @@ class SimulatedAllocator:
             return self.allocated + self._cached
 
     @property
-    def peak(self) -> int:
-        """The most that was allocated since the beginning, or since :meth:`reset_peak`."""
-        return self._peak
-
-    @property
-    def driver_peak(self) -> int:
-        """The most that the driver had given since then."""
-        return self._driver_peak
-
-    @property
     def allowed(self) -> int | None:
         """The bytes that the high watermark allows, or would as it stands; ``None`` where it is 0, which means no limit."""
         high = self._high if self.started else watermarks(self._environ)[0]
@@ -107,8 +99,8 @@ class SimulatedAllocator:
                 self._cache[block] -= 1
                 self._cached -= block
             self._allocated += block
-            self._peak = max(self._peak, self._allocated)
-            self._driver_peak = max(self._driver_peak, self._allocated + self._cached)
+            self.peak = max(self.peak, self._allocated)
+            self.driver_peak = max(self.driver_peak, self._allocated + self._cached)
             return block
 
     def check(self, size: int) -> int:
@@ -143,7 +135,7 @@ class SimulatedAllocator:
     def reset_peak(self) -> None:
         """Let the peaks begin again at what is there now."""
         with self._lock:
-            self._peak, self._driver_peak = self.allocated, self.driver
+            self.peak, self.driver_peak = self.allocated, self.driver
 
     def _make_room(self, block: int) -> None:
         low = int(self._low * self.memory.recommended)

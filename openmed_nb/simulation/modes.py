@@ -45,21 +45,13 @@ from .operators import (
 functorch = torch._C._functorch  # noqa: SLF001 - torch has no public name for it
 
 
-@dataclass(frozen=True)
-class Block:
-    """The memory of a storage: what tells when it is freed, its bytes, and those of its block."""
-
-    reference: weakref.ref[torch.UntypedStorage]
-    size: int
-    taken: int
-
-
 class Storages:
     """The storages that are on the device."""
 
     def __init__(self, allocator: SimulatedAllocator) -> None:
         self._allocator = allocator
-        self._blocks: dict[int, Block] = {}
+        # Of each storage: what tells when its memory is freed, its bytes, and those of its block.
+        self._blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, int]] = {}
 
     def __contains__(self, name: int) -> bool:
         return name in self._blocks
@@ -84,11 +76,10 @@ class Storages:
             return
         check_type(tensor.dtype)
         name, size = name_of(storage), storage.nbytes()
-        known = self._blocks.get(name)
-        if known is None or known.size != size:
+        if name not in self._blocks or self._blocks[name][1] != size:
             taken = self._allocator.allocate(size)
             self._free(name)
-            self._blocks[name] = Block(weakref.ref(storage, lambda _gone: self._free(name)), size, taken)
+            self._blocks[name] = (weakref.ref(storage, lambda _gone: self._free(name)), size, taken)
 
     def leave(self, tensor: torch.Tensor) -> None:
         """Take a tensor off the device."""
@@ -99,7 +90,7 @@ class Storages:
     def _free(self, name: int) -> None:
         block = self._blocks.pop(name, None)
         if block is not None:
-            self._allocator.free(block.taken)
+            self._allocator.free(block[2])
 
 
 def name_of(storage: torch.UntypedStorage) -> int:
@@ -253,7 +244,7 @@ class OperatorMode(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """OperatorCall an operator, as one of the device where a tensor of the device is among its arguments."""
+        """Call an operator, as one of the device where a tensor of the device is among its arguments."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             given = names_of(args, kwargs)
@@ -263,24 +254,23 @@ class OperatorMode(TorchDispatchMode):
                 kwargs = {**kwargs, "device": CPU}
             if self._device.paused or not (here or made_here):
                 return operator(*args, **kwargs)
-            apart = torch.is_inference_mode_enabled() and operator.name() not in ALWAYS_ON_CPU
-            if apart:  # torch has not done so yet, as it does elsewhere
-                with self:
+            if torch.is_inference_mode_enabled() and operator.name() not in ALWAYS_ON_CPU:
+                with self:  # torch has not taken it apart yet, as it does elsewhere.
                     made = operator.decompose(*args, **kwargs)
                 if made is not NotImplemented:
                     return made
-            return self._run(operator, args, kwargs, given)
-
-    def _run(self, operator: Any, args: Any, kwargs: Any, given: list[int]) -> Any:
-        self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
-        elsewhere = self._device.storages.elsewhere(given)
-        size = size_of_new(operator, args, kwargs)
-        if size:
-            self._device.allocator.check(size)
-        with host_out_of_memory_as_ours(self._device.allocator):
-            made = self._device.compute(operator, args, kwargs)
-        self._device.take(made, elsewhere)
-        return made
+            self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
+            elsewhere = self._device.storages.elsewhere(given)
+            if size := size_of_new(operator, args, kwargs):
+                self._device.allocator.check(size)
+            try:
+                made = self._device.compute(operator, args, kwargs)
+            except RuntimeError as error:  # Even this computer has not the memory: MPS would say so in its words.
+                if refused := NO_HOST_MEMORY.search(str(error)):
+                    self._device.allocator.check(int(refused[1]))
+                raise
+            self._device.take(made, elsewhere)
+            return made
 
 
 class FunctionMode(TorchFunctionMode):
@@ -323,13 +313,12 @@ class FunctionMode(TorchFunctionMode):
             self._device.note_copy(self._holds(args[1]), says_true(args[2:], kwargs))
 
     def _call(self, function: Any, args: Any, kwargs: dict[str, Any], given: list[int], here: bool) -> Any:
-        """OperatorCall a function; what it makes is where its arguments are, or where one of them says."""
+        """Call a function; what it makes is where its arguments are, or where one of them says."""
         device = asked_device(function, kwargs)
-        if device is None and not here:
-            return function(*args, **kwargs)
         if device is None:
             made = function(*args, **kwargs)
-            self._device.take(made, given)
+            if here:
+                self._device.take(made, given)
             return made
         towards = device.type == "mps"
         with contextlib.nullcontext() if towards else self._device.pause():
@@ -348,7 +337,7 @@ class FunctionMode(TorchFunctionMode):
         return tensor
 
     def _move(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """OperatorCall ``Tensor.to`` or ``Tensor.cpu``, and copy where it goes to another device.
+        """Call ``Tensor.to`` or ``Tensor.cpu``, and copy where it goes to another device.
 
         The type changes on the CPU's side, so that a float64 tensor can be moved as float32.
         """
@@ -378,7 +367,6 @@ class FunctionMode(TorchFunctionMode):
         return asked_device(function, kwargs) or (MPS if self._holds(other) else other.device)
 
     def refuse_array(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Raise what torch raises where numpy asks for a tensor of the device."""
         raise TypeError(NO_NUMPY)
 
     def seeing(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -401,7 +389,7 @@ class FunctionMode(TorchFunctionMode):
         return data, sizes
 
     def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """OperatorCall attention; without gradients MPS has a kernel of its own, and that has no dropout."""
+        """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
         dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - torch's signature
         learning = torch.is_grad_enabled() and any(
             tensor.requires_grad for tensor in operator_tensors([args[:3], kwargs])
@@ -410,8 +398,13 @@ class FunctionMode(TorchFunctionMode):
             raise NotImplementedError(NO_DROPOUT)
         return function(*args, **kwargs)
 
+    def type_name(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the name of a tensor's type as one of MPS, or a tensor of another type."""
+        answer = function(*args, **kwargs)
+        return answer.replace("torch.", "torch.mps.", 1) if isinstance(answer, str) else answer
+
     def decompose(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """OperatorCall a singular value decomposition, which has another name below autograd."""
+        """Call a singular value decomposition, which has another name below autograd."""
         with self._device.fallbacks.called(names_above_autograd(function.__name__, args, kwargs)):
             return function(*args, **kwargs)
 
@@ -423,7 +416,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": FunctionMode.pack,
     "scaled_dot_product_attention": FunctionMode.attend,
     "get_device": lambda _mode, _function, _tensor: 0,
-    "type": lambda _mode, function, *args, **kwargs: named_type(function(*args, **kwargs)),
+    "type": FunctionMode.type_name,
 }
 
 
@@ -456,20 +449,3 @@ def size_of_new(operator: Any, args: Any, kwargs: Any) -> int:
     if not isinstance(size, (list, tuple)) or not all(isinstance(length, int) for length in size):
         return 0
     return math.prod(size) * int((kwargs.get("dtype") or torch.get_default_dtype()).itemsize)
-
-
-@contextlib.contextmanager
-def host_out_of_memory_as_ours(allocator: SimulatedAllocator) -> Iterator[None]:
-    """Raise what MPS says where even this computer has not the memory for a tensor of the device."""
-    try:
-        yield
-    except RuntimeError as error:
-        refused = NO_HOST_MEMORY.search(str(error))
-        if refused:
-            allocator.check(int(refused[1]))
-        raise
-
-
-def named_type(answer: Any) -> Any:
-    """Return the name of a tensor type as one of MPS."""
-    return answer.replace("torch.", "torch.mps.", 1) if isinstance(answer, str) else answer

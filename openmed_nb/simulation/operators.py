@@ -7,11 +7,12 @@ that of the operator it delegates to, names MPS. MPS names the operator that it 
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from ..devices.moving import level_of_caller
 
 # The commit that torch 2.13.0 was built from, which its own message names.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -134,7 +135,9 @@ class Fallbacks:
         self.counts[name] += 1
         if warn_always or not self._warned:
             self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
-            warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=_depth_of_caller())
+            # At the line that called torch, where torch's own warnings point.
+            level = level_of_caller(str(__package__), "torch")
+            warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=level)
 
 
 def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
@@ -145,11 +148,3 @@ def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str
     """
     vectors = kwargs.get("compute_uv", args[2] if len(args) > 2 else True)  # noqa: PLR2004 - the signature of torch.svd
     return BELOW_AUTOGRAD if function == "linalg_svd" or (function == "svd" and vectors) else {}
-
-
-def _depth_of_caller() -> int:
-    """Return the ``stacklevel`` of the line that called torch, which is where torch's own warnings point."""
-    frame, depth = sys._getframe(1), 1  # noqa: SLF001 - the only way to walk the stack without reading files
-    while frame is not None and frame.f_globals.get("__name__", "").startswith((__package__, "torch.")):
-        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
-    return depth

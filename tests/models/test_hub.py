@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import openmed_nb as nb
 from openmed_nb.errors import ModelUnreachable
-from openmed_nb.models.hub import answers
+from openmed_nb.models.registry import answers
 
 pytestmark = pytest.mark.real_computer  # The client is a process of its own.
 

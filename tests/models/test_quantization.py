@@ -12,8 +12,7 @@ from openmed_nb.annotation.fingerprints import fingerprint_of_model
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, load, move
-from openmed_nb.models.quantization import dtype_of, is_quantized, packed_layers, quantize
+from openmed_nb.models.loading import LoadSpec, dtype_of, is_quantized, load, move, packed_layers, quantize
 from openmed_nb.models.store import ModelStore, model_in_memory
 
 pytestmark = pytest.mark.real_computer

@@ -22,7 +22,7 @@ from ...devices.simulated import shown_device
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ...errors import OpenMedError
 from ...models.dtypes import REDUCED, Validation
-from ...models.quantization import INT8, is_quantized
+from ...models.loading import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count
 from ..signals import Signals
 

@@ -15,7 +15,7 @@ from ...devices.backend import TENSOR_LOCK
 from ...devices.moving import module_in
 from ...errors import ConfigurationError, given_path, one_line
 from ...models.files import content_of, digest_of
-from ...models.quantization import dtype_of
+from ...models.loading import dtype_of
 from .sections import Dataset, Hypothesis, Model
 from .variables import short_path, without_secrets
 

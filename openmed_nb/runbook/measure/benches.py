@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...devices.backend import to_array
 from ...devices.moving import named_tensors, to_device, with_tensors
 from ...errors import ConfigurationError, cause, check_flag, whole_or_none
-from ...models.loading import LoadSpec, load
-from ...models.quantization import dtype_of, is_quantized
+from ...models.loading import LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
 from ...training.epochs import named
 from ...training.steps import adamw

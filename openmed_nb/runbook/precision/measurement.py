@@ -24,8 +24,7 @@ from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.dtypes import WORTH
-from ...models.loading import LoadSpec, load
-from ...models.quantization import INT8, dtype_of, is_quantized
+from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
 from ..measure.timing import seconds_of
 from ..operators.copies import copy_of
