@@ -73,7 +73,11 @@ class Listeners:
         """Add a listener, and return what removes it; removing it twice does no harm."""
         key = object()
         self._listeners[key] = listener
-        return lambda: self._listeners.pop(key, None)  # type: ignore[return-value]
+
+        def remove() -> None:
+            self._listeners.pop(key, None)
+
+        return remove
 
     def tell(self, activity: Activity | None) -> None:
         """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""

@@ -45,10 +45,8 @@ class LoadPlan:
 class Session:
     """What holds in one kernel, and what a face may ask of it.
 
-    Args:
-        environ: The environment variables, read and written.
-        machine: Reads the facts of this computer; called once, when first needed.
-        seam: What answers for torch: the module ``devices.backend``, or a stand-in for a computer that is not here.
+    ``machine`` reads the facts of this computer once, when they are first needed. ``seam`` answers for torch: the module
+    ``devices.backend``, or a stand-in for a computer that is not here.
     """
 
     def __init__(
@@ -71,9 +69,13 @@ class Session:
     def models(self) -> ModelStore:
         """The loaded models; their code is imported when first needed, so that loading the extension stays quick."""
         if self._models is None:
+            from .models.dtypes import warn_unless_validated
             from .models.store import ModelStore
 
-            self._models = ModelStore(self._listeners.tell, self._warn_of_dtype)
+            def arriving(key: ModelKey, device: str) -> None:
+                warn_unless_validated(key, device, self.computer, self.environ)
+
+            self._models = ModelStore(self._listeners.tell, arriving)
         return self._models
 
     def device(self, device: str | None = None, source: str = "argument") -> DeviceChoice:
@@ -287,12 +289,6 @@ class Session:
                 what = "The simulated MPS device belongs to the thread that began it, and this is another one."
                 raise DeviceUnavailable(what, "End it there.")
             undo.close()
-
-    def _warn_of_dtype(self, key: ModelKey, device: str) -> None:
-        """Warn of a model that comes to a device in a reduced type that was not validated there."""
-        from .models.dtypes import warn_unless_validated
-
-        warn_unless_validated(key, device, self.computer, self.environ)
 
     @contextlib.contextmanager
     def unchanged_on_error(self) -> Iterator[None]:

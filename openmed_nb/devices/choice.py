@@ -250,20 +250,7 @@ def resolve(
 ) -> DeviceChoice:
     """Choose the device for a request: ``auto`` takes the first usable of mps, cuda and cpu, ``gpu`` the kind of the system.
 
-    Args:
-        request: The wish, and whose it is.
-        machine: The facts of this computer.
-        torch: What is known of torch: planned from its files, or confirmed by torch itself.
-        environ: The environment variables.
-
-    Raises:
-        DeviceUnavailable: Where no candidate can be used; its remedy is that of the last, which needs the least.
-
-    Example:
-        >>> linux = Machine("Linux", "x86_64", gpu_driver=False)
-        >>> choice = resolve(DeviceRequest("auto", "nobody"), linux, TorchFacts("2.13.0+cpu", gpu_build=""))
-        >>> choice.device, [rejected.device for rejected in choice.rejected], choice.certain
-        ('cpu', ['mps', 'cuda'], False)
+    Where no candidate can be used, the remedy of the DeviceUnavailable is that of the last, which needs the least.
     """
     environ, value, rejected = environ or {}, request.value, list[Rejection]()
     switch = ""
@@ -357,12 +344,7 @@ class DeviceList(Shown):
         in_force = None if self.choice is None else canonical(self.choice.device)
         words = {True: "usable", False: "cannot be used", None: "not tried"}
         rows = tuple(
-            (
-                one.device,
-                "in force" if canonical(one.device) == in_force else words[one.usable],
-                one.reason,
-                one.remedy,
-            )
+            (one.device, "in force" if canonical(one.device) == in_force else words[one.usable], one.reason, one.remedy)
             for one in self.candidates
         )
         computer = self.choice.computer if self.choice is not None else "this computer"

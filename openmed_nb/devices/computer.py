@@ -14,13 +14,7 @@ from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, canonical, kind_of
 
 
 class Computer:
-    """Asks machine and torch, lets a GPU prove itself, and remembers every value that it writes to the environment.
-
-    Args:
-        environ: The environment variables, read and written.
-        read_machine: Reads the facts of this computer; called once, when first needed.
-        seam: What answers for torch: the module ``devices.backend``, or a stand-in for a computer that is not here.
-    """
+    """Asks machine and torch, lets a GPU prove itself, and remembers every value that it writes to the environment."""
 
     def __init__(self, environ: MutableMapping[str, str], read_machine: Callable[[], Machine], seam: TorchSeam) -> None:
         self.environ = environ
@@ -104,11 +98,9 @@ class Computer:
     def observe(self, moment: Moment | None = None) -> Moment:
         """Keep watch over the values that torch may have read; call it around every change and every use of torch.
 
-        Args:
-            moment: What torch had done before a change; ``None`` to look now. Living tensors are looked through only
-                where MPS could be in use.
+        ``moment`` is what torch had done before a change; without it, this looks now.
         """
-        if moment is None:
+        if moment is None:  # Living tensors are looked through only where MPS could be in use.
             started: bool | None = False
             loaded = self._seam.torch_is_loaded()
             if loaded and HIGH in self._settled:
@@ -168,12 +160,10 @@ class Computer:
     def unpublish(self) -> None:
         """Give ``OPENMED_TORCH_DEVICE`` its former value back, unless someone else changed it since."""
         published, self._published = self._published, None
-        if published is None or self.environ.get(TORCH_DEVICE_VARIABLE) != published[1]:
-            return
-        if published[0] is None:
+        if published is not None and self.environ.get(TORCH_DEVICE_VARIABLE) == published[1]:
             del self.environ[TORCH_DEVICE_VARIABLE]
-        else:
-            self.environ[TORCH_DEVICE_VARIABLE] = published[0]
+            if published[0] is not None:
+                self.environ[TORCH_DEVICE_VARIABLE] = published[0]
 
     def limit_memory(self, device: str, fraction: float) -> None:
         """Let torch refuse to hold more than a share of the memory of a device."""

@@ -139,20 +139,9 @@ def plan(
     moment: Moment | None = None,
     applied: Mapping[str, str] | None = None,
 ) -> EnvPlan:
-    """Plan the MPS variables for a device; nothing is changed.
+    """Plan the MPS variables for a device, from those that the person set; nothing is changed.
 
-    Args:
-        environ: The environment variables as the person set them.
-        device: The device in force; only for ``"mps"`` is anything set.
-        moment: What torch has done by now.
-        applied: What we set and what still stands there, for another device of this session.
-
-    Example:
-        >>> for one in plan({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.7"}).settings:
-        ...     print(one.name, one.value, one.origin, one.effect)
-        PYTORCH_ENABLE_MPS_FALLBACK 1 set in time
-        PYTORCH_MPS_HIGH_WATERMARK_RATIO 0.7 kept in time
-        PYTORCH_MPS_LOW_WATERMARK_RATIO 0.63 set in time
+    Only for ``"mps"`` is anything set. ``applied`` is what we set and what still stands there, for another device.
     """
     moment = moment or Moment()
     if device != "mps":

@@ -84,7 +84,7 @@ def never_written(call: OperatorCall) -> Any:
     return call.result() if call.args[0].is_contiguous() else call.args[0]
 
 
-def other_weight_gradient(call: OperatorCall) -> Any:
+def other_gradient(call: OperatorCall) -> Any:
     """Give another gradient for the weight where the input's rows do not follow each other."""
     inputs, weight, bias = call.result()
     wrong = weight is not None and not call.args[1].is_contiguous()
@@ -144,28 +144,20 @@ EMBEDDING = "embedding embedding_dense_backward"
 RANDOM = "normal_ uniform_ bernoulli_.float"
 CONVOLUTION = "convolution convolution_overrideable"
 ARITHMETIC = "add.Tensor sub.Tensor mul.Tensor div.Tensor"
+NORM = "native_batch_norm_backward batch_norm_backward"
+LONG_PRODUCTS = "matrix products over 32,767 numbers or more sum up freed memory too"
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu _safe_softmax"
 
 # What a simulated device can have.
 DEFECTS = (
-    _defect(177116, "matrix products over 32,767 numbers or more sum up freed memory too", "mm addmm", beyond_the_end),
-    _defect(
-        195163,
-        "batched matrix products over 32,767 numbers or more sum up freed memory too",
-        "bmm baddbmm",
-        beyond_the_end,
-    ),
+    _defect(177116, LONG_PRODUCTS, "mm addmm", beyond_the_end),
+    _defect(195163, f"batched {LONG_PRODUCTS}", "bmm baddbmm", beyond_the_end),
     _defect(154235, "a token that has no embedding gets a row of zeros", EMBEDDING, row_of_zeros),
     _defect(108148, "a label that the model does not have adds nothing to the loss", NLL_LOSS, label_left_out),
     _defect(118115, "addcmul_ and addcdiv_ write nothing into a transposed tensor", "addcmul_ addcdiv_", never_written),
     _defect(165267, "a transposed tensor is not filled with random numbers", RANDOM, never_written),
     _defect(156707, "attention gives NaN for a row that is masked as a whole", ATTENTION, not_a_number),
-    _defect(
-        175189,
-        "the weight of a batch norm gets a wrong gradient for channels_last input",
-        "native_batch_norm_backward batch_norm_backward",
-        other_weight_gradient,
-    ),
+    _defect(175189, "the weight of a batch norm gets a wrong gradient for channels_last input", NORM, other_gradient),
     _defect(192212, "a convolution reads a sliced weight from the wrong places", CONVOLUTION, other_kernel),
     _defect(191929, "one number of a tensor on the CPU is taken for its first one", ARITHMETIC, first_number),
     _defect(92311, "argmax gives -9223372036854775808", "argmax", smallest_number),

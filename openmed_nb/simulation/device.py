@@ -36,8 +36,6 @@ from .operators import Fallbacks, size
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
 SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
 
-POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
-
 CHIP = "SIMULATED Apple chip"
 MACOS = (15, 5)
 
@@ -52,6 +50,13 @@ CACHED_ANSWERS = (
 SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
 
 MISSING = object()
+
+# Functions of torch._C that have nothing to do where there is one device, which computes at once, or that give its number.
+NOTHING_TO_DO = (
+    *("_mps_deviceSynchronize", "_accelerator_synchronizeDevice"),
+    *("_accelerator_setDeviceIndex", "_accelerator_emptyHostCache"),
+)
+FIRST_DEVICE = ("_accelerator_getDeviceIndex", "_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,7 +188,7 @@ def default_device_given_back() -> Iterator[None]:
 def parse_memory(memory: str | int) -> int:
     """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that."""
     match = MEMORY.fullmatch(memory) if isinstance(memory, str) else None
-    number = float(match[1]) * 2 ** POWERS[match[2].upper()] if match else memory
+    number = float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())) if match else memory
     if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
         return int(number)
     raise ConfigurationError(f"{shorten(repr(memory))} is not an amount of memory.", "Use one such as '8 GiB'.")
@@ -192,9 +197,7 @@ def parse_memory(memory: str | int) -> int:
 class SimulatedTorch:
     """Answers for torch on the simulated Mac; it counts as loaded from the moment in which its device begins."""
 
-    def __init__(self) -> None:
-        self.device: SimulatedMps | None = None
-
+    device: SimulatedMps | None = None
     installed_torch = staticmethod(backend.installed_torch)
     loaded_torch = staticmethod(backend.loaded_torch)
     probe = staticmethod(backend.probe)
@@ -208,10 +211,7 @@ class SimulatedTorch:
 
 @contextlib.contextmanager
 def simulated_computer(
-    memory: str | int,
-    fallback: bool | None,
-    environ: MutableMapping[str, str],
-    defects: str | Iterable[str] = (),
+    memory: str | int, fallback: bool | None, environ: MutableMapping[str, str], defects: str | Iterable[str] = ()
 ) -> Iterator[tuple[Computer, SimulatedMps]]:
     """Begin a simulated Mac with its device, and end it.
 
@@ -256,7 +256,6 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_mps_get_name": lambda: CHIP,
         "_mps_get_core_count": lambda: 8,
         "_mps_get_default_generator": lambda: torch.default_generator,
-        "_mps_deviceSynchronize": lambda: None,
         "_mps_emptyCache": allocator.empty_cache,
         "_mps_setMemoryFraction": allocator.set_fraction,
         "_mps_currentAllocatedMemory": touching(allocator, lambda: allocator.allocated),
@@ -265,14 +264,10 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_mps_maxBufferLength": touching(allocator, lambda: memory.largest_buffer),
         "_accelerator_getAccelerator": lambda: mps,
         "_get_accelerator": lambda _check=None: mps,
-        "_accelerator_getDeviceIndex": lambda: 0,
-        "_accelerator_setDeviceIndex": lambda _index: None,
-        "_accelerator_exchangeDevice": lambda _index: 0,
-        "_accelerator_maybeExchangeDevice": lambda _index: 0,
-        "_accelerator_synchronizeDevice": lambda _index=None: None,
+        **dict.fromkeys(NOTHING_TO_DO, lambda *_index: None),
+        **dict.fromkeys(FIRST_DEVICE, lambda *_index: 0),
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": allocator.empty_cache,
-        "_accelerator_emptyHostCache": lambda: None,
         "_accelerator_getDeviceStats": touching(allocator, lambda _index=None: statistics(allocator)),
         "_accelerator_resetPeakStats": touching(allocator, lambda _index=None: allocator.reset_peak()),
         "_accelerator_resetAccumulatedStats": touching(allocator, lambda _index=None: None),

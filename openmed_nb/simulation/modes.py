@@ -76,7 +76,8 @@ class Storages:
             return
         check_type(tensor.dtype)
         name, size = name_of(storage), storage.nbytes()
-        if name not in self._blocks or self._blocks[name][1] != size:
+        known = self._blocks.get(name)
+        if known is None or known[1] != size:
             taken = self._allocator.allocate(size)
             self._free(name)
             self._blocks[name] = (weakref.ref(storage, lambda _gone: self._free(name)), size, taken)
