@@ -117,8 +117,7 @@ ALLOWED = {
     "runbook.sweep_plot": {"matplotlib"},
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},
-    "training.live": {"ipywidgets"},
-    "training.plot": {"matplotlib"},
+    "training.plot": {"ipywidgets", "matplotlib"},
 }
 """What may be imported by files that are themselves imported only in functions: arrays, and a subclass's base class."""
 

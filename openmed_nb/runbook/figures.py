@@ -11,17 +11,7 @@ from ..devices.request import kind_of
 from ..devices.simulated import shows_simulated
 from ..display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ..errors import ConfigurationError
-from ..training.curve import (
-    GATE_EPOCHS,
-    GROWING,
-    MOST_SIZES,
-    SMALLEST_BASELINE,
-    TOLERANCE,
-    MemoryCurve,
-    late_rise,
-    lower_envelope,
-    slope,
-)
+from ..training.curve import GROWING, MemoryCurve
 from ..training.loader import LoaderCheck
 from .comparison import Comparison, DeviceFigures
 from .doctor.checks import NECESSARY
@@ -269,24 +259,9 @@ def _curve_evidence(report: MemoryCurve, context: Context) -> dict[str, Any]:
     curve = replace(report, gate=context.gates.memory_growth)
     limits = [(one.peak, one.recommended) for one in curve.samples if one.peak and one.recommended]
     free = (free_share(peak, most * (curve.limit or 1.0)) for peak, most in limits)
-    growth = numbers({"memory_growth": _growth_of(curve)})
+    # A curve that grows has the pace that shows it.
+    growth = numbers({"memory_growth": curve.trend.steepest if curve.verdict == GROWING else curve.trend.growth})
     return {"memory_verdict": curve.verdict, **growth, "headroom": min(free, default=None)}
-
-
-def _growth_of(curve: MemoryCurve) -> float:
-    """Return the growth over ten epochs as a share: of a curve that grows, the pace that shows it.
-
-    It may show in all sizes, in the smaller of each two, or in those at the end alone (``training.curve.judge``).
-    """
-    if curve.verdict != GROWING:
-        return curve.trend.growth
-    sizes = [getattr(sample, curve.measure) for sample in curve.steady]
-    every = -(-len(sizes) // MOST_SIZES)
-    shares = [size / max(sizes[0], SMALLEST_BASELINE) for size in sizes]
-    late = late_rise(shares, TOLERANCE)
-    lately = (shares[-1] - shares[-1 - late]) / late if late else 0.0
-    below = slope(lower_envelope(shares[::-every][::-1])) / every
-    return max(curve.trend.growth, GATE_EPOCHS * below, GATE_EPOCHS * lately)
 
 
 def free_share(taken: int, limit: float) -> float:

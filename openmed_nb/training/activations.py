@@ -32,9 +32,7 @@ FORMER = "_before_checkpointing"
 
 @dataclass(frozen=True, repr=False)
 class ActivationCheckpointing(Shown):
-    """The switch, which is on; ``off`` puts every module back as it was.
-
-    As a context manager it is switched off at the end of the block.
+    """The switch, which is on; ``off``, or the end of a ``with`` block, puts every module back as it was.
 
     Attributes:
         modules: The names of the modules whose activations are computed again.
@@ -47,7 +45,7 @@ class ActivationCheckpointing(Shown):
 
     def off(self) -> None:
         """Keep activations again; a second call changes nothing."""
-        switch_off(self._changed)
+        _put_back(self._changed)
 
     def __enter__(self) -> ActivationCheckpointing:  # noqa: PYI034 - Python 3.10 has no Self
         return self
@@ -140,7 +138,11 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
         if any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
             what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
             raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
-    on = {name for name, module in known.items() if _is_on(module)}
+    on = {
+        name
+        for name, module in known.items()
+        if FORMER in vars(module) and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
+    }
     for inner, outer in itertools.permutations(sorted({*chosen, *on}), 2):
         if inner.startswith(f"{outer}."):
             what = f"Module {inner!r} is a part of {outer!r}, and would be computed a third time."
@@ -148,22 +150,15 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
     return chosen
 
 
-def _is_on(module: torch.nn.Module) -> bool:
-    """Tell whether a module computes its activations again because of a switch made here."""
-    again = "forward" in vars(module) or getattr(module, "gradient_checkpointing", False)
-    return FORMER in vars(module) and bool(again)
-
-
-def _remember(modules: Iterable[Any]) -> None:
+def _remember(modules: tuple[Any, ...]) -> None:
     """Let modules hold what they had of their own before the first switch."""
-    modules = tuple(modules)
-    switch_off(modules)
+    _put_back(modules)
     for module in modules:
         vars(module)[FORMER] = {name: vars(module)[name] for name in SWITCHES if name in vars(module)}
 
 
-def switch_off(modules: Iterable[Any]) -> None:
-    """Give modules back what they had of their own before they were switched on, those that are on."""
+def _put_back(modules: Iterable[Any]) -> None:
+    """Give the modules that are on what they had of their own before."""
     for module in modules:
         own = vars(module)
         if (former := own.pop(FORMER, None)) is None:
@@ -178,16 +173,17 @@ def switch_off(modules: Iterable[Any]) -> None:
 def recomputed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return what a function of a model returns, without keeping what it computes on the way.
 
-    torch keeps the random numbers of the CPU and of CUDA itself. A context for those of MPS is named only there, because
-    ``torch.compile`` refuses a call in which one is, whichever it is.
+    torch keeps the random numbers of the CPU and of CUDA itself; only MPS gets a context, with which ``torch.compile``
+    refuses the call.
     """
     from torch.utils.checkpoint import checkpoint
 
     again = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
     # A module without weights, such as dropout, computes where its inputs are.
     some = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
-    on_mps = any(getattr(getattr(one, "device", None), "type", None) == "mps" for one in some)
-    return again(context_fn=_mps_contexts) if on_mps else again()
+    if any(getattr(getattr(one, "device", None), "type", None) == "mps" for one in some):
+        return again(context_fn=lambda: (contextlib.nullcontext(), SameNumbers("mps")))
+    return again()
 
 
 def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -197,11 +193,6 @@ def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: An
     if module.training and torch.is_grad_enabled():
         return recomputed(module, forward, *args, **kwargs)
     return forward(*args, **kwargs)
-
-
-def _mps_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Return the contexts of the first and of the second time, in which MPS draws the same random numbers."""
-    return contextlib.nullcontext(), SameNumbers("mps")
 
 
 class SameNumbers(contextlib.AbstractContextManager[None]):

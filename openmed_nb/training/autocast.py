@@ -118,25 +118,21 @@ def autocast_policy(
     requested: str | None = None,
     capability: tuple[int, int] | None = None,
 ) -> Precision:
-    """Decide in which numbers a model is trained; nothing but float32 is chosen without a request.
-
-    On CUDA the capability of the GPU decides too, ``None`` where it is not known.
-    """
+    """Decide in which numbers a model is trained; nothing but float32 is chosen without a request."""
     spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
     if spelling not in SPELLINGS:
         accepted = ", ".join(repr(one) for one in SPELLINGS)
         raise ConfigurationError(f"The precision cannot be {requested!r}.", f"Use one of {accepted}.")
     kind, dtype, why = kind_of(device), SPELLINGS[spelling], "was asked for"
+    default = f"float32 is the default: {FLOAT32_REASONS[kind]}."
     obstacles = {one: _obstacle(kind, one, torch_release, machine, capability) for one in PREFERRED}
     if dtype == "auto":
-        default = f"float32 is the default: {FLOAT32_REASONS[kind]}."
         # On a CPU none is faster than float32.
         dtype = next((one for one in PREFERRED if kind != "cpu" and not obstacles[one]), "float32")
         found, why = obstacles[PREFERRED[0]], "is the best of the 16-bit types here"
         if dtype == "float32":
             return Precision(device, dtype, f"{found[0]}." if found else default)
     if dtype == "float32":
-        default = f"float32 is the default: {FLOAT32_REASONS[kind]}."
         return Precision(device, dtype, default if requested is None else "float32 was asked for.")
     if found := obstacles[dtype]:
         raise ConfigurationError(f"{dtype} cannot be used on {device}: {found[0]}.", found[1])
@@ -162,9 +158,8 @@ def _obstacle(
         what = f"torch {torch} computes bfloat16 on MPS from macOS 14 on, and this is macOS {macos}"
         return what, "Update macOS to 14 or later, or train in float32."
     if kind == "cuda" and dtype == "bfloat16" and (capability is None or capability < NATIVE_BFLOAT16):
-        gpu = "the GPU, as far as is known,"
-        if capability:
-            gpu = "a GPU of compute capability {}.{}".format(*capability)
+        known = "a GPU of compute capability {}.{}".format(*capability) if capability else ""
+        gpu = known or "the GPU, as far as is known,"
         what = f"{gpu} has no bfloat16 of its own; that begins with compute capability 8.0"
         return what, "Use 'float16', which comes with a GradScaler."
     return None
@@ -182,9 +177,10 @@ def _notes(kind: str, dtype: str, release: tuple[int, ...], machine: Machine) ->
         if ignores_scaler(kind, release):
             notes.append(f"Use AdamW without fused=True. {IGNORES_SCALER}.")
     elif kind == "mps" and generation is None:
-        what = "The chip is not known; M1 and M2 compute bfloat16 in software and gain no speed (transformers#40458)."
-        notes.append(what)
+        notes = [
+            "The chip is not known; M1 and M2 compute bfloat16 in software and gain no speed (transformers#40458)."
+        ]
     elif kind == "mps" and generation is not None and generation <= EMULATED:
         what = f"M{generation} computes bfloat16 in software: less memory for activations, but no speed gained"
-        notes.append(f"{what} (transformers#40458).")
+        notes = [f"{what} (transformers#40458)."]
     return tuple(notes)

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..devices.machine import Machine, apple_generation
 from ..devices.moving import unwrapped
-from ..devices.request import kind_of
 from ..display import counted
 from ..errors import BatchRefused, ConfigurationError, offered, shorten, whole, whole_number
 
@@ -49,17 +47,9 @@ class ModelLimits:
     padding: int | None = None
     ignore_index: int = IGNORE_INDEX
 
-    @property
-    def length(self) -> int | None:
-        """How many tokens a row can have."""
-        return None if self.positions is None else self.positions - self.first_position
-
 
 def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
-    """Return what a model takes; what the caller gives counts more than what is learnt.
-
-    Of a model that is not one of transformers, only the embeddings with known names are understood.
-    """
+    """Return what a model takes, learnt from it where the caller does not say; outside transformers, by known names."""
     import torch
 
     model = unwrapped(model)
@@ -82,7 +72,7 @@ def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
 
 
 def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return those limits that a person gives, each with a name that is known and a value that can be one."""
+    """Return the limits that a person gives, each with a known name and a value that can be one."""
     known, found = tuple(field.name for field in fields(ModelLimits)), {}
     for name, value in given.items():
         if name not in known:
@@ -100,10 +90,7 @@ def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def inner_model(model: torch.nn.Module) -> tuple[str, ...]:
-    """Return the name of the model of transformers inside of another module, such as one of Lightning.
-
-    Nothing where the module is such a model itself, and where there are none or several.
-    """
+    """Return the name of the one model of transformers inside of another module, such as one of Lightning."""
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
@@ -115,15 +102,12 @@ def inner_model(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def label_count(model: Any) -> int | None:
-    """Return how many labels a model tells apart, ``None`` where its labels are something else or nothing says.
-
-    A language model's labels are tokens. A model is taken for a classifier by the name of its class, because every
-    configuration has ``num_labels``, also where the labels are places in a text, choices or numbers. Where the last
-    layer has another number, as after somebody put another one there, neither is believed.
-    """
+    """Return how many labels a model tells apart, ``None`` where its labels are something else or nothing says."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is not None and hasattr(head, "weight"):
+    if head is not None and hasattr(head, "weight"):  # A language model's labels are tokens.
         return int(head.weight.shape[0])
+    # Every configuration has num_labels, also where labels are places in a text, choices or numbers: the class decides.
+    # Where somebody put a last layer of another size there, neither number is believed.
     if not any(kind.__name__.endswith("Classification") for kind in type(model).__mro__):
         return None
     count = getattr(getattr(model, "config", None), "num_labels", None)
@@ -131,7 +115,7 @@ def label_count(model: Any) -> int | None:
 
 
 def head_width(model: torch.nn.Module) -> int | None:
-    """Return how many numbers the last linear layer gives, ``None`` where there is none."""
+    """Return how many numbers the last linear layer gives."""
     import torch
 
     widths = [layer.out_features for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
@@ -139,7 +123,7 @@ def head_width(model: torch.nn.Module) -> int | None:
 
 
 def token_count(model: Any) -> int | None:
-    """Return how many tokens a model's input embeddings have, ``None`` where it has none."""
+    """Return how many tokens a model's input embeddings have."""
     import torch
 
     try:
@@ -151,23 +135,11 @@ def token_count(model: Any) -> int | None:
 
 # From so many tokens on, a weight's gradient can be wrong on M1 and M2 (pytorch#177116, #193487).
 REDUCTION = 32_767
-# The first release of torch without that error in linear layers.
-REPAIRED = (2, 14)
-
 # The names under which labels come, and embeddings in the place of tokens: numbers of rows, length and width.
 LABELS = ("labels", "label")
 EMBEDDED = "inputs_embeds"
 # The fields that are checked.
 FIELDS = (*LABELS, "input_ids", "token_type_ids", "position_ids", EMBEDDED)
-
-
-def gradients_can_be_wrong(device: str, machine: Machine, torch_release: tuple[int, ...]) -> bool:
-    """Tell whether a step with many tokens can give wrong gradients: MPS of an M1 or M2, under torch before 2.14.
-
-    A chip that is not known is not suspected.
-    """
-    affected = apple_generation(machine) in (1, 2)
-    return affected and kind_of(device) == "mps" and tuple(torch_release[:2]) < REPAIRED
 
 
 @dataclass(frozen=True)
@@ -248,8 +220,8 @@ def check_token_ids(fields: Mapping[str, torch.Tensor], limits: ModelLimits, whe
     ):
         if name in fields and count is not None:
             check_range(fields[name], count, where, called, remedy)
-    if "input_ids" in fields and limits.length is not None and "position_ids" not in fields:
-        tokens, allowed = fields["input_ids"], limits.length
+    if "input_ids" in fields and limits.positions is not None and "position_ids" not in fields:
+        tokens, allowed = fields["input_ids"], limits.positions - limits.first_position
         longest = tokens.shape[-1]
         if longest > allowed and limits.padding is not None:
             longest = int((tokens != limits.padding).sum(-1).max())
@@ -291,7 +263,7 @@ CHECKS: dict[str, Callable[[Mapping[str, torch.Tensor], ModelLimits, str], None]
 def check_range(  # noqa: PLR0913, PLR0917 - each is a word of the error
     values: torch.Tensor, count: int, where: str, called: str, remedy: str, ignored: int | None = None
 ) -> None:
-    """Refuse values that are not from 0 to ``count - 1``; one look at the extremes is all that good values cost."""
+    """Refuse values that are not from 0 to ``count - 1``; good values cost one look at the extremes."""
     import torch
 
     seen = values if ignored is None else torch.where(values == ignored, 0, values)
@@ -317,7 +289,6 @@ class CheckedCollation:
     checks: BatchChecks
 
     def __call__(self, samples: Any) -> Any:
-        """Return the batch of some samples, or refuse it, out of a worker process too."""
         from torch.utils.data import get_worker_info
 
         batch = self.collate(samples)
@@ -331,15 +302,13 @@ class CheckedCollation:
 
 
 class BatchRefusedInWorker(BatchRefused):
-    """A refused batch on its way out of a worker process.
+    """A refused batch on its way out of a worker process, as JSON.
 
-    A loader raises the error of a worker again in the main process, made from the text of its traceback alone
-    (``ExceptionWrapper`` in torch/_utils.py). So here the error's text is JSON, and the class, given such a text, makes
-    the error that it began as.
+    In the main process a loader makes the error again from the text of its traceback alone (``ExceptionWrapper`` in
+    torch/_utils.py); the class, given such a text, makes the error that it began as.
     """
 
     def __new__(cls, what: str, remedy: str | None = None) -> BatchRefused:  # type: ignore[misc]
-        """Return the error itself in the worker, and what it was made from in the main process."""
         if remedy is not None:
             return super().__new__(cls, what, remedy)
         value = json.loads(what.rpartition(f"{cls.__name__}: ")[2])
@@ -350,10 +319,9 @@ class BatchRefusedInWorker(BatchRefused):
 
 
 def check_collation(loader: Any, checks: BatchChecks) -> Callable[[], None] | None:
-    """Let a loader check its batches, and return what puts its own function back.
+    """Let a ``DataLoader``, also one that Accelerate made, check its batches, and return what puts its own function back.
 
-    The loader is a ``DataLoader`` of torch, or one that Accelerate made of it; iterators that it has made already go on
-    without checks. Anything else is left as it is, and ``None`` is returned.
+    Iterators that it has made already go on without checks. Anything else is left as it is.
     """
     from torch.utils.data import DataLoader
 

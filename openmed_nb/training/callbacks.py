@@ -89,7 +89,7 @@ class GuardedTraining:
 
 
 def warn_of_another_device(library: str, device: str, chosen: str, remedy: str) -> None:
-    """Warn where a library computes on another device than was chosen; the first GPU stands for all of them."""
+    """Warn where a library computes on another device than chosen; the first GPU stands for all of them."""
     kind, _, index = canonical(chosen).partition(":")
     same_kind = kind == kind_of(device)
     if same_kind and (index in {"", "0"} or canonical(device) == chosen):

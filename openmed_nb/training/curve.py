@@ -68,7 +68,7 @@ class MemorySample(Shown):
 
 
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
-    """Return a look at the memory of a device, and let the peak begin again."""
+    """Look at the memory of a device, and let the peak begin again."""
     memory = allocator(device).memory()
     allocator(device).reset_peak()
     pressure = None
@@ -91,22 +91,17 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process in bytes.
-
-    On macOS that is its unique memory, near the footprint that the system judges it by; the resident set leaves out some
-    memory of Metal there.
-    """
     process = import_psutil().Process()
+    # On macOS the unique memory is near the footprint that the system judges by; the resident set lacks memory of Metal.
     return int(process.memory_full_info().uss if sys.platform == "darwin" else process.memory_info().rss)
 
 
 def installed_bytes() -> int:
-    """Return the memory of this computer in bytes."""
     return int(import_psutil().virtual_memory().total)
 
 
 def parse_pressure(output: str | None) -> str | None:
-    """Return the memory pressure in an answer of ``sysctl``, ``None`` where there is none."""
+    """Return the memory pressure in an answer of ``sysctl``."""
     match = re.fullmatch(r"\s*(\d+)\s*", output or "")
     return PRESSURE.get(match.group(1)) if match else None
 
@@ -142,6 +137,8 @@ class Trend(Plain):
         growth: Growth over ten epochs as a share of the baseline, from the median slope.
         spread: The largest less the smallest figure, as a share of the baseline.
         total: The last less the first figure, as a share of the baseline.
+        steepest: Growth over ten epochs by the sign that shows it most: in all sizes, in the smaller of each two, or in
+            those at the end alone.
     """
 
     kind: str
@@ -150,15 +147,18 @@ class Trend(Plain):
     growth: float
     spread: float
     total: float = 0.0
+    steepest: float = 0.0
+
+    HIDDEN = ("steepest",)
 
 
 def judge(sizes: Sequence[int], gate: float = GROWTH_GATE) -> Trend:
     """Return what a series of sizes at epoch boundaries after the warm-up means.
 
-    The slope is the median of the slopes between all pairs (Theil 1950, Sen 1968), so that one odd epoch does not
-    decide; a growth also has to rise again and again (Kendall 1938), and still to show, at half of the gate, without its
-    largest rise. More than the gate, rising again and again, is growing, and so are three rises at the end; as much up
-    and down is a sawtooth; one jump to a level that is kept is flat, but too short to tell where it came last.
+    More than the gate, rising again and again, is growing, and so are three rises at the end; as much up and down is a
+    sawtooth; one jump to a level that is kept is flat, but too short to tell where it came last. No odd epoch decides:
+    the slope is the median between all pairs (Theil 1950, Sen 1968), a growth has to rise again and again (Kendall
+    1938), and to show without its largest rise at half of the gate.
     """
     if not sizes:
         return Trend(TOO_SHORT, 0, 0, 0.0, 0.0)
@@ -166,10 +166,15 @@ def judge(sizes: Sequence[int], gate: float = GROWTH_GATE) -> Trend:
     scale = max(sizes[0], SMALLEST_BASELINE)
     shares = [size / scale for size in sizes]
     thinned, pace = shares[::-every][::-1], gate * every / GATE_EPOCHS
-    rises = grows(thinned, pace) or (len(thinned) >= LONG and grows(lower_envelope(thinned), pace))
-    late = late_rise(shares, TOLERANCE)
-    if shares[-1] - shares[-1 - late] <= max(gate / 2, gate * late / GATE_EPOCHS):
-        late = 0  # A last rise that is no more than the gate lets pass.
+    envelope = [min(pair) for pair in pairwise(thinned)]  # Without what every second epoch takes and gives back.
+    rises = grows(thinned, pace) or (len(thinned) >= LONG and grows(envelope, pace))
+    backwards = (later > sooner + TOLERANCE for later, sooner in pairwise(reversed(shares)))
+    late = sum(1 for _ in takewhile(bool, backwards))  # How often it has risen at its end, one size after the other.
+    last_rise, growth = shares[-1] - shares[-1 - late], slope(thinned) * GATE_EPOCHS / every
+    lately = last_rise / late if late else 0.0
+    steepest = max(growth, GATE_EPOCHS * (slope(envelope) / every), GATE_EPOCHS * lately)
+    if last_rise <= max(gate / 2, gate * late / GATE_EPOCHS):
+        late = 0  # The gate lets such a last rise pass.
     spread = max(shares) - min(shares)
     if len(shares) < MINIMUM_STEADY:
         kind = TOO_SHORT
@@ -179,24 +184,14 @@ def judge(sizes: Sequence[int], gate: float = GROWTH_GATE) -> Trend:
         kind = SAWTOOTH
     else:
         kind = GROWING if late >= MINIMUM_STEADY else TOO_SHORT if late else FLAT
-    return Trend(kind, sizes[0], sizes[-1], slope(thinned) * GATE_EPOCHS / every, spread, shares[-1] - shares[0])
+    return Trend(kind, sizes[0], sizes[-1], growth, spread, shares[-1] - shares[0], steepest)
 
 
 def grows(shares: Sequence[float], pace: float) -> bool:
-    """Tell whether a series rises by more than a pace for each size, again and again, and still does in its second half.
-
-    Example:
-        >>> grows([1.0, 1.1, 1.2, 1.3], 0.026), grows([1.0, 1.2, 1.4, 1.4, 1.4, 1.4, 1.4, 1.4], 0.026)
-        (True, False)
-    """
+    """Tell whether a series rises by more than a pace for each size, again and again, and still does in its second half."""
     again, lately = slope(without_largest_rise(shares)), slope(shares[len(shares) // 2 :])
     steady = again > pace / 2 and (len(shares) < LONG or lately > pace / 2)
     return slope(shares) > pace and steady and rank_correlation(shares, TOLERANCE) >= TREND
-
-
-def lower_envelope(sizes: Sequence[float]) -> list[float]:
-    """Return the smaller of each two sizes in a row, so that what every second epoch takes and gives back is left out."""
-    return [min(pair) for pair in pairwise(sizes)]
 
 
 def slope(sizes: Sequence[float]) -> float:
@@ -206,29 +201,15 @@ def slope(sizes: Sequence[float]) -> float:
 
 
 def without_largest_rise(sizes: Sequence[float]) -> list[float]:
-    """Return a series as it would be without its largest rise from one size to the next.
-
-    Example:
-        >>> without_largest_rise([100, 101, 180, 182])
-        [100, 101, 101, 103]
-    """
+    """Return a series as it would be without its largest rise from one size to the next."""
     rises = [later - sooner for sooner, later in pairwise(sizes)]
     largest = max(rises, default=0)
     start = rises.index(largest) + 1 if largest > 0 else len(sizes)
     return [*sizes[:start], *(size - largest for size in sizes[start:])]
 
 
-def late_rise(sizes: Sequence[float], tolerance: float = 0.0) -> int:
-    """Return how often a series has risen at its end, one size after the other."""
-    backwards = (later > sooner + tolerance for later, sooner in pairwise(reversed(sizes)))
-    return sum(1 for _ in takewhile(bool, backwards))
-
-
 def rank_correlation(sizes: Sequence[float], tolerance: float = 0.0) -> float:
-    """Return how steadily a series rises: 1 where each size is above those before it, -1 where it is below.
-
-    Differences up to the tolerance count as none.
-    """
+    """Return how steadily a series rises: 1 where each size is above those before it, -1 where it is below."""
     signs = [(later > sooner + tolerance) - (later < sooner - tolerance) for sooner, later in combinations(sizes, 2)]
     return sum(signs) / len(signs) if signs else 0.0
 
@@ -285,16 +266,6 @@ class TrainingProcess:
         """Whether this process shows the curve; one that is alone does, whatever a variable says."""
         return self.rank == 0 or self.count == 1
 
-    @property
-    def sentence(self) -> str:
-        """Which process this is, empty where there is one alone."""
-        others = "each keeps the curve of its own device"
-        return f"This is process {self.rank} of {self.count}; {others}." if self.count > 1 else ""
-
-
-# The one process of most trainings.
-ALONE = TrainingProcess()
-
 
 @dataclass(frozen=True, repr=False)
 class MemoryCurve(Shown):
@@ -321,7 +292,7 @@ class MemoryCurve(Shown):
     gate: float = GROWTH_GATE
     holders: tuple[Holder, ...] = ()
     limit: float | None = None
-    process: TrainingProcess = ALONE
+    process: TrainingProcess = TrainingProcess()
 
     HIDDEN = ("process",)
     ALSO = ("simulated", "verdict", "reason", "advice", "trends")
@@ -422,7 +393,10 @@ class MemoryCurve(Shown):
 
     def report(self) -> Report:
         """Return the verdict, why, what to do, and the figures of each epoch."""
-        sentences = [self.reason, self.advice, *filter(None, [self.process.sentence])]
+        sentences, process = [self.reason, self.advice], self.process
+        if process.count > 1:
+            which = f"process {process.rank} of {process.count}"
+            sentences.append(f"This is {which}; each keeps the curve of its own device.")
         rows: list[tuple[str, ...]] = []
         for sample in self.boundaries:
             sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)
@@ -430,20 +404,13 @@ class MemoryCurve(Shown):
             rows.append((str(sample.epoch), str(sample.step), *map(in_bytes, sizes), sample.pressure or "", note))
         columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
         held, caption = tuple(holder.row for holder in self.holders), "What holds more tensors than after the warm-up"
-        tables = (
-            Table("Memory after each epoch", columns, tuple(rows)),
-            Table(caption, ("name", "kind", "tensors", "memory"), held),
-        )
+        grown = Table(caption, ("name", "kind", "tensors", "memory"), held)
         title = f"Memory on {self.device}{MARK if self.simulated else ''}: {self.verdict}"
-        return Report(title, tuple(sentences), tables=tables)
+        return Report(title, tuple(sentences), (Table("Memory after each epoch", columns, tuple(rows)), grown))
 
 
 def plotting(module: str = "training.plot") -> Any:
-    """Return the module of this package that draws a report.
-
-    Raises:
-        ConfigurationError: Where matplotlib is not installed.
-    """
+    """Return the module of this package that draws a report, or say that matplotlib is not installed."""
     try:
         return importlib.import_module(f"..{module}", __package__)
     except ModuleNotFoundError as error:

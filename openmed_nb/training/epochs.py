@@ -17,7 +17,7 @@ from ..devices.memory import allocator
 from ..devices.request import kind_of
 from ..errors import ConfigurationError, DeviceUnavailable, OpenMedWarning, number, shorten, whole_number, whole_or_none
 from ..session import SESSION
-from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, take_sample
+from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, plotting, take_sample
 from .guards import Guards, checked_guards
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
 
@@ -93,9 +93,7 @@ class EpochHooks:
         if live and process.leads:
             from IPython.display import display
 
-            from .live import LiveCurve
-
-            curve = LiveCurve()
+            curve = plotting().LiveCurve()
             display(curve)
             self.after.append(curve)
 
@@ -208,11 +206,7 @@ class EpochHooks:
         allocator(self.device).empty_cache()
 
     def _compare_holders(self) -> None:
-        """Remember what holds tensors after the warm-up, and where tensors use more memory now, find what holds more.
-
-        Without a suspect growth only graphs are of interest: where a backward pass has freed their tensors, they are
-        small, and still a mistake.
-        """
+        """Remember what holds tensors after the warm-up, and where tensors use more memory now, find what holds more."""
         first, last = self.curve.boundaries[0], self.curve.boundaries[-1]
         if self._steady is None:
             self._steady = who_holds()
@@ -220,6 +214,7 @@ class EpochHooks:
         grown: tuple[Holder, ...] = ()
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_holders(self._steady, who_holds() if growing else named_holders())
+        # Graphs whose tensors a backward pass has freed are small, and still a mistake.
         self.curve = self.curve.with_holders([holder for holder in grown if growing or holder.graphs > 1])
 
     def _run(self, hooks: Iterable[Hook]) -> None:
@@ -297,7 +292,7 @@ def this_process() -> TrainingProcess:
 
 
 def own_device(device: str, process: TrainingProcess) -> str:
-    """Return the device of a process where none is named: each has a GPU of CUDA of its own."""
+    """Return the device of a process: each has a GPU of CUDA of its own."""
     return f"cuda:{process.local_rank}" if device == "cuda" and process.count > 1 else device
 
 

@@ -10,38 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import TENSOR_LOCK, import_torch, release_of
-from ..devices.machine import Machine, read_machine
+from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, offered, shorten
-from .batch_checks import (
-    CHECKS,
-    BatchChecks,
-    ModelLimits,
-    check_collation,
-    checked_limits,
-    gradients_can_be_wrong,
-    inner_model,
-    limits_of,
-)
+from .batch_checks import CHECKS, BatchChecks, ModelLimits, check_collation, checked_limits, inner_model, limits_of
 from .nonfinite import PassRecorder, gradients_of, is_finite, keep_batch, looks_finite, search
 
 if TYPE_CHECKING:
     import torch
 
-# The first release of torch in which MPS computes the gradients of an LSTM with dropout rightly (pytorch#190056).
-LSTM_REPAIRED = (2, 14)
+# The first torch in which MPS computes rightly the gradients of an LSTM with dropout (pytorch#190056), and on M1 and M2
+# those of a step with many tokens (pytorch#177116, #193487).
+REPAIRED = (2, 14)
 LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
 # The names that configurations of transformers have for dropout in attention.
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
 
 class DropoutWatch:
-    """Warns once of a pass in train mode with dropout and without gradients; a forward pre-hook.
-
-    It goes along where a model is copied or saved, and is then one that never warns: its device is ``None``.
-    """
+    """Warns once of a pass in train mode with dropout and without gradients; in a copy of a model it never warns."""
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -50,7 +39,6 @@ class DropoutWatch:
         return DropoutWatch, (None,)
 
     def __call__(self, module: torch.nn.Module, _args: Any) -> None:
-        """Look at a pass that begins."""
         import torch
         from torch.nn.modules.dropout import _DropoutNd
 
@@ -70,16 +58,6 @@ class DropoutWatch:
         self.device = None
         advice = f"{what} Call model.eval() first; where it is meant, {meant}."
         warnings.warn(advice, OpenMedWarning, stacklevel=2)
-
-
-def wrong_lstm(model: torch.nn.Module, device: str, torch_release: tuple[int, ...]) -> str | None:
-    """Return the name of the first LSTM whose gradients MPS computes wrongly; ``None`` where there is none."""
-    import torch
-
-    if kind_of(device) != "mps" or tuple(torch_release[:2]) >= LSTM_REPAIRED:
-        return None
-    layers = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, torch.nn.LSTM))
-    return next((name or "the model" for name, layer in layers if layer.num_layers > 1 and layer.dropout > 0), None)
 
 
 # What each guard does in a few words, and where that is from; the docstring of Guards says more.
@@ -198,14 +176,19 @@ Give the model as many labels as the data has (num_labels), or number the labels
             WATCHED[model].unwatch()
         WATCHED[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        release = torch_release or release_of(torch.__version__)
-        large = kind_of(device) == "mps" and gradients_can_be_wrong(device, machine or read_machine(), release)
+        wrong = kind_of(device) == "mps" and (torch_release or release_of(torch.__version__))[:2] < REPAIRED
+        # A chip that is not known is not suspected.
+        large = wrong and apple_generation(machine or read_machine()) in (1, 2)
         self._checks = self._batch_checks(limits_of(model, **self._given), large=large)
         self._watched = weakref.ref(model)
         self._scaled, self._skipped = scaled, 0
-        if "lstm_dropout" in self.on and (lstm := wrong_lstm(model, device, release)):
-            what = f"The gradients of an LSTM with dropout ({lstm}) will be wrong: MPS forgets it on the way back"
-            warnings.warn(f"{what} (pytorch#190056). {LSTM_REMEDY}", OpenMedWarning, stacklevel=2)
+        layers = model.named_modules() if wrong and "lstm_dropout" in self.on else ()
+        for name, layer in layers:
+            if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
+                lstm = name or "the model"
+                what = f"The gradients of an LSTM with dropout ({lstm}) will be wrong: MPS forgets it on the way back"
+                warnings.warn(f"{what} (pytorch#190056). {LSTM_REMEDY}", OpenMedWarning, stacklevel=2)
+                break
         called = ("", *inner_model(model))  # A model inside of another may be called by itself.
         if "dropout_without_gradients" in self.on:
             watch = DropoutWatch(device)
@@ -221,8 +204,8 @@ Give the model as many labels as the data has (num_labels), or number the labels
         Returns:
             Whether it does; ``False`` for a value that is not a ``DataLoader``, which is left as it is.
         """
-        undo = check_collation(loader, self._checks)
-        self._undo += [undo] if undo else []
+        if undo := check_collation(loader, self._checks):
+            self._undo.append(undo)
         return undo is not None
 
     def check(self, batch: Any, step: int | None = None) -> None:
@@ -330,7 +313,6 @@ Give the model as many labels as the data has (num_labels), or number the labels
 
 
 def checked_guards(guards: Guards | None) -> Guards:
-    """Return the guards, all of them where none are given."""
     if guards is not None and not isinstance(guards, Guards):
         raise ConfigurationError(
             f"guards must be nb.Guards(...), got {shorten(repr(guards))}.",

@@ -13,10 +13,11 @@ import sys
 import sysconfig
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import compress
-from types import CellType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, torch_is_loaded
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def living_tensors() -> list[torch.Tensor]:
-    """Return every tensor that Python knows of; the type of each object is asked, so that no proxy is woken up."""
+    """Return every tensor that Python knows of; types are asked, so that no proxy is woken up."""
     tensor = import_torch().Tensor
     things = gc.get_objects()
     kinds = {kind for kind in set(map(type, things)) if issubclass(kind, tensor)}
@@ -42,11 +43,8 @@ def living_bytes() -> int:
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return the bytes of each storage that the tensors and their graphs use, by the storage's address.
-
-    Views share a storage, which counts once. Lazy parameters and tensor classes of others are not woken.
-    """
-    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - torch has no other name for it
+    """Return the bytes of each storage that the tensors and their graphs use, by its address; views share one."""
+    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or foreign class is woken
         tensors = list(tensors)
         reached = (*tensors, *saved_tensors(map(graph_of, tensors)))
         storages = (tensor.untyped_storage() for tensor in reached if has_storage(tensor))
@@ -54,11 +52,7 @@ def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that graphs keep for their backward pass.
-
-    What hooks have packed is not unpacked, which could compute a checkpoint again; what a backward pass has freed is
-    ``None``, and so is a leaf, which is no part of the graph's memory.
-    """
+    """Yield the tensors that graphs keep for their backward pass; not what hooks packed, which may compute it again."""
     tensor = import_torch().Tensor
     names: dict[type, list[str]] = {}  # A graph has thousands of nodes of a few types.
     waiting, seen = list(nodes), set()
@@ -86,14 +80,6 @@ def graph_of(tensor: torch.Tensor) -> Any:
     try:
         return tensor.grad_fn
     except RuntimeError:  # One of several views, whose base was changed in place.
-        return None
-
-
-def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient of a leaf; other tensors have none, and torch warns where they are asked."""
-    try:
-        return tensor.grad if tensor.is_leaf else None
-    except RuntimeError:  # As in graph_of.
         return None
 
 
@@ -199,8 +185,7 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
         raise ConfigurationError(
             f"The namespace must be a mapping, got {type(namespace).__name__}.", "Pass globals(), or nothing."
         )
-    found = _tensors_by_holder(_roots() if namespace is None else namespace.items())
-    holders = _holders(found)
+    found, holders = _search(_roots() if namespace is None else namespace.items())
     if namespace is None:
         known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
         others = {key: size for key, size in storage_sizes(living_tensors()).items() if key not in known and size}
@@ -210,7 +195,7 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
 
 def named_holders() -> tuple[Holder, ...]:
     """Return what holds tensors by a name, the most memory first."""
-    return _holders(_tensors_by_holder(_roots()))
+    return _search(_roots())[1]
 
 
 def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> tuple[Holder, ...]:
@@ -220,24 +205,20 @@ def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> tuple[Ho
     return tuple(sorted((holder for holder in grown if grown[holder] > 0), key=lambda holder: -grown[holder]))
 
 
-def _tensors_by_holder(roots: Iterable[tuple[str, Any]]) -> dict[tuple[str, str], list[Any]]:
-    """Return the tensors that names reach, by the name and the kind of what holds them."""
+def _search(roots: Iterable[tuple[str, Any]]) -> tuple[dict[tuple[str, str], list[Any]], tuple[Holder, ...]]:
+    """Return the tensors that names reach, by the name and the kind of what holds them, and these holders."""
     found: dict[tuple[str, str], list[Any]] = defaultdict(list)
     with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor class of others is woken
-        for name, kind, tensor in _search(roots):
+        for name, kind, tensor in _reached(roots):
             found[name, kind].append(tensor)
-    return found
-
-
-def _holders(found: Mapping[tuple[str, str], list[Any]]) -> tuple[Holder, ...]:
     holders = [
         Holder(name, kind, len(held), sum(storage_sizes(held).values()), sum(graph_of(one) is not None for one in held))
         for (name, kind), held in found.items()
     ]
-    return tuple(sorted(holders, key=lambda holder: -holder.size))
+    return found, tuple(sorted(holders, key=lambda holder: -holder.size))
 
 
-def _search(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
     """Yield the name and kind of what holds each tensor, and the tensor; breadth first, so that names are short."""
     torch = import_torch()
     waiting = deque((name, "variable", name, thing, 0) for name, thing in roots)
@@ -250,7 +231,8 @@ def _search(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
         if issubclass(type(thing), torch.Tensor):
             if has_storage(thing):
                 yield holder, kind, thing
-            waiting.append((f"{holder}.grad", "gradients", name, gradient_of(thing), depth))
+            with suppress(RuntimeError):  # As in graph_of. torch warns where others than leaves are asked.
+                waiting.append((f"{holder}.grad", "gradients", name, thing.grad if thing.is_leaf else None, depth))
         elif depth < DEEPEST:
             steps = _parts_of_module if issubclass(type(thing), torch.nn.Module) else _parts
             parts = [step for step in steps(name, thing) if not issubclass(type(step[-1]), LEAVES)]
@@ -284,20 +266,16 @@ def _parts_of_module(name: str, module: Any) -> Iterator[tuple[str, str, str, An
 def _attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object; of a function its defaults, and the variables that it has from around it."""
     if issubclass(type(thing), FunctionType):
-        around = dict(zip(thing.__code__.co_freevars, map(_content, thing.__closure__ or ()), strict=False))
+        around = {}
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
+            with suppress(ValueError):  # Its variable has no value yet.
+                around[name] = cell.cell_contents
         return {**around, "__defaults__": thing.__defaults__, "__kwdefaults__": thing.__kwdefaults__}
     if issubclass(type(thing), MethodType):
         return {"__self__": thing.__self__}
     found = next((vars(base)["__dict__"] for base in type(thing).__mro__ if "__dict__" in vars(base)), None)
     # A proxy has a __dict__ of its own making, which would be that of what it stands for.
     return found.__get__(thing) if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)) else {}
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # A cell has no other way to say that its variable has no value yet.
-        return None
 
 
 def _roots() -> Iterator[tuple[str, Any]]:
@@ -340,11 +318,8 @@ def _with_classes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator
 
 
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return the variables of a frame; every method calls its object ``self``, so that one has the name of its type.
-
-    Before Python 3.13 the frame of a function keeps the copy that it makes, and with it what the variables held; a copy
-    that nothing else uses is emptied.
-    """
+    """Return the variables of a frame; ``self`` has the name of its type."""
+    # Before Python 3.13 the frame of a function keeps this copy, and what the variables held; one of no use is emptied.
     copy = frame.f_locals
     variables = [(type(thing).__name__ if name == "self" else name, thing) for name, thing in copy.items()]
     if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED:

@@ -137,7 +137,6 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
 def settings_for(
     device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    """Return the arguments for a ``DataLoader`` on a computer, in a notebook or not, with workers that begin in some way."""
     kind, method = kind_of(device), start_method or usual_start_method(machine)
     workers = worker_count(dataset, machine, method, in_a_notebook() if in_notebook is None else in_notebook)
     settings = [LoaderArgument("pin_memory", kind == "cuda", PIN_REASONS[kind]), workers]
@@ -170,10 +169,7 @@ def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook:
 
 
 def defined_in_main(thing: Any, depth: int = 4) -> Iterator[str]:
-    """Yield the names of classes and functions in a dataset that were written into the notebook or script itself.
-
-    Its class, its attributes and what it wraps (``dataset``, ``datasets``, a transform) are looked at, not its items.
-    """
+    """Yield the names of classes and functions in a dataset, its items left out, that the notebook or script defines."""
     for one in (type(thing), thing):
         name = getattr(one, "__qualname__", None)
         if isinstance(name, str) and getattr(one, "__module__", None) == "__main__":
@@ -384,11 +380,10 @@ def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, b
         )
     whole("batches", batches, most=sys.maxsize)
     with torch.random.fork_rng(devices=[]):
-        timing = time_batches(loader, batches)
-        step_seconds = median(_time_steps(step, timing.kept, torch.device(name), timing.count))
-    workers = int(getattr(loader, "num_workers", 0))
+        rung, count, kept = time_batches(loader, batches)
+        step_seconds = median(_time_steps(step, kept, torch.device(name), count))
     simulated = kind_of(name) == "mps" and active()
-    return LoaderCheck(name, timing.seconds, step_seconds, workers, timing.count, simulated)
+    return LoaderCheck(name, rung.seconds, step_seconds, rung.workers, count, simulated)
 
 
 def ladder(
@@ -477,31 +472,20 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
     except (TypeError, ValueError) as error:
         what = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
         raise ConfigurationError(what, "Pass what help(torch.utils.data.DataLoader) names.") from error
-    timing = time_batches(loader, batches)
-    return Rung(workers, timing.seconds, timing.start_seconds, timing.worker_bytes)
+    return time_batches(loader, batches)[0]
 
 
-@dataclass(frozen=True)
-class LoaderTiming:
-    """What reading a loader took."""
+def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[Any, Any]]:
+    """Read a loader and nothing else; return the times, how many batches were timed, and the first and last of them.
 
-    seconds: float  # The mean per batch; workers deliver in bursts, so a single time tells little.
-    count: int
-    start_seconds: float  # Until the first batch.
-    worker_bytes: tuple[int, ...]  # The resident memory of each.
-    kept: tuple[Any, Any]  # The first and the last batch.
-
-
-def time_batches(loader: Iterable[Any], batches: int) -> LoaderTiming:
-    """Read a loader and nothing else; its workers are gone when this returns.
-
-    What is read ahead while workers start comes at once and says nothing of their speed, so it is left out.
+    Workers deliver in bursts, so the mean counts. What they read ahead while they start comes at once and says nothing of
+    their speed, so it is left out. They are gone at the end.
     """
     workers = int(getattr(loader, "num_workers", 0))
     ahead = max(WARM_UP, workers * int(getattr(loader, "prefetch_factor", None) or 0))
     others = {process.pid for process in multiprocessing.active_children()}
-    begin = time.perf_counter()
-    with _iterating(loader) as iterator:
+    begin, iterator = time.perf_counter(), iter(loader)
+    try:
         first = last = next(iterator, None)
         start_seconds = time.perf_counter() - begin
         skipped = sum(1 for _ in itertools.islice(iterator, ahead - 1))
@@ -514,63 +498,44 @@ def time_batches(loader: Iterable[Any], batches: int) -> LoaderTiming:
             if process.pid is not None and process.pid not in others:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     sizes.append(int(psutil.Process(process.pid).memory_info().rss))
-    if not count:
-        had = 0 if first is None else 1 + skipped
-        what = f"The loader has {had} batches, and {ahead} are left out as warm-up."
-        raise ConfigurationError(what, "Pass more items or smaller batches.")
-    return LoaderTiming(seconds / count, count, start_seconds, tuple(sizes), (first, last))
-
-
-@contextlib.contextmanager
-def _iterating(loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Go through a loader for a while; its workers are shut down at the end, also after an error.
-
-    torch shuts them down when the iterator is collected. An error's frames would hold it, hence the call.
-    """
-    iterator = iter(loader)
-    try:
-        yield iterator
-    finally:
+    finally:  # torch shuts workers down when the iterator is collected; an error's frames would hold it.
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down and not getattr(loader, "persistent_workers", False):
             shut_down()
         del iterator
         gc.collect(0)
+    if not count:
+        had = 0 if first is None else 1 + skipped
+        what = f"The loader has {had} batches, and {ahead} are left out as warm-up."
+        raise ConfigurationError(what, "Pass more items or smaller batches.")
+    return Rung(workers, seconds / count, start_seconds, tuple(sizes)), count, (first, last)
 
 
 def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.device, count: int) -> list[float]:
-    """Return the time for each step over batches that are in memory, each waited for."""
-    times = []
-    with _forward_only(step) as run:
-        for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
-            finish(device)
-            begin = time.perf_counter()
-            run(moving.to_device(batch, device))
-            finish(device)
-            times.append(time.perf_counter() - begin)
-    return times[WARM_UP:]
+    """Return the time for each step over batches that are in memory, each waited for.
 
-
-@contextlib.contextmanager
-def _forward_only(step: Callable[..., Any]) -> Iterator[Callable[[Any], Any]]:
-    """Yield what runs a batch; a module runs without gradients and dropout, and is afterwards in its former mode."""
+    A module runs without gradients and dropout, and is afterwards in its former mode.
+    """
     import torch
 
-    if not isinstance(step, torch.nn.Module):
-        yield step
-        return
-    module: torch.nn.Module = step
-
-    def run(batch: Any) -> Any:
+    def forward(batch: Any) -> Any:
         if isinstance(batch, Mapping):
-            return module(**batch)
-        return module(batch[0] if isinstance(batch, (list, tuple)) else batch)  # Inputs and labels, or inputs.
+            return step(**batch)
+        return step(batch[0] if isinstance(batch, (list, tuple)) else batch)  # Inputs and labels, or inputs.
 
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    times, run, modes = [], step, []
+    if isinstance(step, torch.nn.Module):
+        run, modes = forward, [(part, part.training) for part in step.modules()]
+        step.eval()
     try:
-        with torch.no_grad():
-            yield run
+        with torch.no_grad() if modes else contextlib.nullcontext():
+            for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
+                finish(device)
+                begin = time.perf_counter()
+                run(moving.to_device(batch, device))
+                finish(device)
+                times.append(time.perf_counter() - begin)
     finally:
         for part, training in modes:
             part.training = training
+    return times[WARM_UP:]

@@ -61,10 +61,7 @@ class Pass:
 
 
 class PassRecorder:
-    """Holds the passes that a model makes in training, from its hooks; a pass without gradients does not count.
-
-    It goes along where a model is copied or saved, and then holds nothing: its device is ``None``.
-    """
+    """Holds the passes that a model makes in training with gradients, from its hooks; in a copy of a model, nothing."""
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -106,7 +103,6 @@ class PassRecorder:
             self.losses.append(loss.detach())
 
     def clear(self) -> None:
-        """Let go of everything."""
         self.passes.clear()
         self.losses.clear()
 
@@ -233,12 +229,13 @@ def gradients_of(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def looks_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tensor] = ()) -> bool:
     """Tell whether gradients and losses are finite, from one number for each tensor: the device is waited for once.
 
-    A sum of finite numbers can be infinite, so ``False`` means that a closer look is needed. On CUDA one kernel makes
-    the norm of many tensors; elsewhere there is no such kernel, and sums are cheapest.
+    A sum of finite numbers can be infinite, so ``False`` means that a closer look is needed.
     """
     import torch
 
-    if gradients and gradients[0].is_cuda:
+    if (
+        gradients and gradients[0].is_cuda
+    ):  # One kernel for many tensors; elsewhere there is none, and sums are cheapest.
         numbers = [torch.nn.utils.get_total_norm(gradients)]
     else:
         full = torch.float32
@@ -251,7 +248,6 @@ def looks_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tenso
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether every number is finite."""
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
@@ -267,10 +263,7 @@ def search(model: torch.nn.Module | None, passes: Iterable[Pass]) -> tuple[Origi
 
 
 def find(model: torch.nn.Module, held: Pass) -> Origin | None:
-    """Repeat a pass and return where the first number appeared that is not finite; ``None`` where all were.
-
-    Weights, gradients, buffers, random numbers and the mode of the model are afterwards as they were before.
-    """
+    """Repeat a pass and return where the first number appeared that is not finite; the model stays as it was."""
     try:
         given: tuple[tuple[Kind, Iterable[tuple[str, Any]]], ...] = (
             ("input", held.given.items()),
@@ -286,10 +279,7 @@ def find(model: torch.nn.Module, held: Pass) -> Origin | None:
 
 
 def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
-    """Run forward and backward, and look at what every layer returns and at every gradient that comes back.
-
-    Where the loss is computed outside of the model, only the forward pass can be repeated.
-    """
+    """Run forward and, where the model computes its loss, backward, and look at each output and gradient of a layer."""
     import torch
 
     outputs: list[str] = []
@@ -337,7 +327,7 @@ def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: list[Ar
 def origin_of(arrivals: Sequence[Arrival]) -> Origin | None:
     """Return where a backward pass made the first number that is not finite, from the gradients in order of arrival.
 
-    A layer made it where its output's gradient was finite and the gradient of its input or of its weight is not.
+    That is a layer whose output has a finite gradient, and whose input or weight has not.
     """
     start = next((number for number, arrival in enumerate(arrivals) if not arrival.finite), None)
     if start is None:
@@ -351,11 +341,9 @@ def origin_of(arrivals: Sequence[Arrival]) -> Origin | None:
 
 
 def from_gradients(model: torch.nn.Module) -> Origin:
-    """Return what the gradients of a step tell of where it went wrong, where repeating its passes did not.
-
-    Backward passes run from the last layer to the first: the last weight whose gradient is not finite came first, if
-    some others are fine. After clipping none is, nor where the loss went wrong outside of the model.
-    """
+    """Return where a step went wrong by its gradients, where repeating its passes did not show it."""
+    # Backward passes run from the last layer to the first: the last weight whose gradient is not finite came first, if
+    # others are fine. After clipping none is, nor where the loss went wrong outside of the model.
     named = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
     wrong = [name for name, gradient in named if not is_finite([gradient])]
     if wrong and len(wrong) < len(named):

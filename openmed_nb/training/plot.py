@@ -1,6 +1,7 @@
-"""The memory curve as a picture, with the limits of the device in it.
+"""The memory curve as a picture, with the limits of the device in it, and as a widget while it grows.
 
-Importing this file imports matplotlib; so it is imported only when a picture is asked for, through ``MemoryCurve.plot``.
+Importing this file imports matplotlib and ipywidgets; so it is imported only through ``curve.plotting``. Only the widget's
+value changes: nbval cannot follow outputs that are cleared or updated.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ipywidgets import HTML
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..devices.request import kind_of
-from ..display import UNITS, escape
+from ..display import UNITS, Report, StaticForm, escape, to_html
 from .curve import MemoryCurve, MemorySample
 
 # Each figure with its name, line style and marker, so that the lines differ without colour too.
@@ -126,3 +128,33 @@ def _finish(axes: Any, curve: MemoryCurve) -> None:
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+
+
+class LiveCurve(StaticForm, HTML):
+    """A small picture of a memory curve with its verdict; call it with a curve to show that.
+
+    Its text and HTML forms, which stay where there is no widget, do not change between runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self(MemoryCurve(""))
+
+    def __call__(self, curve: MemoryCurve) -> None:
+        """Show a curve; a curve without samples shows that the first epoch is under way."""
+        self.value = picture(curve) if curve.samples else to_html(Report("Memory", ("The first epoch is under way.",)))
+
+    def __repr__(self) -> str:
+        return "The live memory curve"
+
+    def report(self) -> Report:
+        """Return how to get the curve; a notebook is saved with what stood there before the first epoch."""
+        return Report(
+            repr(self), ("It is drawn while the training runs; openmed_nb.training.last_curve() returns it.",)
+        )
+
+
+def picture(curve: MemoryCurve) -> str:
+    """Return a curve as HTML: the picture, the verdict with its reason, and what to do."""
+    report = Report(curve.report().title, curve.report().sentences)
+    return f'{to_svg(curve)}<div role="status">{to_html(report)}</div>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import sys
 from collections.abc import Callable, Container, MutableMapping
 from dataclasses import dataclass
@@ -93,7 +94,6 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
 
 
 def check_fraction(device: str, fraction: Any) -> float:
-    """Return a fraction that torch takes for a device."""
     kind = kind_of(device)
     if kind not in LARGEST:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
@@ -193,7 +193,7 @@ def release(
     _check_names(names, variables, () if shell is None else shell.user_ns_hidden)
     causes: dict[str, Callable[[], Any]] = {}
     if names:
-        causes["variables"] = lambda: drop_variables(names, variables)
+        causes["variables"] = lambda: [operator.delitem(variables, name) for name in dict.fromkeys(names)]
     if history and shell is not None and shell.displayhook.do_full_cache:
         causes["history of outputs"] = lambda: _flush(shell)
     last = getattr(sys, "last_value", None)
@@ -214,10 +214,7 @@ def release(
 
 
 def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
-    """Let go of what each cause holds, one after the other, and return what came back.
-
-    The cache is emptied before them and after each, so that what a cause gave back to the device counts for it.
-    """
+    """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own."""
     freed, held = [], _held(device)
     for cause, let_go in {"unused blocks of the device": lambda: None, **causes}.items():
         let_go()
@@ -236,7 +233,7 @@ def _held(device: str) -> tuple[int, int, int]:
 
 
 def _out_of_memory_note(error: BaseException) -> list[str]:
-    """Return a sentence with the figures of an error for lack of memory, none for another error."""
+    """Return a sentence with the figures of an out-of-memory error, none for another error."""
     memory = OutOfMemory.parse(error)
     if memory is None:
         return []
@@ -261,13 +258,8 @@ def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], ne
         raise ConfigurationError(f"The notebook itself needs {', '.join(own)}.", "Pass names of your own variables.")
 
 
-def drop_variables(names: tuple[str, ...], variables: MutableMapping[str, Any]) -> None:
-    for name in dict.fromkeys(names):
-        del variables[name]
-
-
 def _flush(shell: Any) -> None:
-    """Clear Out, _ and the rest; IPython's own flush leaves _, __ and ___ among its hidden variables, and the last result."""
+    """Clear Out, _ and the rest, also what IPython's own flush leaves: hidden _, __ and ___, and the last result."""
     shell.displayhook.flush()
     if getattr(shell, "last_execution_result", None) is not None:
         shell.last_execution_result.result = None
@@ -278,12 +270,9 @@ def _flush(shell: Any) -> None:
 
 
 def drop_frames(shown: TracebackType | None = None) -> None:
-    """Let go of the frames that the last error holds, with all their variables.
-
-    Cutting the chain of frames frees them at once. Deleting ``sys.last_value`` would not: IPython's last result and its
-    traceback machinery refer to the error too (ipython#11572, pytorch#27600). The traceback that IPython showed last is
-    that of an earlier error where the last one, such as those of this package, was shown as one line.
-    """
+    """Let go of the frames that the last error holds, with all their variables, and those that IPython showed last."""
+    # Deleting sys.last_value would not free them: IPython's last result and its traceback machinery refer to the error
+    # too (ipython#11572, pytorch#27600). IPython shows no frames of errors of this package, but keeps those before.
     errors = [getattr(sys, "last_value", None), getattr(sys, "last_exc", None)]
     held = (getattr(error, "__traceback__", None) for error in errors)
     for traceback in (getattr(sys, "last_traceback", None), shown, *held):

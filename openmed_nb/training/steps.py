@@ -1,14 +1,12 @@
 """Steps of an optimizer: AdamW in its fused form, and gradients accumulated over several batches.
 
-AdamW runs fused wherever torch has that: on MPS it is the one cheap gain in speed, and never torch's own choice. By
-default torch loops over the tensors on MPS, one small kernel after the other (``torch/optim/optimizer.py``,
-``torch/utils/_foreach_utils.py``); fused, one kernel updates many.
+On MPS torch never chooses the fused form itself: it loops over the tensors, one small kernel after the other
+(``torch/optim/optimizer.py``, ``torch/utils/_foreach_utils.py``); fused, one kernel updates many.
 
-With accumulation, several small batches give exactly the gradient of one large batch. The loss of a batch is a mean, over
-its examples or over its labels. The mean of such means is the mean over all only where all batches are alike: not for a
-last, shorter group, and not for tokens, of which every batch has another number
-(https://huggingface.co/blog/gradient_accumulation, transformers#34191, #34198). So the batches of a group are read
-ahead, and each is given its share of the group.
+The loss of a batch is a mean over its examples or labels, and the mean of such means is the mean over all only where all
+batches are alike: not for a last, shorter group, and not for tokens
+(https://huggingface.co/blog/gradient_accumulation, transformers#34191, #34198). So the batches of a group are read ahead,
+and each gets its share of the group.
 """
 
 from __future__ import annotations
@@ -220,22 +218,10 @@ def accumulation_groups(batches: Iterable[Any], steps: int, weight: Weight) -> I
 
 
 def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool = False) -> int:
-    """Return over how many labels the mean loss of a batch is.
+    """Return over how many labels the mean loss of a batch is: a mapping with ``labels``, or a pair of inputs and labels.
 
-    Args:
-        batch: A mapping with ``labels``, or a pair of inputs and labels. Whole labels of any shape count unless they
-            are left out; labels with fractions, as for regression or several labels at once, all count.
-        ignore_index: The label that the loss leaves out.
-        shifted: Whether the model moves the labels by one, as causal language models do: the first of a row is then
-            never asked for.
-
-    Raises:
-        ConfigurationError: For a batch in which no labels are found.
-
-    Example:
-        >>> import torch
-        >>> count_labels({"labels": torch.tensor([[-100, 3, 0], [-100, 1, -100]])})
-        3
+    Labels with fractions, as for regression or several labels at once, all count. With ``shifted`` the model moves the
+    labels by one, as causal language models do: the first of a row is then never asked for.
     """
     labels = labels_of(batch)
     if not isinstance(labels, import_torch().Tensor):
@@ -246,16 +232,7 @@ def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool 
 
 
 def count_examples(batch: Any) -> int:
-    """Return how many rows a batch has: the length of its first tensor.
-
-    Raises:
-        ConfigurationError: For a batch in which no tensor with rows is found.
-
-    Example:
-        >>> import torch
-        >>> count_examples({"input_ids": torch.zeros(4, 128)}), count_examples((torch.zeros(3, 32), torch.zeros(3)))
-        (4, 3)
-    """
+    """Return how many rows a batch has: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else (batch,)
     for value in values:
         if getattr(value, "shape", ()):

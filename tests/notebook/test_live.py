@@ -8,7 +8,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb import MemoryCurve, MemorySample
-from openmed_nb.training.live import LiveCurve, picture
+from openmed_nb.training.plot import LiveCurve, picture
 
 pytestmark = pytest.mark.usefixtures("quick_collection")  # Each epoch ends with one.
 
