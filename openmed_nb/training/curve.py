@@ -266,6 +266,12 @@ class TrainingProcess:
         """Whether this process shows the curve; one that is alone does, whatever a variable says."""
         return self.rank == 0 or self.count == 1
 
+    @property
+    def sentence(self) -> str:
+        """Which process this is, empty where there is one alone."""
+        others = "each keeps the curve of its own device"
+        return f"This is process {self.rank} of {self.count}; {others}." if self.count > 1 else ""
+
 
 @dataclass(frozen=True, repr=False)
 class MemoryCurve(Shown):
@@ -393,10 +399,7 @@ class MemoryCurve(Shown):
 
     def report(self) -> Report:
         """Return the verdict, why, what to do, and the figures of each epoch."""
-        sentences, process = [self.reason, self.advice], self.process
-        if process.count > 1:
-            which = f"process {process.rank} of {process.count}"
-            sentences.append(f"This is {which}; each keeps the curve of its own device.")
+        sentences = [self.reason, self.advice, *filter(None, [self.process.sentence])]
         rows: list[tuple[str, ...]] = []
         for sample in self.boundaries:
             sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)

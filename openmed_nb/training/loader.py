@@ -244,12 +244,7 @@ class LoaderCheck(Shown):
 
     @property
     def waiting(self) -> float:
-        """The share of its time, 0 to 1, that a loop waits for batches; workers read while the model computes.
-
-        Example:
-            >>> LoaderCheck("cpu", 0.030, 0.010, 0, 20).waiting, LoaderCheck("cpu", 0.005, 0.010, 2, 20).waiting
-            (0.75, 0.0)
-        """
+        """The share of its time, 0 to 1, that a loop waits for batches; workers read while the model computes."""
         waited = max(0.0, self.data_seconds - self.step_seconds) if self.workers else self.data_seconds
         whole = max(self.data_seconds, self.step_seconds) if self.workers else self.data_seconds + self.step_seconds
         return waited / whole if whole else 0.0

@@ -35,7 +35,7 @@ def test_bert(tagger, tiny):
 def test_roberta(tiny):
     """A RoBERTa counts positions from behind its padding token, and one token of a row less fits for each."""
     limits = limits_of(tiny.random_roberta())
-    assert (limits.first_position, limits.padding, limits.length) == (1, 0, tiny.POSITIONS - 1)
+    assert (limits.first_position, limits.padding, limits.positions) == (1, 0, tiny.POSITIONS)
     assert limits.labels == 3
 
 

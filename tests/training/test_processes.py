@@ -103,7 +103,7 @@ def test_each_process_has_its_gpu(device, process, own):
 def test_mps_is_refused():
     """Several processes on MPS, also that of the session, are refused with the reason before anything is trained."""
     with nb.simulated_mps():
-        for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), nb.training.callback):
+        for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), partial(nb.training.callback, "trainer")):
             with pytest.raises(DeviceUnavailable, match=r"^MPS cannot train in 2 processes: .*160732\)\. Start one"):
                 train()
 
