@@ -177,8 +177,8 @@ def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, .
                 info(sample.input, *sample.args, **sample.kwargs)
         except Exception as error:  # noqa: BLE001, PERF203 - samples for one device can fail in any way on another
             print(f"  {info.name}: {type(error).__name__}", file=sys.stderr)
-    falling = {call.operator for call in record.calls if table.verdict(call.operator) == FALLS_BACK}
-    return tuple(sorted(falling | {f"{refusal.name} in {call.operator}" for refusal, call in record.refusals}))
+    falling = {operator for operator, *_ in record.calls if table.verdict(operator) == FALLS_BACK}
+    return tuple(sorted(falling | {f"{refusal.name} in {operator}" for refusal, (operator, *_) in record.refusals}))
 
 
 def samples(info: Any, dtype: torch.dtype) -> list[Any]:

@@ -80,9 +80,7 @@ ROOMS = {
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py", "openmed_nb/runbook/figures.py"), ("tests/runbook/verdict/test_*.py",)
     ),
-    "certificates": Room(
-        ("openmed_nb/runbook/precision/certificates.py",), ("tests/runbook/precision/test_certificates.py",)
-    ),
+    "certificates": Room(("openmed_nb/models/certificates.py",), ("tests/models/test_certificates.py",)),
 }
 
 EQUIVALENT = {

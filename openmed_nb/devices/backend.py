@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import random
 import re
 import sys
 import threading
@@ -236,6 +237,20 @@ def random_numbers_from(states: States) -> Iterator[None]:
         yield
     finally:
         set_random_states(before)
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were."""
+    numpy = sys.modules.get("numpy")
+    pythons, numpys = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with random_numbers_from(random_states("cpu")):
+            yield
+    finally:
+        random.setstate(pythons)
+        if numpy:
+            numpy.random.set_state(numpys)
 
 
 def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:

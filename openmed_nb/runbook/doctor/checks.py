@@ -6,9 +6,11 @@ that make it meaningless, and what it shows if all is well.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 from ...devices import choice as rules
@@ -28,6 +30,7 @@ from ..signals import Signals
 
 if TYPE_CHECKING:
     import torch
+    from packaging.requirements import Requirement
 
     from .silent_errors import ProbeOutcome
 
@@ -94,11 +97,7 @@ def _torch_build(facts: DoctorFacts) -> str:
 
 COMPUTER = (
     RuleCheck(
-        "Python",
-        "mps",
-        (),
-        (rules.ROSETTA,),
-        lambda facts: f"{facts.python}, built for {facts.machine.architecture}",
+        "Python", "mps", (), (rules.ROSETTA,), lambda facts: f"{facts.python}, built for {facts.machine.architecture}"
     ),
     RuleCheck(
         "macOS",
@@ -109,11 +108,7 @@ COMPUTER = (
     ),
     RuleCheck("torch", "cpu", (), rules.TORCH_CAUSES, _torch_build),
     RuleCheck(
-        "MPS in torch",
-        "mps",
-        (*NO_APPLE_GPU, *NO_TORCH),
-        (rules.NOT_BUILT,),
-        lambda _facts: "torch was built with MPS",
+        "MPS in torch", "mps", (*NO_APPLE_GPU, *NO_TORCH), (rules.NOT_BUILT,), lambda _facts: "torch was built with MPS"
     ),
     RuleCheck(
         "MPS",
@@ -244,15 +239,7 @@ class ExaminedModel:
 def model_findings(
     name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: Validation | None = None
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with a model, or one finding that nothing is.
-
-    Args:
-        name: What the person calls it.
-        model: A torch module, a pipeline, or a loaded model of ours.
-        tokenizer: Its tokenizer; ``None`` for that of the pipeline.
-        device: The device in force: float64 is an error on MPS and a warning elsewhere.
-        validation: What is known of it in a reduced type, if it was loaded by its name.
-    """
+    """Return what is wrong with a module, a pipeline or a loaded model of ours, or one finding that nothing is."""
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     examined = ExaminedModel(unwrapped(module_in(model)), tokenizer, device, validation)
     with TENSOR_LOCK:
@@ -273,9 +260,8 @@ def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
         share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
         evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
         status = FAILED if kind_of(examined.device) == "mps" else WARNING
-        yield Finding(
-            "float64", status, evidence, "Call model.float(), or move it with nb.training.to_device, which converts."
-        )
+        remedy = "Call model.float(), or move it with nb.training.to_device, which converts."
+        yield Finding("float64", status, evidence, remedy)
 
 
 def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
@@ -334,14 +320,7 @@ def not_a_number(examined: ExaminedModel) -> Iterator[Finding]:
         yield Finding("NaN", FAILED, evidence, "Load it again, or go back to an earlier checkpoint.")
 
 
-MODEL_CHECKS: tuple[Callable[[ExaminedModel], Iterator[Finding]], ...] = (
-    double_precision,
-    reduced_precision,
-    label_map,
-    vocabulary,
-    tensor_places,
-    not_a_number,
-)
+MODEL_CHECKS = (double_precision, reduced_precision, label_map, vocabulary, tensor_places, not_a_number)
 
 
 def _finite(weight: torch.Tensor) -> bool:
@@ -360,3 +339,120 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _first(names: list[str], shown: int = 3) -> str:
     return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
+
+
+# The packages whose requirements are looked at.
+CHECKED = (
+    *("openmed-nb", "torch", "torchvision", "torchaudio", "transformers", "accelerate", "tokenizers", "safetensors"),
+    *("huggingface-hub", "ipywidgets", "jupyterlab-widgets"),
+)
+
+# The extras that are in use: every torch user has the "torch" extra of transformers, however it was installed.
+EXTRAS = ("", "torch")
+
+# What importlib.metadata raises for files that are damaged or gone; it differs between releases of Python.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+
+Versions = Mapping[str, str]  # By the normalized names of packages; empty if the files do not say.
+
+
+def package_findings(
+    installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions
+) -> tuple[Finding, ...]:
+    """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded."""
+    found = [_unreadable(name) for name, version in installed.items() if not version]
+    unmet = (_unmet(package, text, installed) for package, texts in requirements.items() for text in texts)
+    found += [finding for finding in unmet if finding]
+    for name, here in loaded.items():
+        there = installed.get(name)
+        if there and here.partition("+")[0] != there.partition("+")[0]:
+            evidence = f"{name} {here} is loaded, and {there} is installed"
+            found.append(Finding(name, WARNING, evidence, "Restart the kernel."))
+    return tuple(dict.fromkeys(found)) or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
+
+
+def _unmet(package: str, text: str, installed: Versions) -> Finding | None:
+    """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
+    required = _parsed(text)
+    if required is None:
+        return _unreadable(package)
+    # A requirement counts on this system, in this Python, with the extras in use.
+    if required.marker and not any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS):
+        return None
+    name, wanted = _normal(required.name), f"{required.name}{required.specifier}"
+    version = installed.get(name)
+    if version is None and not (required.marker and "extra" in str(required.marker)):
+        problem = "which is not installed"
+    elif version and not _meets(required, version):
+        problem = f"and {name} {version} is installed"
+    else:
+        return None
+    command = f'python -m pip install --upgrade {package} "{wanted}"'
+    remedy = f"Install versions that fit, then restart the kernel: {command}."
+    evidence = f"{package} {installed.get(package, '')} needs {wanted}, {problem}"
+    return Finding(f"{package} and {name}", FAILED, evidence, remedy)
+
+
+def _meets(required: Requirement, version: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return required.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True  # Whoever built it under such a version knows better than its number.
+
+
+def _unreadable(package: str) -> Finding:
+    remedy = f"Reinstall it: python -m pip install --force-reinstall {package}."
+    return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
+
+
+def _normal(name: str) -> str:
+    from packaging.utils import canonicalize_name
+
+    return str(canonicalize_name(name))
+
+
+def _parsed(text: str) -> Requirement | None:
+    """Return a requirement; ``None`` if it cannot be read."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def find_distribution(name: str) -> Any:
+    """Return an installed ``importlib.metadata.Distribution``; ``None`` if it is not installed."""
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def read_packages(
+    find: Callable[[str], Any] = find_distribution,
+) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
+    """Return the installed versions, what the installed packages of ``CHECKED`` require, and the loaded versions."""
+    found = {name: one for name in CHECKED if (one := find(name)) is not None}
+    requirements = {name: _requirements(one) for name, one in found.items()}
+    named = {_normal(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
+    others = {name: one for name in sorted(named - found.keys()) if (one := find(name)) is not None}
+    installed = {name: _version(one) for name, one in (found | others).items()}
+    versions = {name: getattr(sys.modules.get(name.replace("-", "_")), "__version__", None) for name in found}
+    return installed, requirements, {name: str(version) for name, version in versions.items() if version}
+
+
+def _version(found: Any) -> str:
+    try:
+        return str(found.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
+    except UNREADABLE:
+        return ""
+
+
+def _requirements(found: Any) -> tuple[str, ...]:
+    try:
+        return tuple(found.requires or ())
+    except UNREADABLE:
+        return ()

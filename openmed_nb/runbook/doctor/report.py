@@ -22,8 +22,7 @@ from ...models.config import OpenMedConfig
 from ...models.dtypes import validation_of
 from ...session import SESSION, Session
 from ..signals import read_signals
-from .checks import Computation, DoctorFacts, findings_of, model_findings
-from .packages import package_findings, read_packages
+from .checks import Computation, DoctorFacts, findings_of, model_findings, package_findings, read_packages
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 
@@ -153,13 +152,7 @@ def _failure_in(device: str, dtype: str) -> str:
 
 
 def examine(session: Session, model: Any = None, compute: Callable[[str], Computation] = compute_on) -> DoctorFacts:
-    """Gather the facts about a session's computer.
-
-    Args:
-        session: The session.
-        model: As for :func:`doctor`.
-        compute: Computes on a device; a stand-in answers for a device that is not here.
-    """
+    """Gather the facts about a session's computer; another ``compute`` stands in for a device that is not here."""
     with session.unchanged_on_error():
         models, computer = _models(session, model), session.computer
         choice, torch_error = session.choice_or_error(confirm=True), None

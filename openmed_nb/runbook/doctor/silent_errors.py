@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -59,11 +60,11 @@ class SilentBug:
     known: str  # With which chips and which releases of torch it was seen.
     remedy: str  # One thing to do.
     probe: Probe  # Computes it on a device.
-    tolerance: float  # How far a result may be from that of the CPU, absolutely and relatively.
-    kinds: tuple[str, ...]  # The kinds of devices on which the probe runs.
+    tolerance: float = NEAR  # How far a result may be from that of the CPU, absolutely and relatively.
+    kinds: tuple[str, ...] = ("mps", "cuda")  # The kinds of devices on which the probe runs.
     # "failed" if a transformer or its training computes this, "warning" if only some programs do, or if wrong input
     # passes.
-    status: str
+    status: str = FAILED
 
 
 # The errors that are looked for, in the order of the report; ``silent`` adds to them. Left out are those that need more
@@ -71,14 +72,11 @@ class SilentBug:
 BUGS: list[SilentBug] = []
 
 
-def silent(
-    *about: str, tolerance: float = NEAR, kinds: tuple[str, ...] = ("mps", "cuda"), status: str = FAILED
-) -> Callable[[Probe], Probe]:
-    """Add a probe to ``BUGS``; ``about`` is issue, name, what, known and remedy."""
+def silent(issue: str, name: str, what: str, known: str, remedy: str, **others: Any) -> Callable[[Probe], Probe]:
+    """Add a probe to ``BUGS``."""
 
     def add(probe: Probe) -> Probe:
-        issue, name, what, known, remedy = about
-        BUGS.append(SilentBug(issue, name, what, known, remedy, probe, tolerance, kinds, status))
+        BUGS.append(SilentBug(issue, name, what, known, remedy, probe, **others))
         return probe
 
     return add
@@ -367,13 +365,7 @@ def added_to_slice(device: str) -> torch.Tensor:
     return values
 
 
-@silent(
-    "pytorch#92311",
-    "argmax",
-    "it is a number far below zero",
-    f"macOS 13 with torch 1.13 to 2.0{MENDED}",
-    UPGRADE,
-)
+@silent("pytorch#92311", "argmax", "it is a number far below zero", f"macOS 13 with torch 1.13 to 2.0{MENDED}", UPGRADE)
 def largest_places(device: str) -> torch.Tensor:
     rows = numbers(5, 7).to(device)
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])
@@ -403,19 +395,16 @@ class ProbeOutcome:
 
 def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
     """Run the probes of a device, each twice, and compare them with the CPU; the caller's settings and random numbers stay."""
-    bugs = bugs_of(device)
-    if not bugs:
-        return ()
+    outcomes = []
     with TENSOR_LOCK, undisturbed(device):
-        return tuple(outcome_of(bug, device) for bug in bugs)
-
-
-def outcome_of(bug: SilentBug, device: str) -> ProbeOutcome:
-    expected = result_of(bug.probe, "cpu")
-    empty_cache(device)
-    clean = fault(expected, result_of(bug.probe, device), bug.tolerance)
-    leave_dirt(device)
-    return ProbeOutcome(bug.issue, clean, fault(expected, result_of(bug.probe, device), bug.tolerance))
+        for bug in bugs_of(device):
+            expected = result_of(bug.probe, "cpu")
+            empty_cache(device)
+            clean = fault(expected, result_of(bug.probe, device), bug.tolerance)
+            leave_dirt(device)
+            dirty = fault(expected, result_of(bug.probe, device), bug.tolerance)
+            outcomes.append(ProbeOutcome(bug.issue, clean, dirty))
+    return tuple(outcomes)
 
 
 def result_of(probe: Probe, device: str) -> torch.Tensor | BaseException:
@@ -463,21 +452,19 @@ def undisturbed(device: str) -> Iterator[None]:
         yield
 
 
-def bug_findings(outcomes: Iterable[ProbeOutcome], device: str) -> tuple[Finding, ...]:
+def bug_findings(outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding, ...]:
     """Return one finding for each probe that went wrong, and one for all others."""
-    outcomes = tuple(outcomes)
     if not outcomes:
         return (Finding("known silent errors", NOT_APPLICABLE, "the CPU is what devices are compared with"),)
-    by_issue = {bug.issue: bug for bug in BUGS}
-    wrong = []
+    by_issue, found = {bug.issue: bug for bug in BUGS}, []
     for one in outcomes:
         if one.wrong:
             bug = by_issue[one.issue]
             evidence = f"{shown_device(device)} {one.wrong} ({bug.issue}: {bug.what}; seen with {bug.known})"
-            wrong.append(Finding(bug.name, bug.status, evidence, bug.remedy))
-    right = len(outcomes) - len(wrong)
+            found.append(Finding(bug.name, bug.status, evidence, bug.remedy))
+    right = len(outcomes) - len(found)
     if right:
         agree = "1 probe agrees" if right == 1 else f"{right} probes agree"
         evidence = f"{agree} with the CPU, run twice: with an empty cache and with dirty memory"
-        wrong.append(Finding("known silent errors", OK, evidence))
-    return tuple(wrong)
+        found.append(Finding("known silent errors", OK, evidence))
+    return tuple(found)

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...devices.backend import to_array
-from ...devices.moving import named_tensors, to_device, with_tensors
+from ...devices.backend import random_numbers_kept, to_array
+from ...devices.moving import copy_of, named_tensors, to_device, with_tensors
 from ...errors import ConfigurationError, cause, check_flag, whole_or_none
 from ...models.loading import LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
 from ...training.epochs import named
 from ...training.steps import adamw
-from ..operators.copies import copy_of, random_numbers_kept
 from ..operators.forecast import Example, loss_or_mean, read_example
 from ..precision.measurement import whole_texts, with_model
 from .workloads import (

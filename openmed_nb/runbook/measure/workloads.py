@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_states
+from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import named_tensors, with_tensors
 from ...devices.request import canonical
 from ...devices.simulated import active
 from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Report, Shown
 from ...errors import ConfigurationError, DeviceUnavailable, cause
-from ..operators.copies import random_numbers_kept
 from .timing import now
 
 if TYPE_CHECKING:

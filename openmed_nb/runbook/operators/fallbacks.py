@@ -11,8 +11,7 @@ from ...devices.backend import import_torch
 from ...devices.moving import module_in
 from ...devices.simulated import active
 from ...display import Report, Shown, Table
-from .calls import AtModule, ModulePlace
-from .table import operator_table
+from .table import AtModule, ModulePlace, operator_table
 
 if TYPE_CHECKING:
     from .recorders import Fall, FallbackRecord

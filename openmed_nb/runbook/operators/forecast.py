@@ -14,25 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
 from ...annotation.loading import create_pipeline
-from ...devices.backend import TENSOR_LOCK, release_of
-from ...devices.moving import module_in, named_tensors, with_tensors
+from ...devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
+from ...devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
 from ...devices.simulated import active
 from ...display import Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, check_flag
 from ...models.config import OpenMedConfig
 from ...session import SESSION
 from ...training.nonfinite import loss_of
-from .calls import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, PHASES, AtModule, ModulePlace, Trace
-from .copies import check_memory, copy_of, random_numbers_kept
 from .table import (
     ALWAYS_ON_CPU,
+    BACKWARD,
     COMPOSITE,
     FALLS_BACK,
     FLOAT64,
+    FORWARD,
+    INFERENCE,
     MAY_BE_WRONG,
     NATIVE,
     NOT_KNOWN,
+    OPTIMIZER,
+    PHASES,
     REFUSED,
+    AtModule,
+    CallSite,
+    ModulePlace,
+    MpsRefusal,
     OperatorTable,
     operator_table,
 )
@@ -130,8 +137,10 @@ def _are_flat(values: Iterable[Any]) -> bool:
     return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))
 
 
-def trace(model: torch.nn.Module, example: Example, table: OperatorTable, training: bool) -> Trace:
-    """Return what a copy of a model calls on the CPU; the model stays as it is, and so do random numbers."""
+def trace(
+    model: torch.nn.Module, example: Example, table: OperatorTable, training: bool
+) -> tuple[CallRecord, tuple[str, ...]]:
+    """Return what a copy of a model calls on the CPU, and what could not be traced; the model and random numbers stay."""
     import torch
 
     from .recorders import CallRecord
@@ -141,7 +150,7 @@ def trace(model: torch.nn.Module, example: Example, table: OperatorTable, traini
         # Each run has a copy of its own: a step changes its numbers.
         TracedRun(copy_of(model), example.copied(), record).inference()
         notes = TracedRun(copy_of(model), example.copied(), record).training_step() if training else ()
-        return Trace(dict(record.calls), dict(record.refusals), notes)
+        return record, notes
 
 
 @dataclass(frozen=True)
@@ -156,18 +165,20 @@ class TracedRun:
         """Trace a pass without gradients, below autograd if the model can run so: there, MPS's own choice is seen."""
         import torch
 
+        from .recorders import watching
+
         self._check()
         self.record.phase = INFERENCE
         for name, place, _tensor in self._wide_tensors():
             self.record.refuse(name, [FLOAT64], place)
         seen = Counter(self.record.calls), Counter(self.record.refusals)
         try:
-            with torch.inference_mode():
-                self._traced(lambda: self.example(self.model))
+            with torch.inference_mode(), watching(self.record, self.model):
+                self.example(self.model)
         except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
             self.record.calls, self.record.refusals = seen
-            with torch.no_grad():
-                self._traced(lambda: self.example(self.model))
+            with torch.no_grad(), watching(self.record, self.model):
+                self.example(self.model)
 
     def training_step(self) -> tuple[str, ...]:
         """Trace a training step; return what could not be traced.
@@ -178,21 +189,22 @@ class TracedRun:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        from .recorders import watching
+
         self._check()  # After which lazy weights have their shapes.
         self._wide_tensors()
         self.model.train()
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             return ("No training step: no parameter of the model needs gradients.",)
-        notes: list[str] = []
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             try:
-                self._traced(lambda: notes.extend(self._step()))
+                with watching(self.record, self.model):
+                    return self._step()
             except Exception:
                 error = _own_error(self._step)
                 if error is None:
                     raise
                 raise self._failed("A training step", error, "Check example_inputs, or pass training=False.") from error
-        return tuple(notes)
 
     def _check(self) -> None:
         """Run a pass that nobody watches, so that what fails then is the model's own error."""
@@ -242,12 +254,6 @@ class TracedRun:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
         torch.optim.AdamW(parameters, foreach=False, fused=False).step()
         return ()
-
-    def _traced(self, run: Callable[[], object]) -> None:
-        from .recorders import watching
-
-        with watching(self.record, self.model):
-            run()
 
 
 def _own_error(run: Callable[[], Any]) -> Exception | None:
@@ -447,30 +453,19 @@ def unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def forecast_of(model: str, traced: Trace, table: OperatorTable, simulated: bool = False) -> Forecast:
-    """Return what becomes of everything that a model called.
-
-    Args:
-        model: The name of the model's class.
-        traced: What was called.
-        table: What MPS has.
-        simulated: Whether a simulated MPS device was on.
-    """
+def rows_of(
+    calls: Mapping[CallSite, int], refusals: Mapping[tuple[MpsRefusal, CallSite], int], table: OperatorTable
+) -> tuple[OperatorForecast, ...]:
+    """Return what becomes of everything that a model called, given how often it called it; the worst first."""
     rows = []
-    for call, count in traced.calls.items():
-        verdict, name = table.verdict(call.operator), table.named_by_mps(call.operator)
-        reason = f"MPS names it {name}." if verdict == FALLS_BACK and name != call.operator else ""
-        remedy = REMEDIES.get(call.operator, REMEDIES.get(verdict, ""))
-        rows.append(OperatorForecast(call.operator, verdict, call.phase, call.place, count, "", reason, remedy))
-    rows += [
-        OperatorForecast(
-            *(call.operator, refusal.verdict, call.phase, call.place, count),
-            *(refusal.name, refusal.says, refusal.remedy),
-        )
-        for (refusal, call), count in traced.refusals.items()
-    ]
-    rows.sort(key=lambda row: row.order)
-    return Forecast(model, table.torch, table.source, tuple(rows), traced.notes, simulated)
+    for (operator, phase, place), count in calls.items():
+        verdict, name = table.verdict(operator), table.named_by_mps(operator)
+        reason = f"MPS names it {name}." if verdict == FALLS_BACK and name != operator else ""
+        remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
+        rows.append(OperatorForecast(operator, verdict, phase, place, count, "", reason, remedy))
+    for (why, (operator, phase, place)), count in refusals.items():
+        rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.says, why.remedy))
+    return tuple(sorted(rows, key=lambda row: row.order))
 
 
 def forecast(model: Any = None, example_inputs: Any = None, training: bool = True) -> Forecast:
@@ -528,4 +523,6 @@ def forecast(model: Any = None, example_inputs: Any = None, training: bool = Tru
             example = synthetic_example(module, tokenizer)
         table = operator_table()
         inner = getattr(module, "_orig_mod", module)  # What torch.compile was given.
-        return forecast_of(type(inner).__name__, trace(module, example, table, training), table, active())
+        record, notes = trace(module, example, table, training)
+        rows = rows_of(record.calls, record.refusals, table)
+        return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, active())

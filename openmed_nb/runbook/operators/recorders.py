@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -33,15 +34,18 @@ from ...devices.backend import finish
 from ...devices.moving import narrower_types, operator_tensors
 from ...devices.profilers import modes_on
 from ...simulation.operators import names_above_autograd
-from .calls import BACKWARD, FORWARD, ModulePlace, OperatorCall, RunningModules
 from .table import (
     ALWAYS_ON_CPU,
+    BACKWARD,
     COMPOSITE,
     FALLS_BACK,
     FLOAT64,
+    FORWARD,
     NO_PLAIN_TENSOR,
     OF_FUNCTIONS,
     OF_OPERATORS,
+    CallSite,
+    ModulePlace,
     MpsRefusal,
     OperatorTable,
     composite_key,
@@ -53,6 +57,54 @@ WIDE = frozenset(narrower_types())  # The types that MPS does not have.
 ELSEWHERE = "elsewhere"
 
 
+class RunningModules:
+    """Knows which module is running, in each thread."""
+
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._follows = False
+        self._running = threading.local()
+
+    @property
+    def here(self) -> ModulePlace:
+        """The innermost module that is running in this thread."""
+        stack = self._stack()
+        return ModulePlace(self._names.get(stack[-1], ""), type(stack[-1]).__name__) if stack else ModulePlace()
+
+    @contextmanager
+    def watched(self, model: torch.nn.Module | None = None) -> Iterator[None]:
+        """See the modules that run; without a model, the outermost one that is running gives the names."""
+        self._follows = model is None
+        if model is not None:
+            self._name(model)
+        before = torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
+        after = torch.nn.modules.module.register_module_forward_hook(
+            self._leave, always_call=True
+        )  # After an error, too.
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if self._follows and not self._stack():
+            self._name(module)
+        self._stack().append(module)
+
+    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        stack = self._stack()
+        while stack and stack.pop() is not module:  # If a hook before ours failed, an end was not seen.
+            pass
+
+    def _name(self, model: torch.nn.Module) -> None:
+        self._names.update({module: name for name, module in model.named_modules()})
+
+    def _stack(self) -> list[torch.nn.Module]:
+        stack: list[torch.nn.Module] = self._running.__dict__.setdefault("stack", [])
+        return stack
+
+
 @dataclass
 class CallRecord:
     """What was called so far."""
@@ -60,9 +112,9 @@ class CallRecord:
     table: OperatorTable  # What MPS has.
     phase: str = FORWARD  # What the model is doing.
     places: RunningModules = field(default_factory=RunningModules)  # Where in the model it is.
-    calls: Counter[OperatorCall] = field(default_factory=Counter)  # How often each operator was called.
+    calls: Counter[CallSite] = field(default_factory=Counter)  # How often each operator was called.
     # How often each call was one that MPS refuses, and why.
-    refusals: Counter[tuple[MpsRefusal, OperatorCall]] = field(default_factory=Counter)
+    refusals: Counter[tuple[MpsRefusal, CallSite]] = field(default_factory=Counter)
     # What operators are called above autograd, if the function that runs says so.
     names: Mapping[str, str] = field(default_factory=dict)
     # The tensors of types that MPS does not have and that were already noted.
@@ -70,13 +122,13 @@ class CallRecord:
 
     def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[MpsRefusal]) -> None:
         """Count an operator, with what it was given and what it made."""
-        self.calls[OperatorCall(operator, self.phase, self.places.here)] += 1
+        self.calls[operator, self.phase, self.places.here] += 1
         self.refuse(operator, [*why, *of_shapes([*given, *made])])
 
     def refuse(self, operator: str, why: Iterable[MpsRefusal], place: ModulePlace | None = None) -> None:
         """Count why MPS refuses a call."""
         for refusal in why:
-            self.refusals[refusal, OperatorCall(operator, self.phase, place or self.places.here)] += 1
+            self.refusals[refusal, (operator, self.phase, place or self.places.here)] += 1
 
     def note_types(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Note a type that MPS does not have where it begins, and not in all that is computed with it.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch, release_of
 from ...devices.simulated import active
+from ...display import Plain
 from ...errors import TorchUnusable
 
 if TYPE_CHECKING:
@@ -32,6 +33,43 @@ ALWAYS_ON_CPU = "always on the CPU"
 NOT_KNOWN = "not known"
 REFUSED = "refused"
 MAY_BE_WRONG = "may be wrong"
+
+INFERENCE, FORWARD, BACKWARD, OPTIMIZER = "inference", "forward", "backward", "optimizer"
+
+# What a model does, in the order of the report: a pass without gradients, and the three parts of a training step.
+PHASES = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
+
+
+@dataclass(frozen=True, order=True)
+class ModulePlace:
+    """A module of a model.
+
+    Attributes:
+        module: Its name in the model, such as ``"encoder.layer.0"``; empty for the model itself, and outside of it.
+        kind: The name of its class; empty outside of every module.
+    """
+
+    module: str = ""
+    kind: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.module} ({self.kind})".strip() if self.kind else ""
+
+
+class AtModule(Plain):
+    """A row of a report about one module: its JSON has ``module`` and ``class`` in the place of ``place``."""
+
+    place: ModulePlace
+    HIDDEN = ("place",)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as a mapping, ready for JSON."""
+        return {**super().to_dict(), "module": self.place.module, "class": self.place.kind}
+
+
+CallSite = tuple[
+    str, str, ModulePlace
+]  # An operator such as "aten::addmm", its phase, and the module that was running.
 
 # The kernels that are made of other operators, in the order in which a device without its own takes them.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")

@@ -29,8 +29,7 @@ from ...models.files import content_of
 from ...models.loading import LoadSpec, load, model_folder
 from ...session import SESSION
 from .measurement import Pair, checked_texts, distinct, pair_of_files, parity_of, speed_up, undisturbed, with_model
-from .parity import ParityReport
-from .spans import Score
+from .parity import KINDS, ParityReport, Score
 
 if TYPE_CHECKING:
     from ...annotation.stream import Annotator
@@ -72,11 +71,8 @@ class PrecisionVerdict(Shown):
         asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, in every strategy."
         reasons, figures = [f"{one.reason} {one.remedy}" for one in self.refusals], measured.figures
         if self.certificate:
-            where = (
-                "under the simulation, where no speed is measured"
-                if self.simulated
-                else "where it is faster than float32"
-            )
+            faster, simulated = "where it is faster than float32", "under the simulation, where no speed is measured"
+            where = simulated if self.simulated else faster
             reasons = [self.certificate.summary, f"dtype='auto' takes it from now on {where}."]
             figures = (*self.certificate.report().figures, *figures)
         return Report(title, (*reasons, asked, *measured.sentences), measured.tables, figures=figures)
@@ -163,27 +159,14 @@ def measured(spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity:
 def judge(
     report: ParityReport, gate: Gate, identity: Identity, gain: float | None = None, date: str = ""
 ) -> PrecisionVerdict:
-    """Return whether a model may be used in a reduced type.
-
-    Args:
-        report: What was measured.
-        gate: What is asked for.
-        identity: The model, its type, the device and the versions that a certificate is made of.
-        gain: How many times faster it is than float32; ``None`` if that was not measured.
-        date: The day, as ``2026-03-01``.
-    """
-    spans = report.spans
+    """Return whether a model may be used in a reduced type; ``gain``, if measured, is how many times faster it is."""
     recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
     evidence = CertificateEvidence(  # Counts, and no place of an entity.
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,
         not_numbers=report.not_numbers,
-        exact=spans.exact,
-        moved=spans.moved,
-        relabelled=spans.relabelled,
-        missing=spans.missing,
-        extra=spans.extra,
+        **{kind: getattr(report.spans, kind) for kind in KINDS},
         distinct=report.distinct,
         recall_reference=recalls[0],
         recall=recalls[1],

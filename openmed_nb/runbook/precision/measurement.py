@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...activity import Activity
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
 from ...devices.memory import empty_cache, is_out_of_memory
+from ...devices.moving import copy_of
 from ...devices.simulated import shown_device
 from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
@@ -27,9 +28,18 @@ from ...models.dtypes import WORTH
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
 from ..measure.timing import seconds_of
-from ..operators.copies import copy_of
-from .parity import TOLERANCES, Differences, GradientDifference, ParityReport
-from .spans import Score, Span, Spans, compare_spans, gold_spans, score
+from .parity import (
+    TOLERANCES,
+    Differences,
+    GradientDifference,
+    ParityReport,
+    Score,
+    Span,
+    Spans,
+    compare_spans,
+    gold_spans,
+    score,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -327,12 +337,9 @@ def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> floa
 
 
 def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
-    """Return how many times faster the second way is: the middle of all pairs, 1 if two of them do not say so.
+    """Return how many times faster the second way is: the middle of at least two pairs, 1 if two of them do not say so.
 
     On a busy computer a pair can say anything: one way read against itself gave ratios from 0.66 to 2.16.
-
-    Args:
-        seconds: How long each way took, in pairs, at least two.
     """
     ratios = sorted(plain / reduced for plain, reduced in seconds)
     return statistics.median(ratios) if ratios[1] > WORTH else 1.0
@@ -342,12 +349,9 @@ def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], p
     """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
     seconds = []
     for number in range(pairs + 1):
-        if number % 2:
-            one = seconds_of(first)
-            seconds.append((one, seconds_of(second)))
-        else:
-            other = seconds_of(second)
-            seconds.append((seconds_of(first), other))
+        turn = 1 if number % 2 else -1
+        one, other = [seconds_of(way) for way in (first, second)[::turn]][::turn]
+        seconds.append((one, other))
     return seconds[1:]
 
 

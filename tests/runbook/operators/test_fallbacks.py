@@ -14,10 +14,9 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.calls import ModulePlace
 from openmed_nb.runbook.operators.fallbacks import FallbackLedger
 from openmed_nb.runbook.operators.recorders import FallbackRecord, FallbackWatch
-from openmed_nb.runbook.operators.table import operator_table
+from openmed_nb.runbook.operators.table import ModulePlace, operator_table
 from openmed_nb.simulation.device import SimulatedMps
 
 pytestmark = pytest.mark.real_computer

@@ -12,9 +12,16 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UnknownModel
-from openmed_nb.runbook.operators.calls import ModulePlace, OperatorCall, Trace
-from openmed_nb.runbook.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, forecast_of
-from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, ELEMENTS, NATIVE, OperatorTable, operator_table
+from openmed_nb.runbook.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, rows_of
+from openmed_nb.runbook.operators.table import (
+    DEVICE_SWITCHES,
+    ELEMENTS,
+    NATIVE,
+    CallSite,
+    ModulePlace,
+    OperatorTable,
+    operator_table,
+)
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "mps_operators_torch_2_13.txt"
 REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines())
@@ -135,7 +142,7 @@ def test_report_as_text(odd: Forecast):
 def test_text_is_the_same_for_every_build():
     """The report names the release of torch, and the mapping the build too."""
     for version, shown in (("2.13.0+cpu", "2.13.0"), ("2.13.0", "2.13.0"), ("2.14.0.dev20260710+cu130", "2.14.0")):
-        told = forecast_of("Model", Trace({}, {}), OperatorTable(version, "a list", frozenset(), {}, frozenset()))
+        told = Forecast("Model", version, "a list", ())
         assert f"for torch {shown}." in str(told)
         assert told.to_dict()["torch"] == version
 
@@ -298,9 +305,9 @@ def test_bad_arguments():
 TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset())
 
 
-def told_of(calls: dict[OperatorCall, int], refusals: dict[Any, int] | None = None) -> Forecast:
+def told_of(calls: dict[CallSite, int], refusals: dict[Any, int] | None = None) -> Forecast:
     """Return the forecast for what a model called."""
-    return forecast_of("Model", Trace(calls, refusals or {}), TABLE)
+    return Forecast("Model", TABLE.torch, TABLE.source, rows_of(calls, refusals or {}, TABLE))
 
 
 def test_verdict_in_a_sentence():
@@ -315,14 +322,12 @@ def test_verdict_in_a_sentence():
         (["aten::mm", "my::op"], "None of 2 operators leaves MPS. It is not known whether MPS has my::op."),
     ]
     for operators, verdict in cases:
-        assert (
-            told_of({OperatorCall(operator, "forward", ModulePlace()): 1 for operator in operators}).verdict == verdict
-        )
+        assert told_of({(operator, "forward", ModulePlace()): 1 for operator in operators}).verdict == verdict
 
 
 def test_what_may_be_wrong_is_no_refusal():
     """What MPS computes wrongly in silence is said apart from what it refuses."""
-    call = OperatorCall("aten::mm", "forward", ModulePlace())
+    call = ("aten::mm", "forward", ModulePlace())
     told = told_of({call: 1}, {(ELEMENTS, call): 1})
 
     assert told.refused == ()
@@ -331,9 +336,7 @@ def test_what_may_be_wrong_is_no_refusal():
 
 def test_many_rows_are_cut_in_the_report_only():
     """The report shows the first rows of many, and says where the others are."""
-    told = told_of(
-        {OperatorCall("aten::mode", "forward", ModulePlace(f"layer.{number}", "Layer")): 1 for number in range(50)}
-    )
+    told = told_of({("aten::mode", "forward", ModulePlace(f"layer.{number}", "Layer")): 1 for number in range(50)})
 
     assert len(told.report().tables[0].rows) == SHOWN_ROWS
     assert f"{50 - SHOWN_ROWS} more rows are in to_dict()." in str(told)

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 import openmed_nb as nb
+from openmed_nb.devices.moving import copy_of
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.copies import copy_of
 from openmed_nb.runbook.operators.forecast import Forecast
 
 PHASES = {"inference", "forward", "backward", "optimizer"}

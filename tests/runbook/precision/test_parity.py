@@ -6,8 +6,15 @@ import json
 from dataclasses import replace
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.precision.parity import TOLERANCES, Differences, GradientDifference, ParityReport
-from openmed_nb.runbook.precision.spans import Change, Score, Spans
+from openmed_nb.runbook.precision.parity import (
+    TOLERANCES,
+    Change,
+    Differences,
+    GradientDifference,
+    ParityReport,
+    Score,
+    Spans,
+)
 
 GOOD = ParityReport(
     model="bundled",

@@ -10,8 +10,8 @@ import pytest
 
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.measure.workloads import Split
-from openmed_nb.runbook.operators.calls import ModulePlace
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.operators.table import ModulePlace
 from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
 from openmed_nb.runbook.profiling import OperatorTime, Profile
 

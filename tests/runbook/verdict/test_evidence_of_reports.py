@@ -19,14 +19,12 @@ from openmed_nb.runbook.comparison import Comparison, DeviceFigures
 from openmed_nb.runbook.doctor.report import DoctorReport
 from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
-from openmed_nb.runbook.operators.calls import ModulePlace
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
-from openmed_nb.runbook.operators.table import FALLS_BACK
+from openmed_nb.runbook.operators.table import FALLS_BACK, ModulePlace
 from openmed_nb.runbook.precision.gate import PrecisionVerdict
-from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport
-from openmed_nb.runbook.precision.spans import Score, Spans
+from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport, Score, Spans
 from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
 from openmed_nb.runbook.profiling import OperatorTime, Profile
 from openmed_nb.runbook.signals import Signals
