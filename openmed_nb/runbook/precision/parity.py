@@ -75,8 +75,8 @@ class Spans(EntityCounts, Plain):
     ALSO = ("reference", "agreement")
 
     def __add__(self, other: Spans) -> Spans:
-        counts = (getattr(self, kind) + getattr(other, kind) for kind in KINDS)
-        return Spans(*counts, changes=(self.changes + other.changes)[:SHOWN_CHANGES])
+        counts: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in KINDS}
+        return Spans(**counts, changes=(self.changes + other.changes)[:SHOWN_CHANGES])
 
 
 def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: int = 0) -> Spans:
