@@ -96,7 +96,7 @@ def disagreements(told: Forecast, table: OperatorTable, recorded: frozenset[str]
     """Return the operators that the binary says something else about than the forecast."""
     wrong = []
     for row in told.rows:
-        on_mps = DEVICE_SWITCHES.get(row.operator, (row.operator, ""))[0] or "aten::add.out"
+        on_mps = DEVICE_SWITCHES.get(row.operator, row.operator) or "aten::add.out"
         registered = bool({on_mps, table.delegates.get(on_mps, on_mps)} & recorded)
         if registered != (row.verdict == NATIVE):
             wrong.append(row.operator)

@@ -139,7 +139,12 @@ def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
     yield _computation(facts)
     yield from _variables(facts.environment)
     yield from _types_of_numbers(facts)
-    yield from _silent_errors(facts)
+    if facts.computed is None:
+        yield _idle("known silent errors", facts)
+    else:
+        from .silent_errors import bug_findings
+
+        yield from bug_findings(facts.computed.probes, facts.computed.device)
     yield from facts.packages
     yield from facts.signals.findings()
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
@@ -183,34 +188,25 @@ def _variables(plan: EnvPlan) -> Iterator[Finding]:
 
 
 NECESSARY = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
-ABSENT = {("mps", "float64"): "float64 is refused, as MPS has none"}
 
 
 def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.computed is None or not facts.computed.dtypes:
         yield _idle("types of numbers", facts)
         return
-    device, refused, computed = facts.computed.device, [], []
+    device, refused, computed = facts.computed.device, "", []
     for name, failure in facts.computed.dtypes.items():
         if not failure:
             computed.append(name)
-        elif (kind_of(device), name) in ABSENT:
-            refused.append(ABSENT[kind_of(device), name])
+        elif (kind_of(device), name) == ("mps", "float64"):
+            refused = "; float64 is refused, as MPS has none"
         else:
             needed = name in NECESSARY
             remedy = "Use 'cpu', and update torch and the system." if needed else "Use float32."
             yield Finding(name, FAILED if needed else WARNING, f"{shown_device(device)} fails: {failure}", remedy)
     if computed:
-        evidence = "; ".join((f"{shown_device(device)} computes with {', '.join(computed)}", *refused))
+        evidence = f"{shown_device(device)} computes with {', '.join(computed)}{refused}"
         yield Finding("types of numbers", OK, evidence)
-
-
-def _silent_errors(facts: DoctorFacts) -> tuple[Finding, ...]:
-    if facts.computed is None:
-        return (_idle("known silent errors", facts),)
-    from .silent_errors import bug_findings
-
-    return bug_findings(facts.computed.probes, facts.computed.device)
 
 
 @dataclass(frozen=True)

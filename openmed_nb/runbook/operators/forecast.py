@@ -323,11 +323,6 @@ class OperatorForecast(AtModule):
     reason: str = ""
     remedy: str = ""
 
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """What rows are sorted by: the worst first."""
-        return VERDICTS.index(self.verdict), self.refusal, self.operator, PHASES.index(self.phase), self.place
-
 
 @dataclass(frozen=True, repr=False)
 class Forecast(Shown):
@@ -465,7 +460,11 @@ def rows_of(
         rows.append(OperatorForecast(operator, verdict, phase, place, count, "", reason, remedy))
     for (why, (operator, phase, place)), count in refusals.items():
         rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.says, why.remedy))
-    return tuple(sorted(rows, key=lambda row: row.order))
+
+    def order(row: OperatorForecast) -> tuple[Any, ...]:
+        return VERDICTS.index(row.verdict), row.refusal, row.operator, PHASES.index(row.phase), row.place
+
+    return tuple(sorted(rows, key=order))
 
 
 def forecast(model: Any = None, example_inputs: Any = None, training: bool = True) -> Forecast:

@@ -120,11 +120,6 @@ class CallRecord:
     # The tensors of types that MPS does not have and that were already noted.
     wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
-    def note(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor], why: list[MpsRefusal]) -> None:
-        """Count an operator, with what it was given and what it made."""
-        self.calls[operator, self.phase, self.places.here] += 1
-        self.refuse(operator, [*why, *of_shapes([*given, *made])])
-
     def refuse(self, operator: str, why: Iterable[MpsRefusal], place: ModulePlace | None = None) -> None:
         """Count why MPS refuses a call."""
         for refusal in why:
@@ -172,19 +167,21 @@ class OperatorTracer(TorchDispatchMode):
         if key == "CompositeImplicitAutograd":
             with self:  # Not noted: above, autograd takes these apart, and nobody sees them.
                 return kernel_of(operator, key)(*args, **kwargs)
-        made = self._made_of_parts(name, kernel_of(operator, key), args, kwargs) if key else operator(*args, **kwargs)
-        self._record.note(name, given, operator_tensors(made), why)
+        if key:
+            self._inside.append(name)
+            try:
+                with self:
+                    result = kernel_of(operator, key)(*args, **kwargs)
+            finally:
+                self._inside.pop()
+        else:
+            result = operator(*args, **kwargs)
+        made = operator_tensors(result)
+        self._record.calls[name, self._record.phase, self._record.places.here] += 1
+        self._record.refuse(name, [*why, *of_shapes([*given, *made])])
         if not self._inside:
-            self._record.note_types(name, given, operator_tensors(made))
-        return made
-
-    def _made_of_parts(self, name: str, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._inside.append(name)
-        try:
-            with self:
-                return kernel(*args, **kwargs)
-        finally:
-            self._inside.pop()
+            self._record.note_types(name, given, made)
+        return result
 
     def _name(self, operator: str) -> str:
         """Return what an operator is on MPS, if autograd has already taken apart the one that MPS has."""

@@ -81,27 +81,20 @@ FORCED = (
     ((2, 6), SINGULAR_VALUES | {"aten::col2im", "aten::upsample_nearest3d.vec"}),
 )
 
-# What torch calls on the CPU and not on MPS: the operator that it calls there instead, and where it chooses.
-DEVICE_SWITCHES: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("aten::convolution", "aten::_convolution"),
-        ("aten::_mps_convolution", "Convolution.cpp chooses the kernel by the device"),
-    ),
-    "aten::convolution_backward": (
-        "aten::mps_convolution_backward",
-        "Convolution.cpp chooses the kernel by the device",
-    ),
-    "aten::mkldnn_rnn_layer": ("aten::_lstm_mps", "RNN.cpp takes oneDNN on the CPU and its own kernel on MPS"),
-    "aten::mkldnn_rnn_layer_backward": ("aten::lstm_mps_backward", "the gradient of the same"),
-    "aten::_fused_sdp_choice": ("", "attention.cpp asks it on the CPU and on CUDA only"),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": (
-        "aten::_scaled_dot_product_attention_math_for_mps",
-        "attention.cpp chooses the kernel by the device",
-    ),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (
-        "",
-        "with gradients, attention on MPS is made of matrix products and a softmax",
-    ),
+# What torch calls on the CPU and not on MPS, with the operator that it calls there instead; empty for none.
+DEVICE_SWITCHES: Mapping[str, str] = {
+    # Convolution.cpp chooses the kernel by the device.
+    "aten::convolution": "aten::_mps_convolution",
+    "aten::_convolution": "aten::_mps_convolution",
+    "aten::convolution_backward": "aten::mps_convolution_backward",
+    # RNN.cpp takes oneDNN on the CPU and its own kernel on MPS.
+    "aten::mkldnn_rnn_layer": "aten::_lstm_mps",
+    "aten::mkldnn_rnn_layer_backward": "aten::lstm_mps_backward",
+    # attention.cpp asks the first on the CPU and on CUDA only, and chooses the kernel by the device; with gradients,
+    # attention on MPS is made of matrix products and a softmax.
+    "aten::_fused_sdp_choice": "",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "aten::_scaled_dot_product_attention_math_for_mps",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "",
 }
 
 

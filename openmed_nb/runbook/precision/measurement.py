@@ -124,16 +124,12 @@ def checked_texts(texts: Any) -> Any:
     """Return texts as they are, if they are a series of texts."""
     from ...annotation.corpus import stream_of
 
-    if texts is None:
-        raise no_text()
     if isinstance(texts, str):
         raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
-    stream = stream_of(texts)
-    if not isinstance(texts, Sized):
-        return stream
-    if not len(texts):
+    stream = () if texts is None else stream_of(texts)
+    if texts is None or (isinstance(texts, Sized) and not len(texts)):
         raise no_text()
-    return texts
+    return texts if isinstance(texts, Sized) else stream
 
 
 def no_text() -> ConfigurationError:
@@ -480,12 +476,18 @@ class Tally:
 
     def report(self, gradients: GradientDifference | None) -> ParityReport:
         """Return what was counted."""
+        import numpy as np
+
         from ...annotation.fingerprints import fingerprint_of
 
         if not self.texts:
             raise no_text()
         if self.gold is not None and len(self.gold) != len(self.texts):
             raise other_number(len(self.gold), len(self.texts))
+        together = np.concatenate([np.zeros(0, np.float32), *self.differences])
+        differences = Differences()
+        if len(together):
+            differences = Differences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
         scores = sorted(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
         return ParityReport(
             model=self.pair.name,
@@ -495,7 +497,7 @@ class Tally:
             texts_fingerprint=f"{fingerprint_of(' '.join(map(str, self.texts))):016x}",
             tokens=self.tokens,
             windows=self.windows,
-            logits=quantiles(self.differences),
+            logits=differences,
             other_labels=self.other_labels,
             not_numbers=self.not_numbers,
             spans=min(self.spans.values(), key=lambda spans: spans.agreement),
@@ -544,14 +546,3 @@ def outcome(network: Network, inputs: Inputs) -> Outcome:
         synchronize(network.model.device)
         array, *answers = (to_array(tensor) for tensor in tensors)
     return array, answers
-
-
-def quantiles(differences: Sequence[np.ndarray]) -> Differences:
-    """Return the largest of differences, and their quantiles."""
-    import numpy as np
-
-    together = np.concatenate([np.zeros(0, np.float32), *differences])
-    if not len(together):
-        return Differences()
-    middle, ninety, ninety_nine = np.quantile(together, [0.5, 0.9, 0.99]).tolist()
-    return Differences(float(together.max()), middle, ninety, ninety_nine)

@@ -51,7 +51,7 @@ def test_models_that_stay_on_mps(forecast_models: ModuleType, name: str):
 
 def registered(operator: str) -> bool:
     """Tell whether the macOS binary of torch 2.13 has an operator, or what it has in its place."""
-    on_mps, _reason = DEVICE_SWITCHES.get(operator, (operator, ""))
+    on_mps = DEVICE_SWITCHES.get(operator, operator)
     return on_mps in REGISTERED or operator_table().delegates.get(on_mps) in REGISTERED or not on_mps
 
 
