@@ -1,4 +1,4 @@
-"""Tensors inside of other values: find them, change them, and move whatever a person passes to a device.
+"""Tensors inside of other values: find them, change them, move whatever a person passes to a device, and copy a model.
 
 Towards MPS every copy waits: one that does not can read memory that was freed meanwhile (pytorch#189690, #139550).
 MPS has no float64; such tensors become float32 on the way, and each conversion is reported once.
@@ -337,20 +337,11 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (start, *view) if start and tensor.is_leaf else (id(tensor),)
 
 
-# Names with types whose conversion was reported in this process: a training loop moves thousands of batches.
-REPORTED: set[tuple[str, str]] = set()
-
-
 def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> torch.nn.Module:
     """Return a copy of a model without its gradients; the model may be on any device, and stays as it is.
 
     Its tensors are copied one by one to the CPU, so that no second copy is made on the device of the model. Of a model that
-    ``torch.compile`` made, the model inside is copied; hooks come along.
-
-    Args:
-        model: The model.
-        device: Where the copy goes, as torch spells it.
-        dtype: The type of its floating-point numbers; ``None`` keeps them.
+    ``torch.compile`` made, the model inside is copied; hooks come along. ``dtype`` is that of its floating-point numbers.
     """
     import torch
 
@@ -389,6 +380,8 @@ def check_memory(what: str, tensors: Iterable[torch.Tensor]) -> None:
         raise ConfigurationError(said, "Load the weights, or make real inputs, and try again.")
 
 
+# Names with types whose conversion was reported in this process: a training loop moves thousands of batches.
+REPORTED: set[tuple[str, str]] = set()
 SHOWN = 3  # How many names stand in a report.
 
 

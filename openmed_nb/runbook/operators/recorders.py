@@ -77,10 +77,9 @@ class RunningModules:
         self._follows = model is None
         if model is not None:
             self._name(model)
-        before = torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
-        after = torch.nn.modules.module.register_module_forward_hook(
-            self._leave, always_call=True
-        )  # After an error, too.
+        hooks = torch.nn.modules.module
+        before = hooks.register_module_forward_pre_hook(self._enter)
+        after = hooks.register_module_forward_hook(self._leave, always_call=True)  # After an error, too.
         try:
             yield
         finally:
