@@ -406,8 +406,8 @@ Beside it stands what is of the process and no choice of anybody: which models a
 reported once (``devices.moving.REPORTED``), whether the one simulated MPS device is on, which torch knows only once
 (``devices.simulated._ACTIVE``), which panels are open (``notebook.panel.opening.OPEN``, weakly), the lock of all tensor
 work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of signatures and of files (``functools.cache``
-in ``devices.linear``, ``annotation.forward``, ``models.files`` and ``runbook.operators.table``; in a worker of a cluster
-also the model of the last run, in ``distributed.worker``), and which partitions of a column were read last
+in ``devices.linear``, ``annotation.forward``, ``models.files``, ``training.callbacks``, ``runbook.profile_watch`` and
+``runbook.operators.table``; in a worker of a cluster also the model of the last run and its lock, in ``distributed.worker``), and which partitions of a column were read last
 (``distributed.columns``), and what clusters change of the process while they live
 (``distributed.lifetime``).
 """

@@ -54,8 +54,7 @@ class ModelLoader:
 
         Args:
             model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
-            arguments: ``device``, ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or
-                ``trust_remote_code`` instead of the configuration's.
+            arguments: Those of :func:`openmed_nb.load_model`, instead of the configuration's.
 
         Raises:
             ModelError: If the model cannot be found or loaded; its remedy says what to do.
@@ -77,9 +76,7 @@ class ModelLoader:
             task: ``"token-classification"`` or ``"ner"``.
             aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
                 words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
-            arguments: Those of :meth:`load_model`; those of transformers' pipeline such as ``ignore_labels`` or ``stride``;
-                ``batch_tokens``, how many tokens run at once; ``truncation``, whether to drop what is longer than the model
-                takes; ``compile``, whether to try ``torch.compile`` and keep it where it pays.
+            arguments: Those of :func:`openmed_nb.load_pipeline`.
 
         Raises:
             ModelError: If the model cannot be found or loaded.
@@ -99,10 +96,16 @@ def load_pipeline(model: str | None = None, device: str | None = None, **argumen
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled, offline disease model.
         device: A device to stay on; ``None`` follows the session's.
-        arguments: Those of :meth:`ModelLoader.create_pipeline`.
+        arguments: ``aggregation_strategy``, how tokens become entities: ``"first"`` (also the default, because ``"simple"``
+            breaks words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``; ``batch_tokens``, how many tokens run at once;
+            ``truncation``, whether to drop what is longer than the model takes; ``compile``, whether to try
+            ``torch.compile`` and keep it if it pays; those of :func:`openmed_nb.load_model`; and those of transformers'
+            pipeline, such as ``ignore_labels`` or ``stride``.
 
     Raises:
-        ModelError, DeviceError, ConfigurationError: As for :meth:`ModelLoader.create_pipeline`.
+        ModelError: If the model cannot be found or loaded.
+        DeviceError: If the device cannot be used; nothing is loaded then.
+        ConfigurationError: For a strategy or an option that does not exist.
 
     Example:
         >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
@@ -117,9 +120,10 @@ def load_model(model: str | None = None, device: str | None = None, **arguments:
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
         device: A device to stay on; ``None`` follows the session's.
-        arguments: Those of :meth:`ModelLoader.load_model`.
+        arguments: ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or ``trust_remote_code``.
 
     Raises:
-        ModelError, DeviceError: As for :meth:`ModelLoader.load_model`.
+        ModelError: If the model cannot be found or loaded; its remedy says what to do.
+        DeviceError: If the device cannot be used.
     """
     return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()

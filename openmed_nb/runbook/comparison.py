@@ -237,7 +237,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         pairs: How often each device has its turn, from 6.
         seconds: How long each device is watched while it works, and as long before while it does not, up to twice as long
             where there are too few answers for a mean by then; 0 to leave ``utilisation`` out.
-        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
         The comparison: ``of("mps")`` has ``speed_up`` with ``low``, ``middle`` and ``high`` (1.22 is 22 % faster), ``speed`` in

@@ -316,7 +316,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         signposts: On MPS, whether the profiled steps leave signposts for Instruments (``torch.mps.profiler.profile``).
         metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode
             (``torch.mps.profiler.metal_capture``, since torch 2.7, where ``MTL_CAPTURE_ENABLED=1`` was set before Python began).
-        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
         The profile: ``findings``, named ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``; ``bottlenecks``,

@@ -248,7 +248,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         gain: A larger batch pays that gives more than this share more throughput; 0.03 where nobody says.
         smallest: The rows that are tried first; ``None`` for 1, or for 2 in training, because BatchNorm does not learn from a
             single row.
-        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
         The report: ``knee``, a number of rows, ``None`` where not even one row fits; ``batch_tokens``, the same in tokens where

@@ -29,6 +29,8 @@ from ..session import SESSION
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["check", "ladder", "settings"]
+
 Thing = TypeVar("Thing")
 
 
@@ -108,7 +110,9 @@ class LoaderSettings(Shown):
     def report(self) -> Report:
         """Return a table of the arguments with their reasons."""
         rows = tuple((one.name, str(one.value), one.reason) for one in self.settings)
-        notes = ("Move batches with to_device, which waits: non_blocking=True corrupts them (pytorch#189690).",)
+        notes = (
+            "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690).",
+        )
         table = Table("Arguments", ("argument", "value", "why"), rows)
         return Report(f"DataLoader for {self.device}", notes if self.device == "mps" else (), (table,))
 

@@ -71,7 +71,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
         options: Any argument of ``torch.optim.AdamW``; none is changed.
 
     Returns:
-        The optimizer. :func:`explain_fused` tells why it is fused or not.
+        The optimizer. ``nb.training.adamw.explain`` tells why it is fused or not.
 
     Raises:
         ConfigurationError: For parameters of another kind, for none, and for an argument that ``AdamW`` refuses.

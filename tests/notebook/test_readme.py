@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def test_python_of_the_readme_names_what_there_is():
     """Every name that the README uses from the package is public."""
     import openmed_nb
 
-    names = set(re.findall(r"\bnb\.(\w+)", README))
+    names = set(re.findall(r"\bnb\.((?:training\.|runbook\.|compat\.|loader\.)*\w+)", README))
 
-    assert names <= set(openmed_nb.__all__)
-    assert {"device", "use", "load_pipeline", "ModelLoader", "OpenMedConfig"} <= names
+    assert all(pkgutil.resolve_name(f"openmed_nb.{name}") is not None for name in names)
+    assert not {name.partition(".")[0] for name in names} - set(openmed_nb.__all__)
+    assert {"device", "use", "load_pipeline", "compat.ModelLoader", "OpenMedConfig"} <= names

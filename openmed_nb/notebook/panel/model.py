@@ -178,7 +178,7 @@ class PanelModel:
 
     def release(self) -> None:
         """Hand memory back, as ``%openmed_release`` does: of the session of this process, whatever session is shown."""
-        self._do(Activity("Releasing", "memory"), lambda: {"said": release().report()})
+        self._do(Activity("Releasing", "memory"), lambda: {"said": release().marked()})
 
     def unload(self, name: str) -> None:
         self._do(Activity("Unloading", name), lambda: self._unloaded(self.session.unload(name)))

@@ -77,7 +77,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     Called right before a run, it has power and heat of that moment; ``book.with_reports(report)`` adds the figures afterwards.
 
     Args:
-        reports: What :func:`sweep`, :func:`compare`, :func:`parity`, :func:`memory_curve` and the others returned; their
+        reports: What :func:`sweep`, :func:`compare`, :func:`parity`, :func:`openmed_nb.training.last_curve` and the others returned; their
             numbers are kept, and batch, length, workers and peak memory where they have them.
         model: The name of a model, whose files are fingerprinted; a pipeline or a torch module, of which every weight is;
             ``None`` for the one that was loaded last.

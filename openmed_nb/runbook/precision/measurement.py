@@ -88,7 +88,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
             both ways are scored against them, with borders and labels exact.
         gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
             the reference itself gives.
-        arguments: For a name, those of :meth:`ModelLoader.load_model`, such as ``revision``.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
         Counts, figures and what they mean. Its text form has no figure that differs from run to run; no form of it has a
