@@ -140,3 +140,22 @@ def test_any_call(data):
 def test_any_arguments(name, data):
     """So it is for each of what is public."""
     refused(name, *arguments_for(name, lambda count: data.draw(st.integers(0, count - 1))))
+
+
+@pytest.mark.parametrize("value", ["nope", -1, float("nan"), torch.ones(2, 3), None])
+def test_flags_of_long_calls_are_checked_first(value, tmp_path):
+    """What is neither True nor False is refused as a flag, before a model is loaded."""
+    calls = (
+        lambda: nb.load_pipeline("bundled_small", device="cpu", compile=value),
+        lambda: nb.runbook.parity("bundled_small", ["She has asthma."], gradients=value),
+        lambda: nb.handoff(tmp_path / "bundle", copy_dataset=value),
+        lambda: nb.handoff(tmp_path / "bundle", copy_model=value),
+    )
+    for call in calls:
+        with pytest.raises(OpenMedError, match=r"cannot be .*Pass True or False"):
+            call()
+
+
+def test_everything_shown_has_its_json():
+    """What can be shown has a to_dict that works, the guards too."""
+    assert nb.Guards("labels").to_dict()["on"] == [name for name in nb.Guards().on if name != "labels"]

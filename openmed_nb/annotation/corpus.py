@@ -168,7 +168,7 @@ def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipel
     from .pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
-        what = f"model cannot be {type(pipe).__name__}."
+        what = f"model cannot be of type {type(pipe).__name__}."
         remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
         raise ConfigurationError(what, remedy)
     if arguments:

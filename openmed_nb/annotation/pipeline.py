@@ -15,7 +15,7 @@ import torch
 from transformers import TokenClassificationPipeline
 
 from ..devices.backend import TENSOR_LOCK
-from ..errors import ConfigurationError, cause, whole, whole_or_none
+from ..errors import ConfigurationError, cause, check_flag, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, collector_at_rest, is_quantized, move
@@ -302,13 +302,15 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
     Raises:
         ConfigurationError: For an option that the pipeline does not have.
     """
+    wants_compiled = options.get("compile", False)
+    check_flag("compile", wants_compiled)
     key = strategy, repr(sorted(options.items()))
     arguments = {name: value for name, value in options.items() if name != "compile"}
     with TENSOR_LOCK:
         if key not in loaded.pipelines:
             loaded.pipelines[key] = build_pipeline(loaded, strategy, arguments)
         pipe: AnnotationPipeline = loaded.pipelines[key]
-    if options.get("compile") and pipe.compilation is None:
+    if wants_compiled and pipe.compilation is None:
         pipe.compile()
     return pipe
 

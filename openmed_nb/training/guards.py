@@ -122,6 +122,8 @@ class Guards(Shown):
 Give the model as many labels as the data has (num_labels), or number the labels anew.
     """
 
+    ALSO = ("on",)
+
     def __init__(self, off: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
         names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
         for name in names:

@@ -254,7 +254,7 @@ def check_fused(
     import torch
 
     if not isinstance(optimizer, torch.optim.Optimizer):
-        what = f"The optimizer is of type {type(optimizer).__name__}."
+        what = f"The optimizer cannot be of type {type(optimizer).__name__}."
         raise ConfigurationError(what, "Pass one of torch.optim, or nb.training.adamw().")
     fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
     ignored = any(ignores_scaler(one.device.type, torch_release) for one in fused)

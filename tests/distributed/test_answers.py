@@ -453,7 +453,10 @@ class TestErrors:
         swapped = {
             rf"{NO_CLIENT} Cluster\. Pass its client: client=cluster\.client": {"client": pool},
             rf"{NO_CLIENT} LocalCluster\. .*Client\(cluster\)": {"client": threads_cluster.cluster},
-            r"^model cannot be Client\. .* a client of a cluster is client=": {"client": None, "model": pool.client},
+            r"^model cannot be of type Client\. .* a client of a cluster is client=": {
+                "client": None,
+                "model": pool.client,
+            },
             r"^model must be a name .*, not AnnotationPipeline\. Pass the name": {"model": pipe_of(keyword_model)},
         }
         for message, arguments in swapped.items():

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from openmed_nb import ModelLoader, OpenMedConfig
+from openmed_nb.compat import ModelLoader, OpenMedConfig
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
 

@@ -58,7 +58,7 @@ class TestModel:
     @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
     def test_no_model(self, model):
         """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
-        with pytest.raises(ConfigurationError, match=f"model cannot be {type(model).__name__}"):
+        with pytest.raises(ConfigurationError, match=f"model cannot be of type {type(model).__name__}"):
             annotate(model=model)
 
     def test_model_and_texts_the_wrong_way_round(self, keyword_model):

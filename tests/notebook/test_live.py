@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import openmed_nb as nb
-from openmed_nb import MemoryCurve, MemorySample
+from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.plot import LiveCurve, picture
 
 pytestmark = pytest.mark.usefixtures("quick_collection")  # Each epoch ends with one.

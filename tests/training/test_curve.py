@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb import MemoryCurve, MemorySample
 from openmed_nb.display import counted, in_bytes
 from openmed_nb.errors import OpenMedError
+from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import TrainingProcess, parse_pressure, take_sample
 from openmed_nb.training.holders import Holder
 

@@ -25,7 +25,7 @@ from ...devices.memory import empty_cache
 from ...devices.request import MASK
 from ...devices.simulated import active, shows_simulated
 from ...display import MARK, Report, Shown, Table, counted, in_bytes, plain
-from ...errors import ConfigurationError, UnknownModel, cause, given_path, shorten, whole
+from ...errors import ConfigurationError, UnknownModel, cause, check_flag, given_path, shorten, whole
 from ...models.config import OpenMedConfig
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, Content, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
@@ -398,6 +398,8 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     """
     named = {"device": device, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
+    check_flag("copy_model", copy_model)
+    check_flag("copy_dataset", copy_dataset)
     with SESSION.told_after():
         check_handed_over(model, dataset, logbook, copy_dataset)
         target = free_folder(folder)

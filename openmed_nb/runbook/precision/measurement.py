@@ -22,7 +22,7 @@ from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import copy_of
 from ...devices.simulated import shown_device
 from ...display import counted
-from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause
+from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.dtypes import WORTH
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
@@ -110,6 +110,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
 
     named = {"device": device, "dtype": dtype, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
+    check_flag("gradients", gradients)
     with SESSION.told_after():
         read = checked_texts(texts)
         if model is None or isinstance(model, (str, os.PathLike)):
