@@ -409,7 +409,7 @@ work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of si
 in ``devices.linear``, ``annotation.forward``, ``models.files``, ``training.callbacks``, ``runbook.profile_watch`` and
 ``runbook.operators.table``; in a worker of a cluster also the model of the last run and its lock, in ``distributed.worker``), and which partitions of a column were read last
 (``distributed.columns``), and what clusters change of the process while they live
-(``distributed.lifetime``).
+(``distributed.starting``, ``distributed.ssh``).
 """
 
 device, use, reset = SESSION.device, SESSION.use, SESSION.reset

@@ -16,11 +16,10 @@ from ..devices.simulated import shown_device
 from ..errors import ConfigurationError, Interrupted, OpenMedError, shorten
 from ..models.config import OpenMedConfig
 from ..session import SESSION, Session
-from .fingerprints import differences, fingerprint_of, settings_of
 from .loading import create_pipeline
 from .references import Reference
 from .results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers
-from .resume import ResultsFile, answers_in
+from .resume import ResultsFile, answers_in, differences, fingerprint_of, settings_of
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -160,11 +159,7 @@ def source_here(
 
 
 def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
-    """Return a pipeline that was passed in the place of a model's name.
-
-    Raises:
-        ConfigurationError: For anything but a pipeline of :func:`load_pipeline`, and for arguments that would build another.
-    """
+    """Return a pipeline that was passed in the place of a model's name."""
     from .pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
@@ -196,11 +191,7 @@ class CorpusRun(Iterator[Any]):
         return text
 
     def replay(self, earlier: ResultsFile | Annotations, bar: Any) -> None:
-        """Take over the answers of an earlier run, text by text.
-
-        Raises:
-            ConfigurationError: If the texts or the settings are not those of that run.
-        """
+        """Take over the answers of an earlier run, text by text."""
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
             other = differences(self.source.settings, earlier.settings)
@@ -260,11 +251,7 @@ def stream_of(texts: Any) -> Iterator[Any]:
 
 
 def check_series(texts: Any) -> None:
-    """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it.
-
-    Raises:
-        ConfigurationError: It says what to pass instead.
-    """
+    """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it."""
     dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.
     named = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if named and isinstance(dimensions, int) and dimensions > 1:

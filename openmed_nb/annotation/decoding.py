@@ -75,13 +75,7 @@ class Decoder:
     tokens_before: int  # special tokens before a text's own
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> list[list[Entity]]:
-        """Return the entities of each sequence of tokens, in the order of the text.
-
-        Args:
-            texts: The texts that the ``owners`` of the tokens count.
-            tokens: The tokens.
-            predictions: What the model predicts for them.
-        """
+        """Return the entities of each sequence of tokens, in the order of the text."""
         found: list[list[Entity]] = [[] for _ in tokens.owners]
         if len(tokens):
             speller = Speller(self.tokenizer, texts, tokens)

@@ -81,13 +81,7 @@ class Budget:
 
 
 def plan_batches(lengths: np.ndarray, budget: Budget, longest: int) -> list[Batch]:
-    """Return batches that have every window once.
-
-    Args:
-        lengths: ``(W,)`` how many tokens each window has, special tokens included.
-        budget: How much runs at once.
-        longest: The most tokens that the model takes.
-    """
+    """Return batches that have every window once."""
     order = np.argsort(-lengths, kind="stable")
     if not budget.padding:
         same = np.flatnonzero(np.diff(lengths[order])) + 1
@@ -276,12 +270,7 @@ def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> In
 
 
 def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Wait for a run and return the predictions for every token, and the failures by sequence.
-
-    Raises:
-        DeviceUnavailable: If the device failed for another reason than a lack of memory.
-        ModelUnusable: If the model names fewer labels than it gives.
-    """
+    """Wait for a run and return the predictions for every token, and the failures by sequence."""
     outputs: list[tuple[Batch, list[np.ndarray]]] = []
     try:
         with TENSOR_LOCK:
@@ -337,10 +326,6 @@ def hides_padding(network: Network, longest: int) -> bool:
 
     A model may take a mask and still read the filling: the convolutions of ConvBERT, the pooling of Funnel and the hashes
     of YOSO do. So a row of tokens, none of them a text's, runs alone and filled up. The person's hooks do not see it.
-
-    Args:
-        network: The model, in evaluation mode.
-        longest: The most tokens that it takes.
     """
     import torch
 

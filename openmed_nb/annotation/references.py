@@ -96,15 +96,7 @@ def unless_failed(answer: Answered | OpenMedError) -> Answered:
 
 
 def located(texts: Any, ask: Callable[..., Any]) -> Any:
-    """Return the files that a path, or a list of them, stands for; anything else as it is.
-
-    Args:
-        texts: What was passed as texts.
-        ask: Calls a function where the files are.
-
-    Raises:
-        ConfigurationError: If a path stands for no file.
-    """
+    """Return the files that a path, or a list of them, stands for; anything else as it is."""
     paths = [texts] if isinstance(texts, PurePath) else texts
     listed = isinstance(paths, (list, tuple)) and len(paths) > 0
     if listed and all(isinstance(path, PurePath) for path in paths):
@@ -121,14 +113,7 @@ def absolute(path: str) -> str:
 
 
 def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | ConfigurationError:
-    """Return the files of this computer that match patterns, those of each in the order of their names.
-
-    Args:
-        patterns: Paths, in which ``*``, ``?``, ``[...]`` and ``**`` stand for more than one.
-
-    Returns:
-        The files, or which pattern stands for none.
-    """
+    """Return the files of this computer that match patterns, those of each in the order of their names."""
     found: list[FileText] = []
     for pattern in patterns:
         path = os.path.expanduser(pattern)

@@ -66,9 +66,6 @@ class Answers(Sequence[list[Entity]]):
 
     Texts that have no answer have an empty list, and their reason in ``errors``. Of a text itself only a fingerprint is
     kept, to tell on resuming whether it is the same one.
-
-    Args:
-        key: What the label of an entity is called as long as there is no entity.
     """
 
     def __init__(self, key: str = "entity_group") -> None:

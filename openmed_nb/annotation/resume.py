@@ -1,4 +1,6 @@
-"""A file of results that an interrupted run goes on from: a header, then one line of JSON for each text in order.
+"""What tells one text, model and run from another, and the file of results that an interrupted run goes on from.
+
+The file has a header, then one line of JSON for each text in order.
 
 A process can be killed in the middle of a line; that line is cut off when the run goes on, and its text is read again. Each
 line ends with a checksum of what stands before it, so that a damaged file is an error and not another answer.
@@ -7,6 +9,7 @@ line ends with a checksum of what stands before it, so that a damaged file is an
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -14,12 +17,19 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ..devices.backend import TENSOR_LOCK
 from ..errors import ConfigurationError, cause, given_path
-from .fingerprints import differences
+from ..models.loading import packed_layers
+from .references import Reference
 from .results import Answered, Answers, is_entity
+
+if TYPE_CHECKING:
+    from .pipeline import AnnotationPipeline
+    from .stream import Annotator
 
 FORMAT = "openmed_nb annotations, 2"
 FORMAT_WITHOUT_CHECKSUMS = "openmed_nb annotations, 1"
@@ -31,16 +41,58 @@ CHECKSUM_LENGTH = len(b', "checksum": "01234567"}\n')
 LONGEST_HEADER = 2**20
 
 
+# How many numbers of each weight are looked at, evenly over the whole.
+SAMPLE = 64
+
+
+def fingerprint_of(text: Any) -> int:
+    """Return a number that tells one text from another; of what is no text, only its kind counts."""
+    digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def readable(text: Any) -> str:
+    """Return a text, the words of one that is split, the identity of one that is elsewhere, or the kind of anything else."""
+    if isinstance(text, str):
+        return text
+    if isinstance(text, Reference):
+        return f"\0{text.identity}"
+    words = map(readable, text) if isinstance(text, list) else ()
+    return "\0".join((f"\0{type(text).__name__}", *words))
+
+
+def settings_of(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any]:
+    """Return what tells a run from another, the model and everything that changes its answers, as JSON has it."""
+    settings = {"model": fingerprint_of_model(pipe), **asdict(annotator.settings)}
+    return dict(json.loads(json.dumps(settings)))
+
+
+def differences(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+    """Return the names of the settings that an earlier run had otherwise; empty if its answers are as good as this one's."""
+    return ", ".join(sorted(name for name in settings if earlier.get(name) != settings[name]))
+
+
+def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
+    """Return a short text that tells a model from others: its labels, its tokenizer, and a sample of each weight."""
+    digest = hashlib.blake2b(repr(sorted(pipe.model.config.id2label.items())).encode(), digest_size=8)
+    backend = pipe.tokenizer.backend_tokenizer
+    with TENSOR_LOCK:
+        backend.no_truncation()
+        backend.no_padding()
+        digest.update(backend.to_str().encode())
+        for name, weight in pipe.model.named_parameters():
+            digest.update(f"{name} {tuple(weight.shape)}".encode())
+            sample = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLE)]
+            digest.update(sample.float().cpu().numpy().tobytes())
+        for name, layer in packed_layers(pipe.model):
+            weight = layer.weight().flatten()
+            sample = weight[:: max(1, weight.numel() // SAMPLE)].dequantize()
+            digest.update(name.encode() + sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
 class ResultsFile:
-    """A file of results, locked while it is open.
-
-    Args:
-        path: Where it is; made if it is not there.
-        settings: What tells this run from another: the model and everything that changes its answers.
-
-    Raises:
-        ConfigurationError: If it cannot be written, is of another run, is damaged, or another process writes it.
-    """
+    """A file of results, locked while it is open."""
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
         # One file has one lock, however its name is spelled.
@@ -94,11 +146,7 @@ class ResultsFile:
             yield self._answered(line, number)
 
     def append(self, answers: Iterable[Answered]) -> None:
-        """Write answers so that they survive whatever happens to the process next.
-
-        Raises:
-            ConfigurationError: If they cannot be written, as on a full disk.
-        """
+        """Write answers so that they survive whatever happens to the process next."""
         try:
             for fingerprint, answer in answers:
                 kind = "error" if isinstance(answer, str) else "entities"

@@ -37,11 +37,7 @@ Answer = list[Entity] | OpenMedError
 
 
 def check_text(text: object, name: str = "The text") -> None:
-    """Refuse anything but a text, and half of a surrogate pair, which no encoding can write.
-
-    Raises:
-        UnreadableText: It calls the text ``name`` and repeats no word of it.
-    """
+    """Refuse anything but a text, and half of a surrogate pair, which no encoding can write."""
     if not isinstance(text, str):
         path = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
         remedy = path if isinstance(text, PurePath) else "Pass a string, '' where there is no text."
@@ -92,12 +88,6 @@ def in_chunks(texts: Iterable[Any], characters: int, first: int = 0, least: int 
     """Yield the texts of a stream in order, in chunks of about ``characters``.
 
     A failure of the stream comes as a value, in a last chunk without texts, so that the texts before it are not lost.
-
-    Args:
-        texts: The stream.
-        characters: How many characters a full chunk has.
-        first: The number of the first text.
-        least: How many characters a text counts at least, because a short one takes memory too.
     """
     stream, size, error = iter(texts), max(1, characters // FIRST_PART), None
     while error is None:
@@ -179,10 +169,6 @@ class Annotator:
 
         While the device computes the first batch of a chunk, the chunk before is decoded and the next one tokenised; it
         is only the first batch, because many models wait for the device when they look at their mask.
-
-        Raises:
-            DeviceUnavailable: If the device fails; the answers to all texts before were given then.
-            Exception: What the stream itself raises, after the answers to all texts before it.
         """
         chunks = in_chunks(texts, chunk_characters(self.budget), first)
         budget, finished = self.budget, None
@@ -205,11 +191,7 @@ class Annotator:
             raise chunk.error
 
     def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[list[Answer], Budget]:
-        """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short.
-
-        Raises:
-            DeviceUnavailable: If the device fails.
-        """
+        """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
         prepared = self.prepare(chunk)
         if prepared is None:
             return [], budget

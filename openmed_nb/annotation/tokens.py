@@ -54,13 +54,7 @@ class Windows:
 
 
 def plan_windows(bounds: np.ndarray, word_starts: np.ndarray, limit: int) -> Windows:
-    """Return windows over sequences: one for a short sequence, several that overlap for a long one.
-
-    Args:
-        bounds: ``(S + 1,)`` where each sequence begins.
-        word_starts: Sorted positions of tokens that begin a word; one window owns all of a word that fits in it.
-        limit: How many tokens a window may read.
-    """
+    """Return windows over sequences: one for a short sequence, several that overlap for a long one."""
     lengths = np.diff(bounds)
     short = (lengths > 0) & (lengths <= limit)
     firsts, lasts = bounds[:-1][short], bounds[1:][short]
@@ -215,14 +209,7 @@ class Joined:
 def in_parts(
     tokenizer: PreTrainedTokenizerBase, text: str, length: int = PART, context: int = CONTEXT
 ) -> Joined | Encoding:
-    """Return the tokens of a long text, read in parts; at once if two parts do not agree on what both have read.
-
-    Args:
-        tokenizer: A fast tokenizer.
-        text: The text.
-        length: About how many characters a part has.
-        context: How many characters of its neighbours are read with a part.
-    """
+    """Return the tokens of a long text, read in parts; at once if two parts do not agree on what both have read."""
     # A part begins at white space if some is near.
     cuts = (
         next((near for near in range(place, place - context // 2, -1) if text[near].isspace()), place)

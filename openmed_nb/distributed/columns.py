@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.fingerprints import fingerprint_of
 from ..annotation.references import Reference, located, reason, unless_failed
+from ..annotation.resume import fingerprint_of
 from ..errors import ConfigurationError
 from .client import ask_workers, cancel, killed_as_cluster_error, lost_as_unusable
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..annotation.fingerprints import differences
+from ..annotation.resume import differences
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table, counted, plain
 from ..errors import ConfigurationError, WorkersDiffer, whole_or_none

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,31 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause, shorten, whole_or_none
 from . import tethered
-from .lifetime import ALLOWED_FAILURES, NO_PAGES, START_TIMEOUT, in_time, settings_of_start
 from .members import SAME_VERSION, WorkerPlan, plan_hosts, versions_here, visible_gpus
 
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection
     from distributed import Security, SpecCluster
 
+
+ALLOWED_FAILURES = 2  # How many workers a text may end before it is given up with the next: three in all.
+
+START_TIMEOUT = 120.0  # Seconds that a start may take.
+
+START_SETTINGS: dict[str, Any] = {
+    # Dask would set the threads of every process to one, this one included; here they are set for each worker.
+    "distributed.nanny.pre-spawn-environ": {},
+    # No page is served: Dask opens a port for them all the same, which is kept to the computer itself.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    # So nobody sees what its profiler finds, which looks at a worker's stack every 10 ms.
+    "distributed.worker.profile.enabled": False,
+}
+
+NO_PAGES = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+
+STARTING = threading.Lock()  # Held by the start whose settings are in Dask's, of which a process has one set.
+CHECK_TURN = 0.02  # Seconds between two looks of a start whether its turn has come.
 
 CONNECT_TIMEOUT = 15.0  # Seconds that a host may take to answer.
 
@@ -392,3 +411,25 @@ async def end(cluster: SpecCluster, processes: Sequence[Any]) -> None:
                 process.connection.abort()
                 await process.connection.wait_closed()
     await cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def settings_of_start(settings: Mapping[str, Any]) -> AsyncIterator[None]:
+    """Have Dask's settings for the start of one cluster; that of another waits meanwhile, and can be called off."""
+    import dask.config
+
+    while not STARTING.acquire(blocking=False):  # noqa: ASYNC110 - starts have loops of their own
+        await asyncio.sleep(CHECK_TURN)
+    try:
+        with dask.config.set({**START_SETTINGS, **settings}):
+            yield
+    finally:
+        STARTING.release()
+
+
+async def in_time(start: asyncio.Future[Any], timeout: float) -> None:
+    """Wait for a start, which goes on where it takes longer, or where nobody waits for it any more."""
+    done, _ = await asyncio.wait([start], timeout=timeout)
+    if not done:
+        raise TimeoutError(f"it takes longer than {timeout:g} s")
+    start.result()

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..annotation.fingerprints import settings_of
 from ..annotation.forward import Budget
 from ..annotation.loading import create_pipeline
+from ..annotation.resume import settings_of
 from ..annotation.stream import Annotator, Answer, Chunk, chunk_characters
 from ..errors import OpenMedError, OpenMedWarning
 from ..models.config import OpenMedConfig

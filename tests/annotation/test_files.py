@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.fingerprints import fingerprint_of
 from openmed_nb.annotation.references import FileText, files_matching, located
+from openmed_nb.annotation.resume import fingerprint_of
 from openmed_nb.annotation.stream import weight
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from openmed_nb.annotation.fingerprints import fingerprint_of
 from openmed_nb.annotation.results import (
     SHOWN_CHARACTERS,
     SHOWN_ROWS,
@@ -24,6 +23,7 @@ from openmed_nb.annotation.results import (
     Answers,
     Summary,
 )
+from openmed_nb.annotation.resume import fingerprint_of
 
 TEXT = "He has asthma and type 2 diabetes."
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openmed_nb.annotation.tuning import LADDER, Calibration, compare
+from openmed_nb.annotation.pipeline import LADDER, Calibration, compare
 from openmed_nb.devices.simulated import shown_device
 
 

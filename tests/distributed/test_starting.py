@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.lifetime import SET_BY_DASK, STARTING, Lifetime
 from openmed_nb.distributed.members import WorkerPlan, plan_hosts, plan_workers, visible_gpus
-from openmed_nb.distributed.starting import begin, checked_security, local_cluster
+from openmed_nb.distributed.ssh import STARTING
+from openmed_nb.distributed.starting import SET_BY_DASK, Lifetime, begin, checked_security, local_cluster
 from openmed_nb.errors import ClusterUnusable, ConfigurationError, OpenMedWarning
 
 TWO = {"gpu1": ("0", "1")}

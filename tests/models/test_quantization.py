@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from openmed_nb.annotation.fingerprints import fingerprint_of_model
 from openmed_nb.annotation.pipeline import build_pipeline
+from openmed_nb.annotation.resume import fingerprint_of_model
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, dtype_of, is_quantized, load, move, packed_layers, quantize

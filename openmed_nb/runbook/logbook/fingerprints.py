@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...annotation.corpus import stream_of
-from ...annotation.fingerprints import readable
+from ...annotation.resume import readable
 from ...devices.backend import TENSOR_LOCK
 from ...devices.moving import module_in
 from ...errors import ConfigurationError, given_path, one_line

@@ -147,7 +147,7 @@ def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
         >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
-    from ...annotation.fingerprints import fingerprint_of
+    from ...annotation.resume import fingerprint_of
 
     gold = list(gold) if isinstance(gold, Iterator) else gold
     if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
@@ -405,8 +405,8 @@ class Tally:
 
     def add(self, prepared: Prepared) -> None:
         """Run a chunk of texts both ways, and count."""
-        from ...annotation.fingerprints import fingerprint_of
         from ...annotation.forward import ForwardRun, settled
+        from ...annotation.resume import fingerprint_of
 
         sides = (self.pair.reference, self.pair.candidate)
         outputs: tuple[list[Any], list[Any]] = ([], [])
@@ -447,8 +447,8 @@ class Tally:
         self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
     ) -> None:
         """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
-        from ...annotation.fingerprints import fingerprint_of
         from ...annotation.results import span_of
+        from ...annotation.resume import fingerprint_of
 
         for place, answers in enumerate(zip(reference, candidate, strict=True)):
             number, text = prepared.first + place, prepared.texts[place]
@@ -479,7 +479,7 @@ class Tally:
         """Return what was counted."""
         import numpy as np
 
-        from ...annotation.fingerprints import fingerprint_of
+        from ...annotation.resume import fingerprint_of
 
         if not self.texts:
             raise no_text()
