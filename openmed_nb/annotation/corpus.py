@@ -103,7 +103,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             SESSION.tell(Activity("Annotating", chosen))
             run = CorpusRun(found, source)
             with (
-                progress_bar(length_of(found), progress, source.device) as bar,
+                progress_bar(found, progress, source.device) as bar,
                 contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file,
             ):
                 run.replay(file or earlier, bar)
@@ -144,10 +144,10 @@ def source_here(
     texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
 ) -> tuple[str, Any, Source]:
     """Return the name of a model, the texts to read, and what answers them here."""
-    from ..distributed.columns import counted_here, referred
+    from ..distributed.columns import referred
     from .stream import Source
 
-    found = referred(texts, counted_here, lambda function, *files: function(*files))
+    found = referred(texts)
     check_series(found)
     if model is None or isinstance(model, (str, os.PathLike)):
         name = "bundled" if model is None else str(model)
@@ -191,7 +191,6 @@ class CorpusRun(Iterator[Any]):
         return text
 
     def replay(self, earlier: ResultsFile | Annotations, bar: Any) -> None:
-        """Take over the answers of an earlier run, text by text."""
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
             other = differences(self.source.settings, earlier.settings)
@@ -228,21 +227,23 @@ class CorpusRun(Iterator[Any]):
                 raise failures[0]
 
     def annotations(self, model: str, show_text: bool) -> Annotations:
-        """Return what was done so far."""
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source
         return Annotations(self.answers, first, model, source.device, show_text, source.settings)
 
 
-def progress_bar(total: int | None, shown: bool, device: str) -> Any:
+def progress_bar(texts: Any, shown: bool, device: str) -> Any:
     """Return a bar with texts per second, in the form that the front end can show; none for what takes under a second."""
     from tqdm.auto import tqdm
 
+    try:
+        total = len(texts) if isinstance(texts, Sized) else None
+    except Exception:  # noqa: BLE001 - a person's own __len__ may raise anything, or return what is not a length
+        total = None
     form = COUNT if total is None else BAR
     return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1, bar_format=form)
 
 
 def stream_of(texts: Any) -> Iterator[Any]:
-    """Return an iterator over texts; raise a ConfigurationError as :func:`check_series` does."""
     check_series(texts)
     try:
         return iter(texts)
@@ -264,14 +265,5 @@ def check_series(texts: Any) -> None:
 
 
 def no_series(texts: Any) -> ConfigurationError:
-    """Return the error for what is not a series of texts."""
     what = f"{type(texts).__name__} is not a series of texts."
     return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")
-
-
-def length_of(texts: Any) -> int | None:
-    """Return how many texts there are, if that is known; it is only shown, so a series that cannot tell may fail."""
-    try:
-        return len(texts) if isinstance(texts, Sized) else None
-    except Exception:  # noqa: BLE001 - a person's own __len__ may raise anything, or return what is no length
-        return None

@@ -67,15 +67,12 @@ class Units:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes entities of predictions."""
-
     tokenizer: PreTrainedTokenizerBase  # spells the words
     tables: LabelTables
     strategy: str  # none, simple, first, average or max
     tokens_before: int  # special tokens before a text's own
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> list[list[Entity]]:
-        """Return the entities of each sequence of tokens, in the order of the text."""
         found: list[list[Entity]] = [[] for _ in tokens.owners]
         if len(tokens):
             speller = Speller(self.tokenizer, texts, tokens)

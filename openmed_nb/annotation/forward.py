@@ -62,8 +62,6 @@ class Batch:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much runs at once."""
-
     tokens: int  # in a batch, filling included
     waste: int = 256  # of them filling: about as many as run in the time that starting another batch takes
     rows: int | None = None  # in a batch; None for no limit but the tokens
@@ -134,8 +132,6 @@ def allowed_lengths(longest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Network:
-    """A model that takes rows of tokens and gives labels."""
-
     model: PreTrainedModel  # or what torch.compile made of it
     frame: Frame
     inputs: frozenset[str]  # the names of the arrays that it takes
@@ -170,7 +166,6 @@ class Network:
         return {name: array_to_device(array, device) for name, array in inputs.items()}
 
     def logits_of(self, moved: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Start a forward pass over a batch that is on the model's device."""
         device, size = self.model.device, moved["input_ids"].numel()
         with contextlib.nullcontext() if self.compiled else fast_linear(device, size):
             output = self.model(**moved)
@@ -350,8 +345,6 @@ def hides_padding(network: Network, longest: int) -> bool:
 
 @dataclass(frozen=True)
 class WithoutHooks:
-    """Calls the forward pass of a model alone."""
-
     model: PreTrainedModel
 
     @property

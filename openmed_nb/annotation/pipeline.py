@@ -198,7 +198,18 @@ class AnnotationPipeline(TokenClassificationPipeline):
         replaces what was set as ``batch_tokens``.
         """
         annotator = self.own_annotator()
-        calibration = calibrate(annotator.network, annotator.settings.limit + annotator.network.frame.size)
+        network = annotator.network
+        length = min(LENGTH, annotator.settings.limit + network.frame.size)
+        speeds: list[tuple[int, float]] = []
+        with TENSOR_LOCK:
+            for tokens in LADDER:
+                speed = tokens_per_second(network, max(1, tokens // length), length)
+                if speed == 0 and speeds:
+                    break
+                speeds.append((tokens, speed))
+                if len(speeds) > 2 and all(one[1] <= GAIN * speeds[-3][1] for one in speeds[-2:]):  # noqa: PLR2004
+                    break
+        calibration = Calibration(shown_device(str(self.device)), tuple(speeds))
         self._measured = {**self._measured, self.device.type: calibration.batch_tokens}
         self._forward_params.pop("batch_tokens", None)
         return calibration
@@ -325,7 +336,6 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
 
 def device_budget(device: torch.device) -> Budget:
-    """Return how much runs at once on a device unless the person says."""
     return BUDGETS.get(device.type, BUDGETS["cpu"])
 
 
@@ -397,21 +407,6 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
             f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
         ) from error
     return pipe
-
-
-def calibrate(network: Network, longest: int) -> Calibration:
-    """Measure a model on its device with batches of several sizes, until larger ones gain nothing or do not fit."""
-    length = min(LENGTH, longest)
-    speeds: list[tuple[int, float]] = []
-    with TENSOR_LOCK:
-        for tokens in LADDER:
-            speed = tokens_per_second(network, max(1, tokens // length), length)
-            if speed == 0 and speeds:
-                break
-            speeds.append((tokens, speed))
-            if len(speeds) > 2 and all(one[1] <= GAIN * speeds[-3][1] for one in speeds[-2:]):  # noqa: PLR2004
-                break
-    return Calibration(shown_device(str(network.model.device)), tuple(speeds))
 
 
 def tokens_per_second(network: Network, rows: int, length: int) -> float:

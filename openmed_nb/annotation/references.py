@@ -95,12 +95,15 @@ def unless_failed(answer: Answered | OpenMedError) -> Answered:
     return answer
 
 
-def located(texts: Any, ask: Callable[..., Any]) -> Any:
-    """Return the files that a path, or a list of them, stands for; anything else as it is."""
+def located(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
+    """Return the files that a path, or a list of them, stands for; anything else as it is.
+
+    ``find`` calls :func:`files_matching` on the computer that has the files.
+    """
     paths = [texts] if isinstance(texts, PurePath) else texts
     listed = isinstance(paths, (list, tuple)) and len(paths) > 0
     if listed and all(isinstance(path, PurePath) for path in paths):
-        return unless_failed(ask(files_matching, tuple(absolute(str(path)) for path in paths)))
+        return unless_failed(find([absolute(str(path)) for path in paths]))
     if listed and isinstance(texts[0], str) and os.path.isfile(texts[0]):  # As glob.glob gives them.
         what = "Text 0 is the name of a file, and is read as a text."
         warnings.warn(f"{what} Pass pathlib.Path(name) for what is in the file.", OpenMedWarning, stacklevel=1)

@@ -120,7 +120,6 @@ class Answers(Sequence[list[Entity]]):
         return {**entity, "word": self._words[row], "start": self._starts[row], "end": self._ends[row]}
 
     def counts(self) -> Iterator[int]:
-        """Yield how many entities each text has."""
         return (last - first for first, last in pairwise(self._bounds))
 
     @property
@@ -174,9 +173,6 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         return self.entities[index]
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return iter(self.entities)
-
     def to_dict(self) -> dict[str, Any]:
         """Return text, entities, model and device as plain mappings, lists, strings and numbers."""
         entities = [{**entity, "score": float(entity["score"])} for entity in self.entities]
@@ -210,7 +206,6 @@ def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
 
 
 def shown_label(name: str) -> str:
-    """Return a label as it is shown."""
     return name if name.strip() else UNNAMED
 
 
@@ -287,9 +282,6 @@ class Annotations(Shown, Sequence[list[Entity]]):
 
     def __getitem__(self, number: Any) -> Any:
         return self.answers[number]
-
-    def __iter__(self) -> Iterator[list[Entity]]:
-        return iter(self.answers)
 
     @property
     def errors(self) -> Mapping[int, str]:

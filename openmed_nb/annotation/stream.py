@@ -91,29 +91,22 @@ def in_chunks(texts: Iterable[Any], characters: int, first: int = 0, least: int 
     """
     stream, size, error = iter(texts), max(1, characters // FIRST_PART), None
     while error is None:
-        chunk, error = next_chunk(stream, size, least)
+        chunk: list[Any] = []
+        left = size
+        try:
+            while left > 0:
+                chunk.append(next(stream))
+                left -= max(weight(chunk[-1]), least)
+        except StopIteration:
+            if not chunk:
+                return
+        except Exception as failure:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it
+            error = failure
         if chunk:
             yield Chunk(first, chunk)
-        elif error is None:
-            return
         first += len(chunk)
         size = min(2 * size, characters)
     yield Chunk(first, [], error)
-
-
-def next_chunk(stream: Iterator[Any], characters: int, least: int) -> tuple[list[Any], Exception | None]:
-    """Return the next texts of a stream, none at its end, and what it failed with after them."""
-    texts: list[Any] = []
-    left = characters
-    try:
-        while left > 0:
-            texts.append(next(stream))
-            left -= max(weight(texts[-1]), least)
-    except StopIteration:
-        pass
-    except Exception as error:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it
-        return texts, error
-    return texts, None
 
 
 def weight(text: Any) -> int:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PATIENCE = (
-    60.0  # Seconds that a cluster may be without a working worker before a run ends; a restart takes some of them.
-)
+# Seconds that a cluster may be without a working worker before a run ends; a restart takes some of them.
+PATIENCE = 60.0
 CHECK_EVERY = 5.0  # Seconds between two looks at the cluster while nothing comes.
 TRIES = 4  # How often workers that all end while they are asked are asked again; Dask gives up a task after as many.
 
@@ -59,7 +58,6 @@ def checked_client(client: Any) -> Client:
 
 
 def lost(client: Client) -> ClusterUnusable:
-    """Return the error of a client that has lost its cluster."""
     return ClusterUnusable(
         UNREACHABLE if client.status == "connecting" else f"The client is {client.status}.", START_AGAIN
     )
@@ -134,7 +132,6 @@ def ask_workers(client: Client, call: Callable[[], Awaitable[Result]], patience:
 
 
 def workers_of(client: Client) -> Mapping[str, Mapping[str, Any]]:
-    """Return what the scheduler knows of each worker, by its address."""
     identity = ask_scheduler(client, lambda: client.scheduler.identity(n_workers=-1))
     return dict(identity["workers"])
 
@@ -222,7 +219,6 @@ def call_on_workers(
 
 
 def failure_of(host: str, error: BaseException) -> OpenMedError:
-    """Return what a worker failed with as an error of this package."""
     if isinstance(error, OpenMedError):
         return error
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "openmed_nb":

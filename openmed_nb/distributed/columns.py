@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.references import Reference, located, reason, unless_failed
+from ..annotation.references import Reference, files_matching, located, reason, unless_failed
 from ..annotation.resume import fingerprint_of
 from ..errors import ConfigurationError
-from .client import ask_workers, cancel, killed_as_cluster_error, lost_as_unusable
+from .client import ask_workers, call_on_one_worker, cancel, killed_as_cluster_error, lost_as_unusable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -28,8 +28,6 @@ IN_TASKS = {"dataframe.shuffle.method": "tasks"}
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    """A part of a column."""
-
     name: str  # Tells it from all others of a run, and of other runs.
     key: Any = field(compare=False)  # What Dask calls its rows in the graph.
     graph: Mapping[Any, Any] = field(compare=False)  # What computes them, and nothing of other partitions.
@@ -85,12 +83,11 @@ class ColumnTexts(Sequence[ColumnText]):
         return self.at(which, place - end + self.sizes[which].rows)
 
     def at(self, which: int, row: int) -> ColumnText:
-        """Return the text in a row of a partition."""
         size = self.sizes[which]
         return ColumnText(self.partitions[which], row, size.characters, size.digest)
 
 
-@functools.lru_cache(maxsize=2)  # A worker keeps the partition of its last chunk, and the one next to it.
+@lru_cache(maxsize=2)  # A worker keeps the partition of its last chunk, and the one next to it.
 def texts_of(partition: Partition) -> list[Any]:
     """Return the rows of a partition, read in this process; what is missing is ``None``."""
     import dask
@@ -99,27 +96,25 @@ def texts_of(partition: Partition) -> list[Any]:
     return [None if missing else text for text, missing in zip(found.tolist(), found.isna().tolist(), strict=True)]
 
 
-CountPartitions = Callable[[Sequence[Partition]], Iterable[PartitionSize | ConfigurationError]]
-# Calls ``size_of`` with each partition, where they are read: ``counted_here``, or ``counted_by`` the workers of a client.
-
-
 def is_column(texts: Any) -> bool:
-    """Tell whether something is a column of ``dask.dataframe``."""
     return type(texts).__module__.startswith("dask.") and hasattr(type(texts), "to_frame") and texts.ndim == 1
 
 
-def referred(texts: Any, count: CountPartitions, ask: Callable[..., Any]) -> Any:
+def referred(texts: Any, client: Client | None = None) -> Any:
     """Return references to the texts of a column, or of the files of a path or a list of them; anything else as it is.
 
-    ``count`` counts the partitions of a column, and ``ask`` calls a function where files are.
+    They are counted and looked for here, or by the workers of a client.
     """
-    return texts_of_column(texts, count) if is_column(texts) else located(texts, ask)
+    if is_column(texts):
+        return texts_of_column(texts, client)
+    return located(texts, files_matching if client is None else partial(call_on_one_worker, client, files_matching))
 
 
-def texts_of_column(column: Any, count: CountPartitions) -> ColumnTexts:
+def texts_of_column(column: Any, client: Client | None = None) -> ColumnTexts:
     """Return the texts of a column, which are counted first, so that the number of a text is known."""
     partitions = unless_failed(partitions_of(column))
-    return ColumnTexts(partitions, tuple(unless_failed(size) for size in count(partitions)))
+    sizes = map(size_of, partitions) if client is None else counted_by(client, partitions)
+    return ColumnTexts(partitions, tuple(unless_failed(size) for size in sizes))
 
 
 def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
@@ -144,11 +139,6 @@ def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
 
 
-def counted_here(partitions: Sequence[Partition]) -> Iterator[PartitionSize | ConfigurationError]:
-    """Yield the sizes of partitions that are read in this process, one after the other."""
-    return map(size_of, partitions)
-
-
 def counted_by(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
     """Return the sizes of partitions that the workers of a cluster read."""
     with lost_as_unusable(client):
@@ -161,7 +151,6 @@ def counted_by(client: Client, partitions: Sequence[Partition]) -> list[Partitio
 
 
 def size_of(partition: Partition) -> PartitionSize | ConfigurationError:
-    """Return the size of a partition, or why it cannot be read."""
     try:
         texts = texts_of(partition)
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
@@ -171,7 +160,6 @@ def size_of(partition: Partition) -> PartitionSize | ConfigurationError:
 
 
 def digest_of(texts: Sequence[Any]) -> str:
-    """Return a short text that tells a series of texts from others."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         digest.update(fingerprint_of(text).to_bytes(8, "big"))

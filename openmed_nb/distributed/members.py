@@ -14,19 +14,14 @@ from ..devices.request import kind_of
 from ..display import Report, Shown, Table, counted, plain
 from ..errors import ConfigurationError, WorkersDiffer, whole_or_none
 
-LEAST_ON_CPU = (
-    2  # Workers that a CPU may always have; with many more than cores, a computer does nothing but start them.
-)
+# Workers that a CPU may always have; with many more than cores, a computer does nothing but start them.
+LEAST_ON_CPU = 2
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """A worker process that is to be started."""
-
     device: str | None  # As it sees it; None is the best of its computer.
-    visible: str | None = (
-        None  # The value of CUDA_VISIBLE_DEVICES that gives it one GPU; None where it uses no such GPU.
-    )
+    visible: str | None = None  # The value of CUDA_VISIBLE_DEVICES that gives it one GPU; None if it uses no such GPU.
     threads: int | None = None  # On how many threads it computes on the CPU; None is torch's choice.
 
     @property

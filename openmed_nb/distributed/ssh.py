@@ -47,9 +47,8 @@ CHECK_TURN = 0.02  # Seconds between two looks of a start whether its turn has c
 
 CONNECT_TIMEOUT = 15.0  # Seconds that a host may take to answer.
 
-CHECK_TIMEOUT = (
-    90.0  # Seconds that the Python of a host may take to answer; it may have to load torch from a slow disk.
-)
+# Seconds that the Python of a host may take to answer; it may have to load torch from a slow disk.
+CHECK_TIMEOUT = 90.0
 
 # After how many silent seconds a host is asked whether it is there: a connection that somebody on the way forgot would end
 # the processes that it started. Three times in vain, and it has ended.
@@ -120,7 +119,6 @@ class Login:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of ``asyncssh.connect``."""
         keys = None if self.key is None else [self.key]
         named = {"username": self.user, "client_keys": keys, "port": self.port, "known_hosts": self.known_hosts}
         times = {"connect_timeout": CONNECT_TIMEOUT, "keepalive_interval": KEEP_ALIVE}
@@ -153,7 +151,6 @@ def checked_file(name: str, value: Any, remedy: str) -> str | None:
 
 @contextlib.asynccontextmanager
 async def connection_to(host: str, login: Login) -> AsyncIterator[SSHClientConnection]:
-    """Have a connection to a host."""
     import asyncssh
 
     with unreachable(host, login):
@@ -167,7 +164,6 @@ async def connection_to(host: str, login: Login) -> AsyncIterator[SSHClientConne
 
 @contextlib.contextmanager
 def unreachable(host: str, login: Login) -> Iterator[None]:
-    """Raise ``ClusterUnusable`` for what SSH fails with; it names the host, and how to log in by hand where that tells more."""
     import asyncssh
 
     try:
@@ -196,8 +192,6 @@ CHECK = (
 
 @dataclass(frozen=True)
 class Host:
-    """What a host says of itself."""
-
     address: str = ""  # By which it was reached, as the host itself sees it; empty where that is not known.
     gpus: tuple[str, ...] = ()  # What CUDA_VISIBLE_DEVICES calls its GPUs there; empty where they were not counted.
 

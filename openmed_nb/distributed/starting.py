@@ -281,22 +281,17 @@ async def local_cluster(
             try:
                 await in_time(start, timeout)
             finally:
+                psutil = import_psutil()
                 while not start.done():  # Dask itself waits until its processes are there, so they are killed.
                     for one in nannies:
-                        kill(one.pid)
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            if one.pid is not None:
+                                psutil.Process(one.pid).kill()
                     await asyncio.wait([start], timeout=CHECK_GIVEN_UP)
                 start.exception()  # Raised already, or of no interest any more.
         yield cluster
     finally:
         await cluster.close()
-
-
-def kill(pid: int | None) -> None:
-    """End a process at once, where there is one."""
-    psutil = import_psutil()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if pid is not None:
-            psutil.Process(pid).kill()
 
 
 class Lifetime(Generic[Value]):

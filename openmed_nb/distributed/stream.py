@@ -17,7 +17,6 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..annotation.references import Reference, absolute
@@ -29,7 +28,6 @@ from .client import (
     PATIENCE,
     ask_scheduler,
     ask_workers,
-    call_on_one_worker,
     call_on_workers,
     cancel,
     check_sendable,
@@ -40,7 +38,7 @@ from .client import (
     lost_as_unusable,
     submit,
 )
-from .columns import counted_by, referred
+from .columns import referred
 from .members import Members, Ready, check_alike, most_common
 from .worker import Work
 
@@ -189,7 +187,10 @@ def source_on_workers(
         raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
     check_sendable(arguments)
-    work = Work(uuid.uuid4().hex, everywhere(name), dict(arguments), batch_tokens)
+    # A folder that is here goes by its path from the root, which means the same in another working folder. As in the
+    # registry of models, the name of a bundled one is not a folder, nor is one of somebody's home, which every worker has.
+    folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
+    work = Work(uuid.uuid4().hex, absolute(name) if folder else name, dict(arguments), batch_tokens)
     ready: list[Ready] = call_on_workers(client, worker.get_ready, work)
     check_alike(ready)
     for message in sorted({message for one in ready for message in one.warnings}):
@@ -203,21 +204,10 @@ def source_on_workers(
         split=settings["delimiter"] is not None,
     )
     label = Members(tuple(one.member for one in ready)).label
-    found = referred(texts, partial(counted_by, client), partial(call_on_one_worker, client))
-    return name, found, Source(annotator.answers, settings, label)
+    return name, referred(texts, client), Source(annotator.answers, settings, label)
 
 
 def members_of(client: Client, reason: str | None = None) -> Members:
     """Return who takes part in a cluster; ``reason`` says why they have their device, where that was decided here."""
     found = call_on_workers(client, worker.introduce)
     return Members(tuple(one if reason is None else replace(one, reason=reason) for one in found))
-
-
-def everywhere(name: str) -> str:
-    """Return a name of a model that means the same in another working folder: a folder that is here, from the root.
-
-    As in the registry of models, the name of a bundled one is no folder, nor is one of somebody's home, which every worker
-    has itself; and no name is too long to be asked for.
-    """
-    there = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
-    return absolute(name) if there else name

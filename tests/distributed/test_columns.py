@@ -16,8 +16,6 @@ from openmed_nb.annotation.references import read
 from openmed_nb.distributed.columns import (
     ColumnText,
     Partition,
-    counted_by,
-    counted_here,
     digest_of,
     is_column,
     partitions_of,
@@ -79,7 +77,7 @@ class TestPartitions:
         import dask.dataframe as dd
 
         column = dd.from_pandas(table, npartitions=10)["note"]
-        rows = list(texts_of_column(change(column), counted_here))
+        rows = list(texts_of_column(change(column)))
         notes = sum(map(len, table["note"]))
         one, chunk = len(cloudpickle.dumps(rows[500])), len(cloudpickle.dumps(rows[500:600]))
         assert notes / 10 < one < notes / 2 < len(pickle.dumps(table)) / 50
@@ -90,7 +88,7 @@ class TestPartitions:
         """A row of a file carries where it is, and none of the texts."""
         import cloudpickle
 
-        sent = cloudpickle.dumps(texts_of_column(column, counted_here)[0])
+        sent = cloudpickle.dumps(texts_of_column(column)[0])
         assert len(sent) < 20000
         assert b"asthma" not in sent
 
@@ -99,7 +97,7 @@ class TestPartitions:
         import dask.dataframe as dd
 
         column = dd.from_pandas(table, npartitions=3).sort_values("note")["note"]
-        assert [row.text() for row in texts_of_column(column, counted_here)] == sorted(table["note"])
+        assert [row.text() for row in texts_of_column(column)] == sorted(table["note"])
 
     def test_names(self, column):
         """The same column named twice is read twice: in between its files can change."""
@@ -204,9 +202,9 @@ class TestOnWorkers:
 
     def test_rows(self, pool, column):
         """The rows of a column are a sequence that holds none of them; their sizes are those of their partition."""
-        rows = texts_of_column(column, lambda partitions: counted_by(pool.client, partitions))
+        rows = texts_of_column(column, pool.client)
         identities = [row.identity for row in rows]
-        assert identities == [row.identity for row in texts_of_column(column, counted_here)]
+        assert identities == [row.identity for row in texts_of_column(column)]
         assert identities == [rows[number].identity for number in range(len(rows))]
         assert len({*identities}) == len(rows) == 12
         assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
@@ -220,7 +218,7 @@ class TestOnWorkers:
         (tmp_path / "1.parquet").unlink()
         message = r"The column cannot be read on .+: No such file or directory\."
         with pytest.raises(ConfigurationError, match=message) as caught:
-            texts_of_column(column, lambda partitions: counted_by(pool.client, partitions))
+            texts_of_column(column, pool.client)
         assert "parquet" not in str(caught.value)
         assert "1.parquet" not in str(pool.client.get_worker_logs())
 
