@@ -150,7 +150,7 @@ class Plain:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as mappings, lists, numbers and strings, ready for JSON."""
-        own = [one.name for one in fields(self)] if is_dataclass(self) else []
+        own: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
         named = [name for name in own if name not in self.HIDDEN]
         schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
         return {**schema, **{name: plain(getattr(self, name)) for name in (*named, *self.ALSO)}}

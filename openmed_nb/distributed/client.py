@@ -227,15 +227,9 @@ def failure_of(host: str, error: BaseException) -> OpenMedError:
     return ClusterError(f"The worker at {host} failed: {cause(error)}.", "Look at its log.")
 
 
-def call_on_one_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function that can be imported returns on whichever worker is free."""
-    with killed_as_cluster_error():
-        return compute(client, submit(client, function, *arguments))
-
-
 @contextlib.contextmanager
 def killed_as_cluster_error() -> Iterator[None]:
-    """Raise ``ClusterError`` where looking for texts ends the workers that do it."""
+    """Raise ``ClusterError`` if looking for texts ends the workers that do it."""
     from distributed import KilledWorker
 
     try:

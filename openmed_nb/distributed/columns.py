@@ -8,14 +8,14 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ..annotation.references import Reference, files_matching, located, reason, unless_failed
 from ..annotation.resume import fingerprint_of
 from ..errors import ConfigurationError
-from .client import ask_workers, call_on_one_worker, cancel, killed_as_cluster_error, lost_as_unusable
+from .client import ask_workers, cancel, compute, killed_as_cluster_error, lost_as_unusable, submit
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -107,7 +107,10 @@ def referred(texts: Any, client: Client | None = None) -> Any:
     """
     if is_column(texts):
         return texts_of_column(texts, client)
-    return located(texts, files_matching if client is None else partial(call_on_one_worker, client, files_matching))
+    if client is None:
+        return located(texts, files_matching)
+    with killed_as_cluster_error():
+        return located(texts, lambda paths: compute(client, submit(client, files_matching, paths)))
 
 
 def texts_of_column(column: Any, client: Client | None = None) -> ColumnTexts:

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -381,19 +381,16 @@ def keep_interrupts_out() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
-class Shared:
-    """A context that several share at once: the first enters it, and the last leaves it, whichever that is."""
+class Discretion:
+    """:func:`discreet` for all clusters at once: the first enters it, and the last leaves it, whichever that is."""
 
-    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._users = 0
-        self._entered = contextlib.ExitStack()
+    def __init__(self) -> None:
+        self._lock, self._users, self._entered = threading.Lock(), 0, contextlib.ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._users:
-                self._entered.enter_context(self._make())
+                self._entered.enter_context(discreet())
             self._users += 1
 
     def __exit__(self, *_error: object) -> None:
@@ -434,5 +431,5 @@ def discreet() -> Iterator[None]:
                 os.environ[name] = value
 
 
-WHILE_CLUSTERS_LIVE = Shared(discreet)
+WHILE_CLUSTERS_LIVE = Discretion()
 # Every cluster is in it from before its start until after its end, in the thread of its own.
