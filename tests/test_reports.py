@@ -26,10 +26,14 @@ VARYING = {
 """Reports whose text names this computer, or figures of this run: only the names in their JSON are kept."""
 
 
+NAMED_BY_DATA = {"environment", "packages"}
+"""Mappings whose names are those of variables that are set, and of packages that are installed."""
+
+
 def names_in(value: Any) -> Any:
     """Return the names in a JSON value, nested as they are; of a list, those of all that it holds."""
     if isinstance(value, dict):
-        return {name: names_in(one) for name, one in value.items()}
+        return {name: None if name in NAMED_BY_DATA else names_in(one) for name, one in value.items()}
     if isinstance(value, list):
         found = [one for one in map(names_in, value) if isinstance(one, dict)]
         return [{name: one[name] for one in found for name in one}] if found else None
