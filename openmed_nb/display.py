@@ -167,13 +167,17 @@ class Shown(Plain):
         """Return what this value has to say."""
         raise NotImplementedError
 
+    # What a report of the simulation gets: a first sentence, and a mark of its title; empty if it says so itself.
+    WHEN_SIMULATED: ClassVar[tuple[str, str]] = (NOTE, MARK)
+
     def marked(self) -> Report:
         """Return the report, which says so where its figures come from the simulation."""
         report = self.report()
         if not getattr(self, "simulated", False):
             return report
-        title = report.title if MARK in report.title else f"{report.title}{MARK}"
-        return replace(report, title=title, sentences=(NOTE, *(one for one in report.sentences if one != NOTE)))
+        sentence, mark = self.WHEN_SIMULATED
+        title = report.title if mark in report.title else f"{report.title}{mark}"
+        return replace(report, title=title, sentences=(*filter(None, (sentence,)), *report.sentences))
 
     def __str__(self) -> str:
         return to_text(self.marked())

@@ -1,6 +1,6 @@
 """The one mutable object: which device is in force, what was done to the environment, which models are loaded.
 
-Every face (functions, magics, panel) calls these verbs. A verb that fails changes nothing.
+Public functions, magics and the panel ask it. What fails changes nothing.
 """
 
 from __future__ import annotations
@@ -78,11 +78,12 @@ class Session:
             self._models = ModelStore(self._listeners.tell, arriving)
         return self._models
 
-    def device(self, device: str | None = None, source: str = "argument") -> DeviceChoice:
+    def device(self, device: Any = None, source: str = "argument") -> DeviceChoice:
         """Return the device in force and why, or the one that an argument asks for.
 
         Args:
-            device: Any accepted spelling, to learn what would be chosen for it; ``None`` for the device in force.
+            device: Any accepted spelling, a ``torch.device`` or an ``Accelerator``, to learn what would be chosen for it;
+                ``None`` for the device in force.
             source: Who asks; the choice names it.
 
         Returns:
@@ -91,6 +92,7 @@ class Session:
         Raises:
             UnknownDevice: For a bad spelling, here or in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
             DeviceUnavailable: For a device that was asked for and cannot be used.
+            ConfigurationError: For a value that has no device, and for a source that is not a text.
 
         Example:
             >>> device().device in ("mps", "cuda", "cpu")
@@ -103,21 +105,12 @@ class Session:
                 self._enter(choice)
             return choice
 
-    def device_name(self, thing: Any = None) -> str:
-        """Return the name of the device of a thing: a name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's.
-
-        Raises:
-            DeviceError: Where it cannot be used.
-            ConfigurationError: For a value that has no device.
-        """
-        return self.device(None if thing is None else device_of(thing)).device
-
-    def use(self, device: str, source: str = "use()") -> DeviceChoice:
+    def use(self, device: Any, source: str = "use()") -> DeviceChoice:
         """Override the device for this session, and move the models that follow it.
 
         Args:
             device: ``"auto"`` (the best device, whatever the variables say), ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"``
-                or ``"gpu"``.
+                or ``"gpu"``; or a ``torch.device`` or an ``Accelerator``.
             source: Who asks; the choice names it.
 
         Returns:
@@ -126,6 +119,7 @@ class Session:
         Raises:
             UnknownDevice: For any other spelling.
             DeviceUnavailable: For a device that cannot be used; the session then keeps its former one.
+            ConfigurationError: As for :meth:`device`.
 
         Example:
             >>> use("cpu").reason
@@ -134,7 +128,7 @@ class Session:
             False
         """
         with self.unchanged_on_error():
-            request = DeviceRequest.parse(str(device), source)
+            request = DeviceRequest.parse(device_of(device), source)
             choice = self.computer.confirm(request)
             moved = self._models.follow(choice.device) if self._models else ()
             self.override = request
@@ -158,7 +152,7 @@ class Session:
             self._enter(choice)
             return replace(choice, moved=moved)
 
-    def resolve(self, prefer: str | None = None) -> str:
+    def resolve(self, prefer: Any = None) -> str:
         """Return the name of the device that is asked for, unchecked, or of the one in force where none is.
 
         Raises:
@@ -168,9 +162,10 @@ class Session:
         value = decide(self.wishes(prefer)).value
         return self.device().device if value == "auto" else self.computer.machine.gpu if value == "gpu" else value
 
-    def wishes(self, argument: str | None = None, source: str = "argument") -> tuple[Wish, ...]:
+    def wishes(self, argument: Any = None, source: str = "argument") -> tuple[Wish, ...]:
         """Return the wishes for a device that count now, the strongest first."""
-        return precedence(self.computer.shell, Wish(source, argument), self.override)
+        wish = Wish(source, None if argument is None else device_of(argument))
+        return precedence(self.computer.shell, wish, self.override)
 
     def _enter(self, choice: DeviceChoice) -> None:
         """Bring the environment in line with the device that is now in force."""
@@ -401,15 +396,17 @@ class Session:
 SESSION = Session()
 """The session of this process: the one place of what a person chose, did and loaded.
 
-Beside it stands what is of the process and no choice of anybody: which models are watched by guards
-(``training.guards.WATCHED``, weakly, so that the next training lets go what a failed one left), which conversions were
-reported once (``devices.moving.REPORTED``), whether the one simulated MPS device is on, which torch knows only once
-(``devices.simulated._ACTIVE``), which panels are open (``notebook.panel.opening.OPEN``, weakly), the lock of all tensor
-work (``devices.backend.TENSOR_LOCK``), and what was learnt once of torch, of signatures and of files (``functools.cache``
-in ``devices.linear``, ``annotation.forward``, ``models.files``, ``training.callbacks``, ``runbook.profile_watch`` and
-``runbook.operators.table``; in a worker of a cluster also the model of the last run and its lock, in ``distributed.worker``), and which partitions of a column were read last
-(``distributed.columns``), and what clusters change of the process while they live
-(``distributed.starting``, ``distributed.ssh``).
+Outside of it stands what belongs to the process and is nobody's choice:
+
+- which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.opening.OPEN``,
+  weakly);
+- which conversions were reported once (``devices.moving.REPORTED``);
+- whether the one simulated MPS device is on, which torch knows only once (``devices.simulated._ACTIVE``);
+- the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
+- what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
+  ``models.files``, ``training.callbacks``, ``runbook.profile_recorder`` and ``runbook.operators.table``);
+- what clusters change of the process while they live (``distributed.starting``, ``distributed.ssh``), and in a worker the
+  model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 """
 
 device, use, reset = SESSION.device, SESSION.use, SESSION.reset

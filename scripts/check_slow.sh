@@ -12,7 +12,9 @@ pytest="python -m pytest -n auto --maxprocesses 4 --dist loadfile"
 case "${1-}" in
   --list) echo simulated marked examples ;;
   simulated)  # What needs a device runs once more, on the simulated MPS device.
-    $pytest --simulated-mps -k "not TestLabels and not TestAnyText" \
+    $pytest --simulated-mps \
+      --deselect tests/annotation/test_same_answers.py::TestLabels \
+      --deselect tests/annotation/test_same_answers.py::TestAnyText \
       tests/test_session.py tests/models tests/annotation tests/distributed tests/training ;;
   marked) $pytest --slow -m "slow and not hypothesis" openmed_nb tests notebooks ;;
   examples) $pytest --slow -m hypothesis tests ;;  # Every property, on many more examples.

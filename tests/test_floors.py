@@ -110,7 +110,6 @@ ALLOWED = {
     "annotation": {"numpy"},
     "annotation.pipeline": {"numpy", "torch", "transformers"},
     "notebook.panel.view": {"ipywidgets"},
-    "notebook.widgets": {"ipywidgets"},
     "runbook.doctor.silent_errors": {"torch"},
     "runbook.operators.recorders": {"torch"},
     "runbook.profile_recorder": {"torch"},

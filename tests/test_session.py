@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,6 +137,25 @@ def test_interrupted_import_of_torch(computers: ModuleType, failure: type[BaseEx
     here.torch.loading = lambda: None
     assert here.session.use("mps").device == "mps"
     assert here.effects == (IN_FORCE,) * 3
+
+
+@pytest.mark.parametrize("ask", [nb.device, nb.use, nb.compat.resolve_torch_device])
+def test_a_device_is_named_or_has_a_name(ask: Callable[..., Any]):
+    """A device is asked for by its name or by what has one; what has none is refused, whichever function is asked."""
+    for thing in ("cpu", torch.device("cpu"), torch.zeros(1)):
+        found = ask(thing)
+        assert getattr(found, "device", found) == "cpu"
+    for thing in (0, [None], object(), ("x",)):
+        with pytest.raises(ConfigurationError, match=f"{type(thing).__name__} has no device"):
+            ask(thing)
+
+
+@pytest.mark.parametrize("ask", [nb.device, nb.use])
+def test_who_asks_is_a_text(ask: Callable[..., Any]):
+    """A source that is not a text is refused: it would stand in the reason of the choice."""
+    for source in (None, 5):
+        with pytest.raises(ConfigurationError, match=f"source cannot be {source}. Pass a text"):
+            ask("cpu", source)
 
 
 @pytest.mark.parametrize("load", [nb.load_pipeline, nb.load_model])

@@ -65,7 +65,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory; ``"record"`` goes on and notes
             it in ``errors``.
         show_text: Whether texts, and the words in them, are part of what is shown.
-        arguments: Those of :meth:`ModelLoader.create_pipeline`, such as ``device`` or ``aggregation_strategy``.
+        arguments: Those of :func:`load_pipeline`, such as ``device`` or ``aggregation_strategy``.
 
     Returns:
         A sequence with one list of entities for each text, in the order of the texts.

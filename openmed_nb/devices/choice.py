@@ -221,8 +221,7 @@ class DeviceChoice(Shown):
     moved: tuple[str, ...] = ()
     simulated: bool = False
 
-    def marked(self) -> Report:
-        return self.report()  # Its reason names the simulated chip.
+    WHEN_SIMULATED = ("", "")  # Its reason names the simulated chip.
 
     def report(self) -> Report:
         """Return what there is to show: the device, why, the type, what moved, what was ruled out and the remedies."""

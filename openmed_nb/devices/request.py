@@ -66,6 +66,7 @@ class DeviceRequest:
 
         Raises:
             UnknownDevice: For any other spelling; it names the source and the nearest spelling.
+            ConfigurationError: For a source that is not a text.
 
         Example:
             >>> DeviceRequest.parse(" MPS:0 ", "argument").value
@@ -76,6 +77,8 @@ class DeviceRequest:
             openmed_nb.errors.UnknownDevice: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
 are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
+        if not isinstance(source, str):
+            raise ConfigurationError(f"source cannot be {shorten(repr(source))}.", "Pass a text that says who asks.")
         value = str(spelling).strip().lower()
         if value in AUTO:
             return cls("auto", source)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..activity import Activity
 from ..devices import backend
-from ..devices.request import canonical, device_of, kind_of
+from ..devices.request import canonical, kind_of
 from ..devices.simulated import active
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
@@ -295,7 +295,7 @@ def confirmed(devices: Any) -> Iterator[str]:
     """Yield the devices that a person names, one or several, as torch spells them."""
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     for one in devices if several else [devices]:
-        yield SESSION.device(device_of(one)).device
+        yield SESSION.device(one).device
 
 
 def devices_to_compare(*names: str) -> tuple[str, ...]:

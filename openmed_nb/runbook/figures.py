@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..training.curve import GROWING, MemoryCurve
 from ..training.loader import LoaderCheck
 from .comparison import Comparison, DeviceFigures
-from .doctor.checks import NECESSARY
+from .doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
 from .doctor.report import DoctorReport, sentence_of
 from .logbook.sections import ReportFigures, Run, numbers
 from .logbook.variables import short_path
@@ -32,8 +32,7 @@ from .verdict.gates import Thresholds
 REPORTS = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
 
 # The doctor's findings on whether a device computes at all, on known errors, and on states that spoil times.
-COMPUTES = frozenset({"computation", *NECESSARY})
-NO_BUG = "known silent errors"
+COMPUTES = frozenset({COMPUTATION, *NECESSARY})
 STATES = frozenset(condition.name for condition in CONDITIONS)
 
 
@@ -171,17 +170,13 @@ def _fallen(entries: Sequence[Fallback]) -> dict[str, tuple[str, ...]]:
 
 def _ledger_figures(report: FallbackLedger) -> ReportFigures:
     values = {"calls": report.count, "operators": len(report.operators)}
-    device = "mps" if _calls_on_mps(report) else None
+    device = "mps" if report.operators_on_mps else None
     return ReportFigures("fallbacks", "operators", device, None, report.simulated, numbers(values))
 
 
 def _ledger_evidence(report: FallbackLedger, _context: Context) -> dict[str, Any]:
-    called = _calls_on_mps(report)
+    called = report.operators_on_mps
     return {**_fallen(report.entries), "fallback_calls": min(1.0, report.count / called)} if called else {}
-
-
-def _calls_on_mps(report: FallbackLedger) -> int:
-    return int(report.to_dict()["operators_on_mps"])
 
 
 def _forecast_figures(report: Forecast) -> ReportFigures:
@@ -281,7 +276,7 @@ def _doctor_figures(report: DoctorReport) -> ReportFigures:
 
 def _bug_names(report: DoctorReport) -> frozenset[str]:
     """Return the names of the known errors; none if nothing was computed, because their file imports torch."""
-    if any(one.name == "computation" and one.status == NOT_APPLICABLE for one in report.findings):
+    if any(one.name == COMPUTATION and one.status == NOT_APPLICABLE for one in report.findings):
         return frozenset()
     from .doctor.silent_errors import BUGS
 
@@ -293,7 +288,7 @@ def _doctor_evidence(report: DoctorReport, _context: Context) -> dict[str, Any]:
     failed = [one.name for one in wrong if one.status == FAILED]
     names = _bug_names(report)
     bugs = tuple(one.name for one in wrong if one.name in names)
-    looked = bugs or any(one.name == NO_BUG and one.status != NOT_APPLICABLE for one in report.findings)
+    looked = bugs or any(one.name == SILENT_ERRORS and one.status != NOT_APPLICABLE for one in report.findings)
     return {
         "device_faults": tuple(name for name in failed if name in COMPUTES),
         "silent_errors": bugs if looked else None,

@@ -107,7 +107,7 @@ def precision(requested: str | None = None, device: Any = None) -> Precision:
         >>> precision(device="cpu").dtype
         'float32'
     """
-    name, computer = SESSION.device_name(device), SESSION.computer
+    name, computer = SESSION.device(device).device, SESSION.computer
     return autocast_policy(name, computer.torch.release, computer.machine, requested, cuda_capability(name))
 
 

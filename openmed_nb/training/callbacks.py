@@ -42,7 +42,7 @@ def arguments(library: str, device: Any = None) -> dict[str, Any]:
         ({'use_cpu': True, 'dataloader_pin_memory': False}, {'cpu': True})
     """
     choice("library", library, ("trainer", "accelerate"))
-    name = SESSION.device_name(device)
+    name = SESSION.device(device).device
     if library == "accelerate":
         return {"cpu": name == "cpu"}
     return {"use_cpu": name == "cpu", "dataloader_pin_memory": kind_of(name) == "cuda"}

@@ -84,7 +84,7 @@ class EpochHooks:
         gate: float = GROWTH_GATE,
     ) -> None:
         self.guards, process = None if guards is None else checked_guards(guards), this_process()
-        name = own_device(SESSION.device_name(), process) if device is None else SESSION.device_name(device)
+        name = own_device(SESSION.device().device, process) if device is None else SESSION.device(device).device
         self.every = whole_or_none("every", every)
         self.before, self.after = _checked_hooks(before), _checked_hooks(after)
         self.gate = number("gate", gate, such_as="0.26, which is 26 %")

@@ -54,7 +54,7 @@ def to_device(thing: Thing, device: Any = None) -> Thing:
         >>> to_device({"input_ids": torch.ones(1, 3)}, "cpu")["input_ids"].device
         device(type='cpu')
     """
-    return moving.to_device(thing, SESSION.device_name(device))
+    return moving.to_device(thing, SESSION.device(device).device)
 
 
 # The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
@@ -135,7 +135,7 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
         >>> settings([1, 2], "cpu").arguments["pin_memory"]
         False
     """
-    return settings_for(SESSION.device_name(device), dataset, SESSION.computer.machine)
+    return settings_for(SESSION.device(device).device, dataset, SESSION.computer.machine)
 
 
 def settings_for(
@@ -365,7 +365,7 @@ def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, b
     """
     import torch
 
-    name = SESSION.device_name(device)
+    name = SESSION.device(device).device
     if not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
         raise ConfigurationError(
             f"The loader cannot be of type {type(loader).__name__}.", "Pass a torch.utils.data.DataLoader."

@@ -156,5 +156,6 @@ class LiveCurve(StaticForm, HTML):
 
 def picture(curve: MemoryCurve) -> str:
     """Return a curve as HTML: the picture, the verdict with its reason, and what to do."""
-    report = Report(curve.report().title, curve.report().sentences)
+    report = curve.marked()
+    report = Report(report.title, report.sentences)
     return f'{to_svg(curve)}<div role="status">{to_html(report)}</div>'

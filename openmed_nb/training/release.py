@@ -86,7 +86,7 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
         openmed_nb.errors.ConfigurationError: torch has no memory limit for cpu. Choose batches that fit instead.
     """
     with SESSION.told_after():
-        name = SESSION.device_name(device)
+        name = SESSION.device(device).device
         fraction = check_fraction(name, fraction)
         SESSION.computer.limit_memory(name, fraction)
     recommended = allocator(name).memory().recommended or 0

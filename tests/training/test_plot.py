@@ -9,10 +9,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from matplotlib.figure import Figure
 
+from openmed_nb.display import NOTE, escape
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import plotting
-from openmed_nb.training.plot import svg_of, to_svg
+from openmed_nb.training.plot import LiveCurve, svg_of, to_svg
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -112,6 +113,14 @@ def test_a_simulated_curve_says_so_in_its_picture():
 
     assert "SIMULATED MPS, mps: growing" in drawn
     assert "SIMULATED" in ET.fromstring(drawn).get("aria-label")  # noqa: S314 - it was made here
+
+
+def test_a_simulated_live_curve_says_so():
+    """What a live curve shows of the simulation says in a sentence that no figure is one of MPS."""
+    live = LiveCurve()
+    live(replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples)))
+
+    assert escape(NOTE) in live.value
 
 
 def test_drawing_leaves_matplotlib_as_it_was():

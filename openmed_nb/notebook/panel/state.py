@@ -10,7 +10,7 @@ from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from ...devices.memory import allocator
 from ...devices.request import VARIABLES, Wish, canonical, kind_of, masked, winner
 from ...devices.simulated import active, shown_device
-from ...display import NOTE, Report, Shown, Table, in_bytes
+from ...display import Report, Shown, Table, in_bytes
 from ...errors import OpenMedError, shorten
 from ...models.store import Inventory
 from ...training.curve import installed_bytes, resident_bytes
@@ -205,7 +205,7 @@ class PanelState(Shown):
     def report(self) -> Report:
         devices = Table("Devices", *_columns(self.devices.report().tables[0]))
         models = Table("Models", *_columns(self.models.table()))
-        sentences = (*self.status, *((NOTE,) if self.simulated else ()), *((self.note,) if self.note else ()))
+        sentences = (*self.status, *((self.note,) if self.note else ()))
         tables = (devices, *self.environment_tables, self.memory_table, models, self.commands)
         return Report("openmed_nb: device, environment, memory and models", sentences, tables=tables)
 

@@ -8,14 +8,13 @@ that are cleared or updated cannot be followed by nbval, so there is no Output w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ipywidgets import HTML, Button, Checkbox, HBox, Textarea, VBox, Widget
+from ipywidgets import HTML, Box, Button, Checkbox, HBox, Textarea, VBox, Widget
 from traitlets import Unicode
 
 from ...display import Report, StaticForm
-from ..widgets import close_tree
 from . import rendering
 from .model import PROMPT_SECONDS, REFRESH_SECONDS, PanelModel
 from .state import PanelState
@@ -254,7 +253,7 @@ class PanelView(StaticForm, VBox):
         return "The openmed_nb panel; %openmed_device does the same by typing"
 
     def report(self) -> Report:
-        return self.model.state.report()
+        return self.model.state.marked()
 
     def close(self) -> None:
         """End the panel: it follows the session no longer, and no widget, layout or style of it is left."""
@@ -296,3 +295,18 @@ def focus(control: Any) -> None:
     """Give a control the keyboard's focus; ipywidgets 7 has no message for that."""
     if hasattr(control, "focus"):
         control.focus()
+
+
+def tree(widget: Widget) -> Iterator[Widget]:
+    if isinstance(widget, Box):
+        for child in widget.children:
+            yield from tree(child)
+    yield from (getattr(widget, name) for name in ("layout", "style") if hasattr(widget, name))
+    yield widget
+
+
+def close_tree(widget: Widget) -> None:
+    """Close a widget and all that is in it; ipywidgets itself closes neither children nor layouts nor styles."""
+    for one in tuple(tree(widget)):
+        Widget.close(one)
+        vars(one).pop("_repr_mimebundle_", None)  # ipywidgets 8 puts None there, and the static form would be gone.

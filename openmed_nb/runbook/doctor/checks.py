@@ -28,6 +28,10 @@ from ...models.loading import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count
 from ..signals import Signals
 
+# The names of two findings, by which a verdict knows them too.
+COMPUTATION = "computation"
+SILENT_ERRORS = "known silent errors"
+
 if TYPE_CHECKING:
     import torch
     from packaging.requirements import Requirement
@@ -140,11 +144,11 @@ def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
     yield from _variables(facts.environment)
     yield from _types_of_numbers(facts)
     if facts.computed is None:
-        yield _idle("known silent errors", facts)
+        yield _idle(SILENT_ERRORS, facts)
     else:
         from .silent_errors import bug_findings
 
-        yield from bug_findings(facts.computed.probes, facts.computed.device)
+        yield from bug_findings(SILENT_ERRORS, facts.computed.probes, facts.computed.device)
     yield from facts.packages
     yield from facts.signals.findings()
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
@@ -166,7 +170,7 @@ def _device_in_force(facts: DoctorFacts) -> Finding:
 
 
 def _computation(facts: DoctorFacts) -> Finding:
-    name, done = "computation", facts.computed
+    name, done = COMPUTATION, facts.computed
     if done is None:
         return _idle(name, facts)
     device, place = shown_device(done.device), shown_device(done.place)

@@ -454,10 +454,10 @@ def undisturbed(device: str) -> Iterator[None]:
         yield
 
 
-def bug_findings(outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding, ...]:
+def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding, ...]:
     """Return one finding for each probe that went wrong, and one for all others."""
     if not outcomes:
-        return (Finding("known silent errors", NOT_APPLICABLE, "the CPU is what devices are compared with"),)
+        return (Finding(name, NOT_APPLICABLE, "the CPU is what devices are compared with"),)
     by_issue, found = {bug.issue: bug for bug in BUGS}, []
     for one in outcomes:
         if one.wrong:
@@ -468,5 +468,5 @@ def bug_findings(outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding
     if right:
         agree = "1 probe agrees" if right == 1 else f"{right} probes agree"
         evidence = f"{agree} with the CPU, run twice: with an empty cache and with dirty memory"
-        found.append(Finding("known silent errors", OK, evidence))
+        found.append(Finding(name, OK, evidence))
     return tuple(found)

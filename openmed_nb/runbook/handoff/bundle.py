@@ -382,7 +382,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         rounds: After how many rounds its memory is judged; one more goes before them.
         steps: How many steps a round has.
         device: The device of the golden run; ``None`` is the session's.
-        arguments: Those of :meth:`ModelLoader.load_model`, such as ``dtype``.
+        arguments: Those of :func:`openmed_nb.load_model`, such as ``dtype``.
 
     Returns:
         What was written: ``folder``, ``files`` with sizes, ``golden``, ``logbook`` and ``trial``.

@@ -13,7 +13,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
@@ -21,7 +21,7 @@ from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import named_tensors, with_tensors
 from ...devices.request import canonical
 from ...devices.simulated import active
-from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Report, Shown
+from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
 from ...errors import ConfigurationError, DeviceUnavailable, cause
 from .timing import now
 
@@ -59,10 +59,7 @@ class StepReport(Shown):
     row_shape: str | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
 
-    def marked(self) -> Report:
-        """Return the report with its note; the title marks only a device that is simulated, and the CPU is not."""
-        report = self.report()
-        return replace(report, sentences=(NOTE, *report.sentences)) if self.simulated else report
+    WHEN_SIMULATED = (NOTE, "")  # The title marks only a device that is simulated, and the CPU is not.
 
     def shown(self, device: str) -> str:
         """Return the name of a device as it is shown, marked if it is simulated."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
@@ -432,10 +432,8 @@ class Forecast(Shown):
         sentences = (self.verdict, *self.notes, *more, about, LIMITS)
         return Report(f"Forecast of {self.model} on MPS", sentences, tables)
 
-    def marked(self) -> Report:
-        """Return the report with a sentence of its own: nothing in a forecast is measured on the simulated device."""
-        report, on = self.report(), "SIMULATED MPS is on; the forecast does not depend on it."
-        return replace(report, sentences=(on, *report.sentences)) if self.simulated else report
+    # Nothing in a forecast is measured on the simulated device.
+    WHEN_SIMULATED = ("SIMULATED MPS is on; the forecast does not depend on it.", "")
 
 
 def listed(names: tuple[str, ...]) -> str:

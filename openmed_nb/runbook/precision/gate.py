@@ -104,7 +104,7 @@ def validate_precision(
         dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
         device: The device; ``None`` is the session's.
         gold: As for :func:`parity`, with labels of the model alone.
-        arguments: Those of :meth:`ModelLoader.load_model`, such as ``revision``.
+        arguments: Those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
         The verdict with its reasons, what was measured, and the certificate.

@@ -7,8 +7,7 @@ from typing import Any
 from ipywidgets import HTML, Button, Checkbox, Widget
 
 from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.view import PanelView, Region
-from openmed_nb.notebook.widgets import tree
+from openmed_nb.notebook.panel.view import PanelView, Region, tree
 
 
 class OpenPanel(PanelView):

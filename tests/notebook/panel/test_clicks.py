@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook.panel.view import SENTENCE
-from openmed_nb.notebook.widgets import tree
+from openmed_nb.notebook.panel.view import SENTENCE, tree
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")  # A slow one would be no prompt answer.

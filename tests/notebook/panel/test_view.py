@@ -15,7 +15,7 @@ from ipywidgets.widgets import widget
 
 from openmed_nb.display import VIEW, to_html
 from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.widgets import tree
+from openmed_nb.notebook.panel.view import tree
 from openmed_nb.session import SESSION
 
 NAMES = ("Device", "Environment", "Memory", "Models", "Try it")

@@ -48,7 +48,7 @@ def test_healthy_device(simulated):
 def test_cpu_is_not_probed():
     """On the CPU there is nothing to compare with, and the finding says so."""
     assert run_probes("cpu") == ()
-    assert bug_findings((), "cpu")[0].status == NOT_APPLICABLE
+    assert bug_findings("known silent errors", (), "cpu")[0].status == NOT_APPLICABLE
 
 
 def test_wrong_ids_are_not_tried_on_cuda():
@@ -135,13 +135,13 @@ def test_words_for_two_runs():
 def test_findings():
     """Each probe that went wrong is a line with the issue and a remedy, and the others are one line together."""
     outcomes = [ProbeOutcome(bug.issue, "x", "x") for bug in BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
-    *bad, good = bug_findings(outcomes, "mps")
+    *bad, good = bug_findings("known silent errors", outcomes, "mps")
 
     assert [one.status for one in bad] == [FAILED, FAILED, FAILED, WARNING]
     assert all(bug.issue in one.evidence and one.remedy for bug, one in zip(BUGS, bad, strict=False))
     assert good.status == OK
     assert good.evidence.startswith("1 probe agrees with the CPU")
-    assert len(bug_findings(outcomes[:2], "mps")) == 2
+    assert len(bug_findings("known silent errors", outcomes[:2], "mps")) == 2
 
 
 def test_every_row_is_complete():
