@@ -18,9 +18,8 @@ from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import Computer
 from .devices.environment import VARIABLES
-from .devices.machine import Machine, read_machine
+from .devices.machine import DEFAULT_MEMORY, Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, precedence, shown_variables
-from .devices.simulated import DEFAULT_MEMORY
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
 
@@ -401,7 +400,7 @@ Outside of it stands what belongs to the process and is nobody's choice:
 - which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.opening.OPEN``,
   weakly);
 - which conversions were reported once (``devices.moving.REPORTED``);
-- whether the one simulated MPS device is on, which torch knows only once (``devices.simulated._ACTIVE``);
+- whether the one simulated MPS device is on, which torch knows only once (``devices.machine._ACTIVE``);
 - the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
 - what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
   ``models.files``, ``training.callbacks``, ``runbook.profile_recorder`` and ``runbook.operators.table``);

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
-from ..devices.simulated import shown_device
+from ..devices.machine import shown_device
 from ..errors import ConfigurationError, Interrupted, OpenMedError, shorten
 from ..models.config import OpenMedConfig
 from ..session import SESSION, Session

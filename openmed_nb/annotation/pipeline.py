@@ -17,8 +17,8 @@ from transformers import TokenClassificationPipeline
 
 from ..devices.backend import TENSOR_LOCK, synchronize, to_array
 from ..devices.linear import best_seconds
+from ..devices.machine import shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
-from ..devices.simulated import shown_device
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, cause, check_flag, whole, whole_or_none
 from ..models.config import check_strategy

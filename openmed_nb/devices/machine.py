@@ -1,4 +1,4 @@
-"""Facts of the computer, and the names of its devices."""
+"""Facts of the computer, the names of its devices, and whether its MPS device is a simulated one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..display import MARK
 from ..errors import check_is_real
 from .backend import TorchFacts
-from .request import kind_of
+from .request import canonical, kind_of
 
 # What is asked of macOS. -i leaves out what a system does not know, such as Rosetta's flag on an old Mac.
 MACOS_KEYS = (
@@ -136,3 +137,25 @@ def processor_name(file: Path = Path("/proc/cpuinfo")) -> str:
         text = ""
     match = re.search(r"^model name\s*:[ \t]*(.+)$", text, re.MULTILINE)
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
+
+
+DEFAULT_MEMORY = "8 GiB"  # The RAM of a simulated Mac unless a person asks for another.
+
+# The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it.
+_ACTIVE: list[object] = []
+
+
+def mps_is_simulated() -> bool:
+    """Tell whether a simulated MPS device is on in this process; torch is not imported for it."""
+    return bool(_ACTIVE)
+
+
+def shown_device(device: str) -> str:
+    """Return the name of a device as it is shown with a result: one that is simulated says so."""
+    name = canonical(device)
+    return f"{name}{MARK}" if name == "mps" and mps_is_simulated() else name
+
+
+def shows_simulated(shown: str) -> bool:
+    """Tell whether the name of a device, as it is shown with a result, says that it is simulated."""
+    return shown.endswith(MARK)

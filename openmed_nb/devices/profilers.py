@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .backend import import_torch
+from .machine import mps_is_simulated
 from .request import kind_of
-from .simulated import active
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def check_metal_capture(device: str) -> None:
 def _check_mps(what: str, device: str, remedy: str) -> None:
     if kind_of(device) != "mps":
         raise ConfigurationError(f"There are no {what} of {device}: torch writes them for MPS alone.", remedy)
-    if active():
+    if mps_is_simulated():
         raise ConfigurationError(f"There are no {what} of a simulated MPS device.", remedy)
 
 

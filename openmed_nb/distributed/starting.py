@@ -18,9 +18,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..devices.machine import import_psutil
+from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
-from ..devices.simulated import active
 from ..display import Report, Shown
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, OpenMedWarning, cause, whole_or_none
 from ..session import SESSION
@@ -119,7 +118,7 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
         if given := [name for name, value in named.items() if value is not None]:
             what = f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for hosts."
             raise ConfigurationError(what, "Name them in hosts=[...].")
-        if active():
+        if mps_is_simulated():
             raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
         from dask.system import CPU_COUNT
 

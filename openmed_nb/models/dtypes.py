@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..devices.computer import Computer
+from ..devices.machine import shows_simulated
 from ..devices.moving import level_of_caller
-from ..devices.simulated import shows_simulated
 from ..display import Plain, Report, Shown, Table
 from ..errors import OpenMedWarning, one_line
 from .certificates import Certificate, certificate_store, identity_of

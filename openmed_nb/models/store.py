@@ -14,9 +14,9 @@ from typing import Any
 
 from ..activity import Activity
 from ..devices.backend import TENSOR_LOCK
+from ..devices.machine import shown_device
 from ..devices.memory import empty_cache
 from ..devices.request import canonical
-from ..devices.simulated import shown_device
 from ..display import Report, Shown, Table, in_bytes
 from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load, move, packed_bytes
 

@@ -33,7 +33,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split
 from traitlets import Bool, Enum, Unicode
 
-from ..devices.simulated import DEFAULT_MEMORY
+from ..devices.machine import DEFAULT_MEMORY
 from ..display import Json
 from ..errors import MagicError, cause, given_path, nearest, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES

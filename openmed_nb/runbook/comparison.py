@@ -11,8 +11,8 @@ from typing import Any
 
 from ..activity import Activity
 from ..devices import backend
+from ..devices.machine import mps_is_simulated
 from ..devices.request import canonical, kind_of
-from ..devices.simulated import active
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
 from ..session import SESSION
@@ -337,7 +337,7 @@ def figures_of(
         None if device == CPU else median_interval(ratios),
         load,
         mean_rows=workload.mean_rows,
-        simulated=active() and kind_of(device) == "mps",
+        simulated=mps_is_simulated() and kind_of(device) == "mps",
     )
 
 

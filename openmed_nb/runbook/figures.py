@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from ..devices.machine import shows_simulated
 from ..devices.request import kind_of
-from ..devices.simulated import shows_simulated
 from ..display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ..errors import ConfigurationError
 from ..training.curve import GROWING, MemoryCurve

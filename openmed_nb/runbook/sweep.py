@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..activity import Activity
+from ..devices.machine import mps_is_simulated
 from ..devices.request import canonical
-from ..devices.simulated import active
 from ..display import Report, Table, counted, in_bytes, plain, to_html
 from ..errors import ConfigurationError, number, shorten, whole_or_none
 from ..session import SESSION
@@ -300,7 +300,9 @@ def swept(subject: Subject, measurement: Measurement, gain: float, largest: int 
     points = search.run()
     compared = measurement.in_turn(points)
     knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
-    facts = {"name": subject.name, "task": subject.task, "simulated": active()} if last is None else last.facts
+    facts = (
+        {"name": subject.name, "task": subject.task, "simulated": mps_is_simulated()} if last is None else last.facts
+    )
     return SweepReport(
         **facts,
         device=device,

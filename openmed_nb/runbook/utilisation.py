@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..devices.machine import Machine, import_psutil, run_command
+from ..devices.machine import Machine, import_psutil, mps_is_simulated, run_command
 from ..devices.request import kind_of
-from ..devices.simulated import active
 from ..display import Plain
 from .measure.timing import now
 from .signals import IOREG, Run, parse_ioreg, read_nvidia
@@ -79,7 +78,7 @@ def reader_of(
 
     ``environ`` says what CUDA calls its devices, and ``uuid`` how torch names the CUDA GPU.
     """
-    if machine.simulated or active():
+    if machine.simulated or mps_is_simulated():
         return None
     kind = kind_of(device)
     if kind == "cpu":

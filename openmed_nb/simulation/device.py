@@ -23,9 +23,8 @@ from torch.utils import _device as default_device
 from ..devices import backend
 from ..devices.computer import Computer
 from ..devices.environment import FALLBACK
-from ..devices.machine import Machine
+from ..devices.machine import _ACTIVE, DEFAULT_MEMORY, Machine
 from ..devices.profilers import modes_on
-from ..devices.simulated import _ACTIVE, DEFAULT_MEMORY
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
 from .defects import Defect, checked_defects

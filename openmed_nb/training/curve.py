@@ -12,10 +12,9 @@ from itertools import accumulate, combinations, pairwise, takewhile
 from statistics import median
 from typing import Any
 
-from ..devices.machine import import_psutil, run_command
+from ..devices.machine import import_psutil, mps_is_simulated, run_command
 from ..devices.memory import allocator
 from ..devices.request import kind_of
-from ..devices.simulated import active
 from ..display import MARK, Plain, Report, Shown, Table, counted, in_bytes
 from ..errors import ConfigurationError
 from .holders import Holder, living_bytes
@@ -86,7 +85,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         resident=resident_bytes(),
         swap=int(import_psutil().swap_memory().used),  # macOS leaves it there after use, so only its growth tells.
         pressure=pressure,
-        simulated=active(),
+        simulated=mps_is_simulated(),
     )
 
 

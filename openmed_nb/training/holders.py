@@ -21,7 +21,7 @@ from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescripto
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, torch_is_loaded
-from ..devices.simulated import active
+from ..devices.machine import mps_is_simulated
 from ..display import Plain, Report, Shown, Table, counted, in_bytes
 from ..errors import ConfigurationError
 
@@ -190,7 +190,7 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
         known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
         others = {key: size for key, size in storage_sizes(living_tensors()).items() if key not in known and size}
         holders += (Holder(UNNAMED, "", len(others), sum(others.values())),) if others else ()
-    return Holders(holders, active())
+    return Holders(holders, mps_is_simulated())
 
 
 def named_holders() -> tuple[Holder, ...]:

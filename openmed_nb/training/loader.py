@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import moving
 from ..devices.backend import finish
-from ..devices.machine import Machine, import_psutil
+from ..devices.machine import Machine, import_psutil, mps_is_simulated
 from ..devices.request import kind_of
-from ..devices.simulated import active
 from ..display import MARK, Plain, Report, Shown, Table, in_bytes
 from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none
 from ..session import SESSION
@@ -381,7 +380,7 @@ def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, b
     with torch.random.fork_rng(devices=[]):
         rung, count, kept = time_batches(loader, batches)
         step_seconds = median(_time_steps(step, kept, torch.device(name), count))
-    simulated = kind_of(name) == "mps" and active()
+    simulated = kind_of(name) == "mps" and mps_is_simulated()
     return LoaderCheck(name, rung.seconds, step_seconds, rung.workers, count, simulated)
 
 

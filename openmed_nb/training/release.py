@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from ..devices.backend import torch_is_loaded
+from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
-from ..devices.simulated import active
 from ..display import Report, Shown, Table, in_bytes
 from ..errors import ConfigurationError, DeviceError, check_flag, number, shorten
 from ..session import SESSION
@@ -90,7 +90,7 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
         fraction = check_fraction(name, fraction)
         SESSION.computer.limit_memory(name, fraction)
     recommended = allocator(name).memory().recommended or 0
-    return MemoryLimit(name, fraction, recommended, SESSION.computer.low_watermark(name), active())
+    return MemoryLimit(name, fraction, recommended, SESSION.computer.low_watermark(name), mps_is_simulated())
 
 
 def check_fraction(device: str, fraction: Any) -> float:
@@ -210,7 +210,7 @@ def release(
             device, notes = "cpu", [f"No device's cache was emptied: {error}"]
         if traceback and last is not None:
             notes += ["%debug and %tb have no frames of the last error now.", *_out_of_memory_note(last)]
-        return Release(device, tuple(_freed(device, causes)), tuple(notes), active())
+        return Release(device, tuple(_freed(device, causes)), tuple(notes), mps_is_simulated())
 
 
 def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:

@@ -23,7 +23,7 @@ import openmed_nb as nb
 from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.results import SHOWN_TEXTS
 from openmed_nb.annotation.stream import chunk_characters
-from openmed_nb.devices.simulated import shown_device
+from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus and hypertension", "asthma"]

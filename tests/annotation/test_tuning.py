@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from openmed_nb.annotation.pipeline import LADDER, Calibration, compare
-from openmed_nb.devices.simulated import shown_device
+from openmed_nb.devices.machine import shown_device
 
 
 @pytest.fixture

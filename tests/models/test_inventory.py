@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.simulated import shown_device
+from openmed_nb.devices.machine import shown_device
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import Inventory, ModelInMemory, ModelStore

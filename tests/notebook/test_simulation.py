@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices import simulated as simulation
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, VARIABLES
+from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, MagicError, OpenMedError
 from openmed_nb.session import SESSION, Session
 
@@ -71,7 +71,7 @@ class TestFunction:
                 pass
             assert state() == before
             assert pipe.device.type == "cpu"
-        assert not simulation.active()
+        assert not mps_is_simulated()
 
     def test_models_follow(self, pipe):
         """A model that follows the session moves there and back, and a pipeline that is held works on."""
@@ -124,7 +124,7 @@ class TestFunction:
                 pass
             assert state() == before
             assert pipe.device.type == "cpu"
-            assert not simulation.active()
+            assert not mps_is_simulated()
 
     def test_no_second_one(self):
         """A simulation inside of another is refused, and the outer one goes on."""
@@ -194,14 +194,14 @@ class TestFunction:
         with pytest.raises(DeviceUnavailable, match="invalid low watermark ratio"):
             session.simulate("8 GiB")
         assert environ == {HIGH: "1.0", LOW: "1.4"}
-        assert not simulation.active()
+        assert not mps_is_simulated()
         assert session.device().device != "mps"
 
     def test_stop_ends_it(self):
         """Unloading the extension ends a simulation; the block that began it then ends in peace."""
         with nb.simulated_mps():
             SESSION.stop()
-            assert not simulation.active()
+            assert not mps_is_simulated()
         assert not nb.device().simulated
 
 

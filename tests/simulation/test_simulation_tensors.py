@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from openmed_nb.devices import simulated as simulation
+from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import Copy
 
@@ -335,13 +335,13 @@ class TestTheEnd:
         before = {name: look() for name, look in PATCHED.items()}
         try:
             with simulated_device():
-                assert simulation.active()
+                assert mps_is_simulated()
                 assert {name for name, look in PATCHED.items() if look() == before[name]} == set()
                 if error:
                     raise error
         except (KeyboardInterrupt, RuntimeError):
             pass
-        assert not simulation.active()
+        assert not mps_is_simulated()
         assert {name: look() for name, look in PATCHED.items()} == before
 
     def test_tensors_are_plain(self):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openmed_nb.devices.simulated import active
+from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import holders
 from openmed_nb.training.holders import UNNAMED, Holder, grown_holders, who_holds
@@ -353,7 +353,7 @@ def test_holders_are_a_sequence():
     assert (len(held), list(held)) == (1, [held[0]])
     assert json.loads(json.dumps(held.to_dict())) == {
         "holders": [{"name": "losses", "kind": "list", "tensors": 1, "size": 4000, "graphs": 0}],
-        "simulated": active(),
+        "simulated": mps_is_simulated(),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ...devices.simulated import shows_simulated
+from ...devices.machine import shows_simulated
 from ...display import NOTE, STYLE, Report, Table, escape, filled, html_element
 from .state import NO_DEVICE, MemoryBar, PanelState
 

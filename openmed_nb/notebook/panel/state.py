@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
 from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
+from ...devices.machine import mps_is_simulated, shown_device
 from ...devices.memory import allocator
 from ...devices.request import VARIABLES, Wish, canonical, kind_of, masked, winner
-from ...devices.simulated import active, shown_device
 from ...display import Report, Shown, Table, in_bytes
 from ...errors import OpenMedError, shorten
 from ...models.store import Inventory
@@ -232,7 +232,7 @@ def look(session: Session) -> dict[str, Any]:
         "explanation": session.explain(confirm=False),
         "memory": memory_now(session, devices.choice),
         "models": session.inventory(),
-        "simulated": active(),
+        "simulated": mps_is_simulated(),
     }
 
 

@@ -17,10 +17,9 @@ from ...devices import choice as rules
 from ...devices.backend import TENSOR_LOCK, TorchFacts
 from ...devices.choice import Cause, DeviceChoice, Surroundings, first_applying
 from ...devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
-from ...devices.machine import Machine
+from ...devices.machine import Machine, shown_device
 from ...devices.moving import NARROWER, module_in, unwrapped
 from ...devices.request import canonical, kind_of
-from ...devices.simulated import shown_device
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ...errors import OpenMedError
 from ...models.dtypes import REDUCED, Validation

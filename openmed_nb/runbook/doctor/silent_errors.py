@@ -21,9 +21,9 @@ import torch
 from torch.nn import functional
 
 from ...devices.backend import TENSOR_LOCK, random_numbers_from, random_states
+from ...devices.machine import shown_device
 from ...devices.memory import empty_cache
 from ...devices.request import kind_of
-from ...devices.simulated import shown_device
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...errors import cause
 from ...training.batch_checks import REDUCTION

@@ -21,9 +21,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...activity import Activity
+from ...devices.machine import mps_is_simulated, shows_simulated
 from ...devices.memory import empty_cache
 from ...devices.request import MASK
-from ...devices.simulated import active, shows_simulated
 from ...display import MARK, Report, Shown, Table, counted, in_bytes, plain
 from ...errors import ConfigurationError, UnknownModel, cause, check_flag, given_path, shorten, whole
 from ...models.config import OpenMedConfig
@@ -280,7 +280,7 @@ def measure(bench: Bench, batch_size: int, rounds: int, steps: int) -> Trial:
         gc.collect()
         empty_cache(stream.device)
         curve = curve.with_sample(take_sample(stream.device, number, number * steps, now() - begin))
-    mark = MARK if active() and stream.device.startswith("mps") else ""
+    mark = MARK if mps_is_simulated() and stream.device.startswith("mps") else ""
     return Trial(stream.name, f"{stream.device}{mark}", batch_size, tuple(rates), curve)
 
 

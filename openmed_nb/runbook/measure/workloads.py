@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
+from ...devices.machine import mps_is_simulated
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import named_tensors, with_tensors
 from ...devices.request import canonical
-from ...devices.simulated import active
 from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
 from ...errors import ConfigurationError, DeviceUnavailable, cause
 from .timing import now
@@ -90,7 +90,7 @@ class Workload:
     def facts(self) -> dict[str, Any]:
         """The fields of :class:`StepReport`."""
         named = {name: getattr(self, name) for name in ("name", "task", "dtype", "workers", "row_shape")}
-        return {**named, "simulated": active()}
+        return {**named, "simulated": mps_is_simulated()}
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[Iterator[Any]]:

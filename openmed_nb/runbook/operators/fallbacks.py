@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch
+from ...devices.machine import mps_is_simulated
 from ...devices.moving import module_in
-from ...devices.simulated import active
 from ...display import Report, Shown, Table
 from .table import AtModule, ModulePlace, operator_table
 
@@ -156,6 +156,6 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
     from .recorders import FallbackRecord, recording
 
     record = FallbackRecord(operator_table())
-    ledger = FallbackLedger(torch.backends.mps.is_available(), active(), record)
+    ledger = FallbackLedger(torch.backends.mps.is_available(), mps_is_simulated(), record)
     with recording(record, module):
         yield ledger

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ...activity import Activity
 from ...annotation.loading import create_pipeline
 from ...devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
+from ...devices.machine import mps_is_simulated
 from ...devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
-from ...devices.simulated import active
 from ...display import Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, check_flag
 from ...models.config import OpenMedConfig
@@ -522,4 +522,4 @@ def forecast(model: Any = None, example_inputs: Any = None, training: bool = Tru
         inner = getattr(module, "_orig_mod", module)  # What torch.compile was given.
         record, notes = trace(module, example, table, training)
         rows = rows_of(record.calls, record.refusals, table)
-        return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, active())
+        return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, mps_is_simulated())

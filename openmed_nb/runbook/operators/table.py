@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch, release_of
-from ...devices.simulated import active
+from ...devices.machine import mps_is_simulated
 from ...display import Plain
 from ...errors import TorchUnusable
 
@@ -137,7 +137,7 @@ def operator_table() -> OperatorTable:
     If this torch was built with MPS, its own registrations count, and its list gives the names only.
     """
     torch = import_torch()
-    return _table(torch.__version__, torch.backends.mps.is_built() and not active())
+    return _table(torch.__version__, torch.backends.mps.is_built() and not mps_is_simulated())
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
+from ...devices.machine import shown_device
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import copy_of
-from ...devices.simulated import shown_device
 from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES

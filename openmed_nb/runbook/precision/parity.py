@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...devices.simulated import shows_simulated
+from ...devices.machine import shows_simulated
 from ...display import (
     FAILED,
     NOT_APPLICABLE,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.simulated import active
+from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.runbook.sweep_search import (
     ALLOCATOR,
     HEADROOM,
@@ -100,7 +100,7 @@ def test_profiler_ends():
 @pytest.mark.skipif("not config.getoption('simulated_mps')", reason="torch's MPS allocator, on the simulated Mac")
 def test_the_peak_on_mps_is_that_of_the_allocator():
     """On MPS torch's allocator counts the peak, with what was there before."""
-    assert active()
+    assert mps_is_simulated()
     memory, method = memory_of("mps", lambda: torch.ones(MEGABYTE, device="mps"))
 
     assert memory >= 4 * MEGABYTE
