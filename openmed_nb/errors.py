@@ -336,7 +336,9 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
     """
     words = list(known)
     if not isinstance(value, str) or value not in words:
-        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", offered(str(value), words))
+        raise ConfigurationError(
+            f"{name} cannot be {shorten(repr(value))}.", offered(value if isinstance(value, str) else "", words)
+        )
 
 
 def given_path(path: Any, what: str) -> Path:

@@ -150,10 +150,19 @@ def test_flags_of_long_calls_are_checked_first(value, tmp_path):
         lambda: nb.runbook.parity("bundled_small", ["She has asthma."], gradients=value),
         lambda: nb.handoff(tmp_path / "bundle", copy_dataset=value),
         lambda: nb.handoff(tmp_path / "bundle", copy_model=value),
+        lambda: nb.annotate(["She has asthma."], "bundled_small", progress=value),
+        lambda: nb.annotate(["She has asthma."], "bundled_small", show_text=value),
+        lambda: nb.runbook.profile("bundled_small", signposts=value),
+        lambda: nb.logbook(applications=value),
+        lambda: nb.panel(show_text=value),
+        lambda: nb.training.EpochHooks(live=value),
+        lambda: nb.training.adamw([torch.zeros(1)], scaled=value),
     )
+    before = state()
     for call in calls:
         with pytest.raises(OpenMedError, match=r"cannot be .*Pass True or False"):
             call()
+    assert state() == before
 
 
 def test_everything_shown_has_its_json():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
 from ..devices.machine import shown_device
-from ..errors import ConfigurationError, Interrupted, OpenMedError, shorten
+from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, choice, whole_or_none
 from ..models.config import OpenMedConfig
 from ..session import SESSION, Session
 from .loading import create_pipeline
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
     from .stream import Source
 
-ON_ERROR = ("raise", "record")
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 COUNT = "{desc}: {n_fmt} texts [{elapsed}, {rate_noinv_fmt}]"
@@ -84,8 +83,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [[entity["word"] for entity in entities] for entities in found]
         [['asthma'], []]
     """
-    if not isinstance(on_error, str) or on_error not in ON_ERROR:
-        raise ConfigurationError(f"on_error cannot be {shorten(repr(on_error))}.", f"Use one of {', '.join(ON_ERROR)}.")
+    # All is checked before a model is loaded.
+    choice("on_error", on_error, ("raise", "record"))
+    check_flag("progress", progress)
+    check_flag("show_text", show_text)
+    batch_tokens = whole_or_none("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
         what = f"resume cannot be {type(resume).__name__}."
         raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")

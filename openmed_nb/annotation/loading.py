@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, check_flag
 from ..models.config import OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
 
@@ -22,6 +22,7 @@ def create_pipeline(
     with session.unchanged_on_error():
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
+        check_flag("compile", arguments.get("compile", False))
         plan = session.load_plan(name, config, arguments)
         loaded = session.models.model(plan.spec, plan.device, plan.follows)
         from .pipeline import pipeline_over  # After the load, which tells why transformers cannot be imported.

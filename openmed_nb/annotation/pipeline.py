@@ -20,7 +20,7 @@ from ..devices.linear import best_seconds
 from ..devices.machine import shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
-from ..errors import ConfigurationError, cause, check_flag, whole, whole_or_none
+from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, collector_at_rest, is_quantized, move
@@ -375,15 +375,13 @@ def checked_labels(labels: Any) -> tuple[str, ...]:
 
 def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
     """Return a token-classification pipeline over a model, the same one when asked again."""
-    wants_compiled = options.get("compile", False)
-    check_flag("compile", wants_compiled)
     key = strategy, repr(sorted(options.items()))
     arguments = {name: value for name, value in options.items() if name != "compile"}
     with TENSOR_LOCK:
         if key not in loaded.pipelines:
             loaded.pipelines[key] = build_pipeline(loaded, strategy, arguments)
         pipe: AnnotationPipeline = loaded.pipelines[key]
-    if wants_compiled and pipe.compilation is None:
+    if options.get("compile") and pipe.compilation is None:
         pipe.compile()
     return pipe
 

@@ -25,7 +25,7 @@ from ..devices.profilers import (
 )
 from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
-from ..errors import ConfigurationError, given_path, whole, whole_or_none
+from ..errors import ConfigurationError, check_flag, given_path, whole, whole_or_none
 from ..plain import write_whole
 from ..session import SESSION
 from .measure.workloads import (
@@ -343,6 +343,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     from .measure.benches import subject_of  # It imports numpy.
 
+    check_flag("signposts", signposts)
     steps, warm_up = whole("steps", steps), whole("warm_up", warm_up, 0)
     batch_size, file = whole_or_none("batch_size", batch_size), checked_trace(trace)
     with SESSION.told_after():

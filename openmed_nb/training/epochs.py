@@ -15,7 +15,16 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..devices.memory import allocator
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, DeviceUnavailable, OpenMedWarning, number, shorten, whole_number, whole_or_none
+from ..errors import (
+    ConfigurationError,
+    DeviceUnavailable,
+    OpenMedWarning,
+    check_flag,
+    number,
+    shorten,
+    whole_number,
+    whole_or_none,
+)
 from ..session import SESSION
 from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, plotting, take_sample
 from .guards import Guards, checked_guards
@@ -83,6 +92,7 @@ class EpochHooks:
         live: bool = False,
         gate: float = GROWTH_GATE,
     ) -> None:
+        check_flag("live", live)
         self.guards, process = None if guards is None else checked_guards(guards), this_process()
         name = own_device(SESSION.device().device, process) if device is None else SESSION.device(device).device
         self.every = whole_or_none("every", every)

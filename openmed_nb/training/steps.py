@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.backend import import_torch, release_of
 from ..devices.request import kind_of
 from ..display import Report, Shown
-from ..errors import ConfigurationError, OpenMedWarning, cause, number, whole
+from ..errors import ConfigurationError, OpenMedWarning, cause, check_flag, number, whole
 from .batch_checks import IGNORE_INDEX, labels_of
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
         AdamW: not fused
           torch has it on cpu for float64, float32, float16, bfloat16, and there are parameters in complex64.
     """
+    check_flag("scaled", scaled)
     tensors = {(str(one.device), str(one.dtype).removeprefix("torch.")) for one in _tensors(parameters)}
     return fused_support(tensors, release_of(import_torch().__version__), options, scaled=scaled)
 

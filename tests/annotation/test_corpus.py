@@ -25,6 +25,7 @@ from openmed_nb.annotation.results import SHOWN_TEXTS
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
+from openmed_nb.session import SESSION
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus and hypertension", "asthma"]
 WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"], ["asthma"]]
@@ -410,7 +411,7 @@ class TestOptions:
     @pytest.mark.parametrize("on_error", ["ignore", "", None, True])
     def test_on_error(self, annotated, pipe, on_error):
         """Anything but the two ways to deal with errors is refused, and they are named."""
-        with pytest.raises(ConfigurationError, match="Use one of raise, record"):
+        with pytest.raises(ConfigurationError, match="Known are raise, record"):
             annotated(pipe, TEXTS, on_error=on_error)
 
     @pytest.mark.parametrize("tokens", [0, -1, 1.5, "many", True])
@@ -418,6 +419,10 @@ class TestOptions:
         """A budget that is no whole number from 1 is refused."""
         with pytest.raises(ConfigurationError, match="batch_tokens cannot be"):
             annotated(pipe, TEXTS, batch_tokens=tokens)
+        loaded = SESSION.inventory()
+        with pytest.raises(ConfigurationError, match="batch_tokens cannot be"):
+            nb.annotate(TEXTS, "bundled_small", dtype="float64", batch_tokens=tokens)
+        assert SESSION.inventory() == loaded  # It is refused before a model is loaded.
 
     @pytest.mark.parametrize("tokens", [1, 7, 10_000])
     def test_any_budget_gives_the_same_answers(self, annotated, pipe, tokens):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from ...errors import check_flag
 from ...models.config import OpenMedConfig
 from ...models.registry import find_model
 from ...session import SESSION
@@ -53,6 +54,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         openmed_nb: device, environment, memory and models
         ...
     """
+    check_flag("show_text", show_text)
     find_model(model, OpenMedConfig().default_org)
     missing = _missing(_shell())
     if missing:

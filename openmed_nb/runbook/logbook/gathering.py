@@ -26,7 +26,7 @@ from ...devices.environment import SET_BY
 from ...devices.machine import import_psutil, own_name, processor_name
 from ...devices.memory import allocator
 from ...devices.request import DeviceRequest, canonical, kind_of
-from ...errors import ConfigurationError, given_path, shorten
+from ...errors import ConfigurationError, check_flag, given_path, shorten
 from ...models.loading import model_folder
 from ...plain import LARGEST, from_plain
 from ...session import SESSION
@@ -114,6 +114,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     from ..figures import figures_of
 
+    check_flag("applications", applications)
     with SESSION.told_after():
         SESSION.tell(Activity("Writing", "logbook"))
         computer = SESSION.computer
