@@ -18,7 +18,7 @@ import numpy as np
 
 from ..devices.backend import TENSOR_LOCK, array_to_device, synchronize, to_array, towards_host
 from ..devices.linear import fast_linear
-from ..devices.memory import empty_cache, is_out_of_memory
+from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from .decoding import Predictions
 from .tokens import Frame, Tokens, Windows
@@ -186,11 +186,6 @@ class Network:
         scores, labels = probabilities.max(-1)
         return towards_host(labels.to(torch.int32)), towards_host(scores)
 
-    @property
-    def way_out(self) -> str:
-        """What else can be done if the model fails on its device."""
-        return "use another model" if self.model.device.type == "cpu" else "use the CPU"
-
 
 @dataclass
 class ForwardRun:
@@ -223,11 +218,12 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = cause(error)
+        device = str(network.model.device)
+        what = f"A window of {batch.length} tokens"
+        failure = does_not_fit(what, device, error, unload(device))  # The error itself holds frames with tensors.
     else:
         return
-    device = network.model.device
-    empty_cache(str(device))
+    empty_cache(device)
     size = batch.height * batch.length
     if batch.height > 1 and size <= run.fitting:  # A larger one was planned before that was known.
         run.fitting = size // 2
@@ -235,8 +231,7 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
     for half in halves:
         start_batch(network, run, half)
     if not halves:
-        what = f"A window of {batch.length} tokens does not fit in the memory of {device}: {reason}."
-        run.failures[int(batch.rows[0])] = DeviceUnavailable(what, f"Unload other models, or {network.way_out}.")
+        run.failures[int(batch.rows[0])] = failure
 
 
 def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> Inputs:
@@ -278,7 +273,9 @@ def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, O
         raise run.error
     if run.error is not None:
         what = f"The model could not run on {network.model.device}: {cause(run.error)}."
-        raise DeviceUnavailable(what, f"Restart the kernel, or {network.way_out}.") from run.error
+        raise DeviceUnavailable(
+            what, f"Restart the kernel, or use {elsewhere(network.model.device.type)}."
+        ) from run.error
     return settled(run, network, outputs)
 
 
@@ -303,7 +300,8 @@ def settled(
     unknown = np.flatnonzero(np.isnan(scores))
     for sequence in np.unique(run.tokens.sequences(unknown)).tolist():
         what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
-        failures.setdefault(sequence, ModelUnusable(what, f"Load it in float32, or {network.way_out}."))
+        remedy = f"Load it in float32, or use {elsewhere(network.model.device.type)}."
+        failures.setdefault(sequence, ModelUnusable(what, remedy))
     scores[unknown] = 0  # NaN is unlike itself, and decoding compares
     return Predictions(labels, scores, probabilities), failures
 

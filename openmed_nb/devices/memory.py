@@ -1,4 +1,4 @@
-"""The memory of each device: what its allocator holds, its limit, its cache, and what an out-of-memory error means.
+"""The memory of each device: what its allocator holds, its limit, its cache, and what to say where it is full.
 
 With ``backend`` this is the seam to torch. The memory functions of ``torch.mps`` raise on a computer without MPS, those
 of ``torch.cuda`` without a GPU, so each device has a class of its own and the chosen device decides which is asked.
@@ -7,9 +7,12 @@ of ``torch.cuda`` without a GPU, so each device has a class of its own and the c
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..display import Plain
+from ..display import Plain, in_bytes
+from ..errors import DeviceUnavailable, cause
 from .backend import TENSOR_LOCK, import_torch, release_of
 from .request import kind_of
 
@@ -112,14 +115,34 @@ def empty_cache(device: str) -> None:
     allocator(device).empty_cache()
 
 
-OUT_OF_MEMORY = re.compile(
-    r"out of memory"  # CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297)
-    r"|invalid buffer size"  # one MPS buffer larger than Metal allows (MPSAllocator.mm:236)
+REFUSED = (
+    r"invalid buffer size"  # one MPS buffer larger than Metal allows (MPSAllocator.mm:236)
     r"|DefaultCPUAllocator: (can't allocate|not enough) memory"  # c10/core/impl/alloc_cpu.cpp
     r"|could not (create|execute) a (primitive|memory)"  # oneDNN on the CPU
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+)
+# "out of memory": CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297).
+OUT_OF_MEMORY = re.compile(f"out of memory|{REFUSED}", re.IGNORECASE)
+# How such messages of torch itself begin.
+TORCH_SAYS = re.compile(
+    r"(CUDA|HIP|XPU|MPS backend)( error:)? out of memory"
+    rf"|((CUDA|cuDNN) error: |\[enforce fail[^\]]*\][^.]*\. )?({REFUSED})",
     re.IGNORECASE,
 )
+
+# What to do about it.
+SMALLER_BATCH = "Pass a smaller batch_size; nb.sweep() finds one that fits."
+SMALLER_MODEL = "Pass a smaller model, or other devices."
+SMALLER_IN_GROUP = "Where memory ran out, use smaller batches and more of them in a group."
+
+
+def elsewhere(device: str) -> str:
+    """Return what else can be used where a model fails on a device."""
+    return "another model" if kind_of(device) == "cpu" else "the CPU"
+
+
+def unload(device: str) -> str:
+    return f"Unload other models first, or use {elsewhere(device)}."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -130,6 +153,33 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
     )
+
+
+def does_not_fit(what: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailable:
+    """Return the error for what does not fit in the memory of a device; of other errors than torch's the text may be a note."""
+    of_torch = isinstance(error, RuntimeError) and TORCH_SAYS.match(str(error))
+    why = cause(error) if of_torch else type(error).__name__
+    return DeviceUnavailable(f"{what} does not fit in the memory of {device}: {why}.", remedy)
+
+
+@contextmanager
+def out_of_memory_explained(what: str, device: str, remedy: str) -> Iterator[None]:
+    """Say what does not fit in the memory of a device, and what can be done.
+
+    Example:
+        >>> with out_of_memory_explained("A batch of 9 rows", "mps", "Pass a smaller batch_size."):
+        ...     raise RuntimeError("MPS backend out of memory")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.DeviceUnavailable: A batch of 9 rows does not fit in the memory of mps: \
+MPS backend out of memory. Pass a smaller batch_size.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, DeviceUnavailable) or not is_out_of_memory(error):  # Of two devices, one has said it.
+            raise
+        raise does_not_fit(what, device, error, remedy) from error
 
 
 # Every allocator divides by 1024, also those that wrote "GB" (MPS, before 2.13).
@@ -189,6 +239,16 @@ class OutOfMemory(Plain):
         elif other is None:
             other = found["cached"]
         return cls(device, allocated, other, found["capacity"] if limit is None else limit, found["tried"])
+
+    def __str__(self) -> str:
+        sizes = {
+            "wanted": self.tried,
+            "allocated": self.allocated,
+            "held by others": self.other,
+            "allowed": self.allowed,
+        }
+        figures = ", ".join(f"{in_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
+        return f"a lack of memory on {self.device}{f': {figures}' if figures else ''}"
 
 
 def _size(text: str, patterns: tuple[str, ...]) -> int | None:

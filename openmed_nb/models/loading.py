@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..devices.backend import TENSOR_LOCK, import_torch
+from ..devices.memory import unload
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
@@ -306,7 +307,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
                 raise
             # An AssertionError where torch was built without the device.
             what = f"The model {name!r} could not be moved to {device}: {cause(error)}."
-            raise DeviceUnavailable(what, "Unload other models first, or use the CPU.") from error
+            raise DeviceUnavailable(what, unload(device)) from error
 
 
 class Stored(NamedTuple):

@@ -209,7 +209,9 @@ def release(
         except DeviceError as error:  # Memory is released all the same.
             device, notes = "cpu", [f"No device's cache was emptied: {error}"]
         if traceback and last is not None:
-            notes += ["%debug and %tb have no frames of the last error now.", *_out_of_memory_note(last)]
+            short = OutOfMemory.parse(last)
+            notes += ["%debug and %tb have no frames of the last error now."]
+            notes += [f"The last error was {short}."] if short else []
         return Release(device, tuple(_freed(device, causes)), tuple(notes), mps_is_simulated())
 
 
@@ -230,21 +232,6 @@ def _held(device: str) -> tuple[int, int, int]:
     memory = allocator(device).memory() if torch_is_loaded() else AllocatorMemory(0, 0)
     tensors = living_bytes() if memory.allocated is None else memory.allocated
     return tensors, memory.reserved or 0, resident_bytes()
-
-
-def _out_of_memory_note(error: BaseException) -> list[str]:
-    """Return a sentence with the figures of an out-of-memory error, none for another error."""
-    memory = OutOfMemory.parse(error)
-    if memory is None:
-        return []
-    sizes = {
-        "wanted": memory.tried,
-        "allocated": memory.allocated,
-        "held beside": memory.other,
-        "allowed": memory.allowed,
-    }
-    figures = ", ".join(f"{in_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
-    return [f"The last error was a lack of memory on {memory.device}{f': {figures}' if figures else ''}."]
 
 
 def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], needed: Container[str]) -> None:

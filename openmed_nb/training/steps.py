@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, release_of
+from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
 from ..display import Report, Shown
 from ..errors import ConfigurationError, OpenMedWarning, cause, check_flag, number, whole
@@ -192,7 +193,7 @@ Weight = Callable[[Any], float]
 
 LEFT_OUT = (
     "backward() failed, so that the gradients of this group of batches are forgotten and the rest of it is left out. "
-    "Where memory ran out, use smaller batches and more of them in a group."
+    + SMALLER_IN_GROUP
 )
 
 

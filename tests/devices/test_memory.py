@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.backend import release_of
-from openmed_nb.devices.memory import AllocatorMemory, OutOfMemory, allocator, empty_cache, is_out_of_memory
+from openmed_nb.devices.memory import (
+    AllocatorMemory,
+    OutOfMemory,
+    allocator,
+    does_not_fit,
+    empty_cache,
+    is_out_of_memory,
+)
 from openmed_nb.simulation.device import simulated_device
 
 # What stands in no recorded file.
@@ -123,6 +130,20 @@ def test_array_that_is_too_large():
     """What numpy and Python say is read too, where they give a figure."""
     assert OutOfMemory.parse(SHORT["numpy"]) == OutOfMemory("cpu", tried=size(7.28, T))
     assert OutOfMemory.parse(MemoryError()) == OutOfMemory("cpu")
+
+
+def test_error_of_a_person():
+    """The error that says what does not fit quotes torch, whatever its words, and of anyone else's error the kind alone."""
+    recorded = [RuntimeError(file.read_text("utf-8")) for file in RECORDED.glob("*.txt")]
+    for error in (*recorded, SHORT["ROCm"], SHORT["cuDNN"]):
+        shown = does_not_fit("A batch of 9 rows", "cuda", error, "Pass a smaller one.").what
+        assert shown.startswith(f"A batch of 9 rows does not fit in the memory of cuda: {str(error)[:20]}")
+
+    for error in (RuntimeError("John Doe is out of memory"), RuntimeError("Out of memory: John"), MemoryError("John")):
+        refused = does_not_fit("A window", "mps", error, "Pass a shorter one.")
+        assert (
+            str(refused) == f"A window does not fit in the memory of mps: {type(error).__name__}. Pass a shorter one."
+        )
 
 
 @given(st.text(max_size=200), st.sampled_from([RuntimeError, MemoryError, ValueError]))

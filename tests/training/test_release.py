@@ -73,7 +73,7 @@ def test_causes_are_measured_in_their_order(last_error):
     assert str(report).startswith("Released 12.0 KiB of tensors")
     assert report.notes == (
         "%debug and %tb have no frames of the last error now.",
-        "The last error was a lack of memory on mps: 5.2 GiB allocated, 384.0 KiB held beside.",
+        "The last error was a lack of memory on mps: 5.2 GiB allocated, 384.0 KiB held by others.",
     )
     assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB
 

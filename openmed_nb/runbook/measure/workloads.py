@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
 from ...devices.machine import mps_is_simulated
-from ...devices.memory import empty_cache, is_out_of_memory
+from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
 from ...devices.moving import named_tensors, with_tensors
 from ...devices.request import canonical
 from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
-from ...errors import ConfigurationError, DeviceUnavailable, cause
+from ...errors import ConfigurationError
 from .timing import now
 
 if TYPE_CHECKING:
@@ -96,9 +95,8 @@ class Workload:
     def begun(self) -> Iterator[Iterator[Any]]:
         """Begin the batches, and end them after a block, with the processes that read them ahead."""
         batches, what = self.batches(), f"A batch of {self.rows} rows"
-        remedy = "Pass a smaller batch_size; nb.sweep() finds one that fits."
         try:
-            with out_of_memory_explained(what, self.device, remedy):
+            with out_of_memory_explained(what, self.device, SMALLER_BATCH):
                 yield batches
         finally:
             getattr(batches, "close", lambda: None)()
@@ -395,7 +393,7 @@ def put_on_devices(
             for device in devices:
                 tell(device)
                 kept.enter_context(random_numbers_from(random_states(device)))
-                with out_of_memory_explained(subject.name, device, "Pass a smaller model, or other devices."):
+                with out_of_memory_explained(subject.name, device, SMALLER_MODEL):
                     benches[device] = subject.on(device)
             yield benches
     finally:
@@ -403,35 +401,6 @@ def put_on_devices(
         gc.collect()
         for device in devices:
             empty_cache(device)
-
-
-# How torch's own messages about a lack of memory begin; ``devices.memory`` names their sources.
-TORCH_SAYS = re.compile(
-    r"(CUDA|HIP|MPS backend) out of memory|Invalid buffer size|\[enforce fail at |could not (create|execute) a (primitive|memory)"
-    r"|CUDA error: CUBLAS_STATUS|cuDNN error: CUDNN_STATUS"
-)
-
-
-@contextlib.contextmanager
-def out_of_memory_explained(what: str, device: str, remedy: str) -> Iterator[None]:
-    """Say what does not fit in the memory of a device, and what can be done.
-
-    Example:
-        >>> with out_of_memory_explained("A batch of 9 rows", "mps", "Pass a smaller batch_size."):
-        ...     raise RuntimeError("MPS backend out of memory")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.DeviceUnavailable: A batch of 9 rows does not fit in the memory of mps: \
-MPS backend out of memory. Pass a smaller batch_size.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, DeviceUnavailable) or not is_out_of_memory(error):  # Of two devices, one has said it.
-            raise
-        known = isinstance(error, RuntimeError) and TORCH_SAYS.match(str(error))
-        why = cause(error) if known else type(error).__name__  # The text of anyone else's error may be a note.
-        raise DeviceUnavailable(f"{what} does not fit in the memory of {device}: {why}.", remedy) from error
 
 
 def whole_rounds(steps: int, workers: int) -> int:
