@@ -1,8 +1,8 @@
 from .comparison import Comparison as Comparison
 from .doctor.report import DoctorReport as DoctorReport
 from .handoff.bundle import Handoff as Handoff
-from .logbook.diff import LogbookDiff as LogbookDiff
 from .logbook.logbook import Logbook as Logbook
+from .logbook.logbook import LogbookDiff as LogbookDiff
 from .operators.fallbacks import FallbackLedger as FallbackLedger
 from .operators.fallbacks import fallbacks as fallbacks
 from .operators.forecast import Forecast as Forecast

@@ -16,8 +16,8 @@ from ..training.loader import LoaderCheck
 from .comparison import Comparison, DeviceFigures
 from .doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
 from .doctor.report import DoctorReport, sentence_of
+from .logbook.privacy import short_path
 from .logbook.sections import ReportFigures, Run, numbers
-from .logbook.variables import short_path
 from .measure.workloads import ANNOTATION
 from .operators.fallbacks import FELL_BACK, REFUSED, Fallback, FallbackLedger
 from .operators.forecast import Forecast

@@ -31,11 +31,10 @@ from ...models.files import ADAPTER, SETTINGS, TOKENIZER, Content, content_of, d
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import MemoryCurve, take_sample
-from ..logbook.fingerprints import dataset_of, model_of_files
 from ..logbook.gathering import gather
 from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
+from ..logbook.privacy import dataset_of, golden_variables, model_of_files, short_path
 from ..logbook.sections import Dataset, ReportFigures, Run, numbers
-from ..logbook.variables import golden_variables, short_path
 from ..measure.benches import TEXTS as SHORT_TEXTS
 from ..measure.benches import checked_texts, subject_of_files
 from ..measure.timing import now

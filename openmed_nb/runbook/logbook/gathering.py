@@ -32,25 +32,18 @@ from ...plain import LARGEST, from_plain
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..signals import read_signals
-from .fingerprints import dataset_of, hypotheses_of, which_model
+from . import sections
 from .logbook import Logbook, reported_device, run_of
-from .sections import (
-    SCHEMA,
-    Background,
-    Code,
-    Conditions,
-    Dataset,
-    Hardware,
-    Loader,
-    Model,
-    MpsVariable,
-    Randomness,
-    RoundTrip,
-    Run,
-    Software,
-    StoragePlace,
+from .privacy import (
+    dataset_of,
+    home_folder,
+    hypotheses_of,
+    kept_value,
+    kept_variables,
+    short_path,
+    which_model,
+    without_secrets,
 )
-from .variables import home_folder, kept_value, kept_variables, short_path, without_secrets
 
 # Packages that change speed, answers, or how they are shown.
 PACKAGES = (
@@ -104,7 +97,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         TorchUnusable: Where torch does not import.
 
     No text, no name of a file and no secret is kept: of environment variables those of an allow list, each if its value looks
-    as such a value does (``runbook.logbook.variables``). The form of the JSON is published in
+    as such a value does (``runbook.logbook.privacy``). The form of the JSON is published in
     ``runbook/logbook/logbook.schema.json``.
 
     Example:
@@ -138,7 +131,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         return replace(
             book,
             simulated=book.simulated or any(one.simulated for one in figures),
-            run=run_of(figures, Run(batch_size=batch_size, length=length)),
+            run=run_of(figures, sections.Run(batch_size=batch_size, length=length)),
             loader=loading,
             randomness=replace(book.randomness, seeds=named),
             conditions=replace(book.conditions, moment="after" if figures else "before"),
@@ -151,20 +144,20 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
 def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     computer: Computer,
     device: str,
-    model: Model | None,
+    model: sections.Model | None,
     folder: Path | None,
-    dataset: Dataset | None,
+    dataset: sections.Dataset | None,
     code: Path = Path(),
     applications: bool = False,
 ) -> Logbook:
     """Return the logbook of this moment: of a computer on which torch is loaded, and a model whose files are in a folder."""
     machine, environ = computer.machine, computer.environ
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
-    states = {one.name: getattr(signals, one.name) for one in fields(Conditions) if one.name != "moment"}
+    states = {one.name: getattr(signals, one.name) for one in fields(sections.Conditions) if one.name != "moment"}
     variables = computer.environment(device).settings if device == "mps" else ()
     folders = cache_folders(environ, home_folder()) | ({"model": folder} if folder else {})
     return Logbook(
-        schema=SCHEMA,
+        schema=sections.SCHEMA,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         simulated=machine.simulated and kind_of(device) == "mps",
         software=software(computer),
@@ -172,26 +165,26 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
         hardware=hardware(computer, device),
         model=model,
         dataset=dataset,
-        run=Run(),
+        run=sections.Run(),
         loader=None,
         randomness=read_randomness(),
         environment=kept_variables(environ),
         mps_variables=tuple(
-            MpsVariable(one.name, value, SET_BY[one.origin], one.effect)
+            sections.MpsVariable(one.name, value, SET_BY[one.origin], one.effect)
             for one in variables
             for value in [None if one.value is None else kept_value(one.name, one.value)]
         ),
-        conditions=Conditions("before", **states),
-        background=Background() if machine.simulated else read_background(applications),
+        conditions=sections.Conditions("before", **states),
+        background=sections.Background() if machine.simulated else read_background(applications),
         storage=places(folders, read_mounts()),
     )
 
 
-def software(computer: Computer) -> Software:
+def software(computer: Computer) -> sections.Software:
     """Return the versions of what runs; no package is imported for that."""
     machine = computer.machine
     macos = ".".join(map(str, machine.macos)) if machine.macos else None
-    return Software(
+    return sections.Software(
         own_version(),
         platform.python_version(),
         computer.torch.version,
@@ -215,10 +208,10 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def hardware(computer: Computer, device: str) -> Hardware:
+def hardware(computer: Computer, device: str) -> sections.Hardware:
     """Return what the device is, and the most memory that was used until now."""
     machine, torch = computer.machine, sys.modules.get("torch")
-    return Hardware(
+    return sections.Hardware(
         device=device,
         name=own_name(device, machine, computer.torch),
         chip=machine.chip or processor_name(),
@@ -243,11 +236,11 @@ def resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
+SEED_NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
 SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
 
 
-def loader_of(loader: Any) -> Loader | None:
+def loader_of(loader: Any) -> sections.Loader | None:
     """Return how a ``DataLoader`` loads; nothing is read from it.
 
     Raises:
@@ -267,7 +260,7 @@ def loader_of(loader: Any) -> Loader | None:
             "seeded": loader.generator is not None,
             "worker_seeding": seeding if loader.num_workers else "no workers",
         }
-        found: Loader = from_plain(Loader, facts)
+        found: sections.Loader = from_plain(sections.Loader, facts)
     except (AttributeError, ValueError) as error:
         what = f"{type(loader).__name__} is not a DataLoader."
         raise ConfigurationError(what, "Pass the loader of the training.") from error
@@ -288,24 +281,24 @@ def seeds_of(seeds: Any) -> dict[str, int]:
         return {}
     named = seeds if isinstance(seeds, Mapping) else {"seed": seeds}
     for name, seed in named.items():
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or not SEED_NAME.fullmatch(name):
             raise ConfigurationError("The name of a seed is not a short word.", SEEDS)
         if type(seed) is not int or abs(seed) >= LARGEST:
             raise ConfigurationError(f"The seed {shorten(name)!r} is {type(seed).__name__}, or too large.", SEEDS)
     return dict(named)
 
 
-def read_randomness() -> Randomness:
+def read_randomness() -> sections.Randomness:
     """Return what torch was asked for, which is not imported for that; seeds are what a person says."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return Randomness()
+        return sections.Randomness()
     cudnn = torch.backends.cudnn
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch hides it once the newer setting was used (``aten/src/ATen/Context.cpp``).
         precision = torch.backends.cuda.matmul.fp32_precision
-    return Randomness(
+    return sections.Randomness(
         torch_seed=int(torch.initial_seed()),
         deterministic_algorithms=bool(torch.are_deterministic_algorithms_enabled()),
         warn_only=bool(torch.is_deterministic_algorithms_warn_only_enabled()),
@@ -337,7 +330,7 @@ class ProcessorTimes:
     whole: float
 
 
-def read_background(names: bool) -> Background:
+def read_background(names: bool) -> sections.Background:
     """Watch the programs of this computer for a moment."""
     first = processor_times()
     time.sleep(SECONDS)
@@ -361,11 +354,11 @@ def processor_times() -> ProcessorTimes:
     return ProcessorTimes(seconds, own, whole - idle, whole)
 
 
-def background(first: ProcessorTimes, second: ProcessorTimes, names: bool = False) -> Background:
+def background(first: ProcessorTimes, second: ProcessorTimes, names: bool = False) -> sections.Background:
     """Return what other programs did between two looks; ``names`` tells whether the busiest are named."""
     whole = second.whole - first.whole
     if whole <= 0:
-        return Background()
+        return sections.Background()
     processor = BUSY * whole / max(1, import_psutil().cpu_count() or 1)
     taken = {
         key: seconds - first.programs[key][1] for key, (_, seconds) in second.programs.items() if key in first.programs
@@ -373,7 +366,7 @@ def background(first: ProcessorTimes, second: ProcessorTimes, names: bool = Fals
     busiest = sorted((key for key, seconds in taken.items() if seconds >= processor), key=lambda key: -taken[key])
     others = (second.busy - first.busy) - (second.own - first.own)
     named = tuple(without_secrets(second.programs[key][0])[:LONGEST_NAME] for key in busiest[:MOST_NAMES])
-    return Background(len(busiest), round(min(1.0, max(0.0, others / whole)), 3), named if names else None)
+    return sections.Background(len(busiest), round(min(1.0, max(0.0, others / whole)), 3), named if names else None)
 
 
 NETWORK = re.compile(
@@ -422,17 +415,15 @@ def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
     }
 
 
-def places(wanted: Mapping[str, Path], mounts: Sequence[Mounted]) -> tuple[StoragePlace, ...]:
+def places(wanted: Mapping[str, Path], mounts: Sequence[Mounted]) -> tuple[sections.StoragePlace, ...]:
     """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
-
-    def place(what: str, path: Path) -> StoragePlace:
+    found = []
+    for what, path in wanted.items():
         # os.path answers for any path; Path raises for a circle of links and an unknown person.
         mounted = mounted_at(Path(os.path.realpath(os.path.expanduser(path))), mounts)  # noqa: PTH111
-        if mounted is None:
-            return StoragePlace(what, short_path(path), None, "not known")
-        return StoragePlace(what, short_path(path), mounted.filesystem, mounted.kind)
-
-    return tuple(place(what, path) for what, path in wanted.items())
+        where = (mounted.filesystem, mounted.kind) if mounted else (None, "not known")
+        found.append(sections.StoragePlace(what, short_path(path), *where))
+    return tuple(found)
 
 
 def mounted_at(path: Path, mounts: Sequence[Mounted]) -> Mounted | None:
@@ -492,7 +483,9 @@ def run_git(command: list[str]) -> str | None:
     return done.stdout
 
 
-def read_code(folder: Path, run: Callable[[list[str]], str | None] = run_git, program: str | None = None) -> Code:
+def read_code(
+    folder: Path, run: Callable[[list[str]], str | None] = run_git, program: str | None = None
+) -> sections.Code:
     """Return the commit and the state of the repository around a folder; what git does not say is ``None``.
 
     Args:
@@ -502,21 +495,21 @@ def read_code(folder: Path, run: Callable[[list[str]], str | None] = run_git, pr
     """
     git = program or git_program()
     if git is None:
-        return Code()
+        return sections.Code()
     asked = [git, "-C", str(folder), *OPTIONS]
     commit = (run([*asked, "rev-parse", "--verify", "HEAD"]) or "").strip()
     if not COMMIT.fullmatch(commit):
-        return Code()
+        return sections.Code()
     filters = run([*asked, *FILTERS])
     if filters is None or "=" in filters:  # Such a name cannot be written as an option, so git must not be asked.
-        return Code(commit)
+        return sections.Code(commit)
     off = [option for name in filters.split("\0") if name for option in ("-c", f"{name}=")]
     status = run([*asked, *off, *STATUS])
     if status is None:
-        return Code(commit)
+        return sections.Code(commit)
     lines = [line for line in status.splitlines() if line]
     untracked = sum(line.startswith(UNTRACKED) for line in lines)
-    return Code(commit, len(lines) - untracked, untracked)
+    return sections.Code(commit, len(lines) - untracked, untracked)
 
 
 SAMPLES, CONNECT_TIMEOUT = 5, 2.0
@@ -525,7 +518,7 @@ PORTS = {"https": 443, "http": 80, "ssh": 22, "sftp": 22, "ftp": 21}
 HOST_AND_PORT = "Pass a host and a port, such as 'store.example:443', or an https address."
 
 
-def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONNECT_TIMEOUT) -> RoundTrip:
+def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONNECT_TIMEOUT) -> sections.RoundTrip:
     """Connect to an artifact store some times, and return how long that took.
 
     Args:
@@ -546,7 +539,7 @@ def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONN
         raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT)
     took = [one for one in (connect(host, port, timeout) for _ in range(samples)) if one is not None]
     middle, longest = (round(median(took), 6), round(max(took), 6)) if took else (None, None)
-    return RoundTrip(without_secrets(host), port, samples, samples - len(took), middle, longest)
+    return sections.RoundTrip(without_secrets(host), port, samples, samples - len(took), middle, longest)
 
 
 def connect(host: str, port: int, timeout: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The logbook as a value: its text, its HTML, the Markdown that holds all of it, and its files."""
+"""The logbook as a value: its text, HTML, Markdown and files; and whether the figures of two may be compared."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...devices.request import canonical
-from ...display import NOTE, Report, Shown, Table, counted, plain
+from ...devices.request import canonical, kind_of
+from ...display import NOTE, Plain, Report, Shown, Table, counted, plain
 from ...errors import ConfigurationError, cause, given_path, one_line
 from ...plain import from_plain, schema_of, write_whole
-from .sections import SCHEMA, WARNING, YES_NO, ReportFigures, Run, Sections
-from .variables import CLEANERS
-
-if TYPE_CHECKING:
-    from .diff import LogbookDiff
+from .privacy import CLEANERS
+from .sections import SCHEMA, WARNING, ReportFigures, Run, Sections
 
 # What each section is called, in the order in which they are shown.
 SECTIONS = {
@@ -91,8 +88,6 @@ class Logbook(Sections, Shown):
         Raises:
             ConfigurationError: For what is not a logbook.
         """
-        from .diff import LogbookDiff
-
         if not isinstance(other, Logbook):
             what = f"A logbook cannot be compared with {type(other).__name__}."
             raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")
@@ -219,7 +214,7 @@ def _rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         items = ((str(number), one) for number, one in enumerate(section, 1))
     else:
         if section is not None:
-            yield prefix, YES_NO[section] if isinstance(section, bool) else str(section)
+            yield prefix, shown(section)
         return
     for name, one in items:
         yield from _rows(one, f"{prefix}: {name}" if prefix else name)
@@ -289,3 +284,269 @@ def logbook_schema() -> dict[str, Any]:
         "description": "What figures were measured with. No text of a note, no secret and no name of a file is in it.",
     }
     return {**head, **schema_of(Sections)}
+
+
+FINGERPRINT = 12  # How many characters of a fingerprint are shown.
+
+UNKNOWN = "not known"
+OTHER_DEVICE = "figures are of one device"
+OTHER_CODE = "other versions compute in other ways"
+OTHER_WORK = "that is other work, and takes another time"
+OTHER_POWER = "the computer does not run at the same speed"
+OTHER_MODE = "torch was asked for something else"
+CANNOT_BE_TOLD = "neither says it, so it cannot be told"
+ONE_SAYS = "only one of them says it"
+
+# What both must know before their figures are compared; of anything else in ``deciding`` neither may say anything.
+NEEDED = ("model", "dataset")
+
+
+def deciding(book: Sections) -> dict[str, tuple[Any, str]]:
+    """Return what must be the same in two logbooks before their figures are compared, each with the reason."""
+    hardware, software, conditions, randomness = book.hardware, book.software, book.conditions, book.randomness
+    model, dataset, loader, run = book.model, book.dataset, book.loader, run_of_figures(book)
+    fingerprints = model and " ".join(
+        one[:FINGERPRINT] for one in (model.weights, model.settings, model.tokenizer or "")
+    )
+    slow_memory = conditions.memory_pressure in {"warning", "critical"}
+    return {
+        "simulation": ("simulated" if book.simulated else "real", "nothing simulated is a figure of a device"),
+        "device": (hardware.device, OTHER_DEVICE),
+        "name of the device": (hardware.name, OTHER_DEVICE),
+        "chip": (hardware.chip, OTHER_DEVICE),
+        "threads": (hardware.threads, OTHER_MODE),
+        "torch": (software.torch, OTHER_CODE),
+        "transformers": (software.transformers, OTHER_CODE),
+        "model": (model and f"{model.source} {fingerprints}", OTHER_WORK),
+        "type of the weights": (run["dtype"] or (model and model.dtype), OTHER_WORK),
+        "dataset": (dataset and f"{dataset.kind} {dataset.checksum[:FINGERPRINT]}", OTHER_WORK),
+        "task": (run["task"], OTHER_WORK),
+        "batch": (run["batch_size"] or (loader and loader.batch_size), OTHER_WORK),
+        "length": (run["length"], OTHER_WORK),
+        "shape of a row": (run["row_shape"] or "not told", OTHER_WORK),
+        "workers": (run["workers"], OTHER_WORK),
+        "loader workers": (loader and loader.workers, OTHER_WORK),
+        "batch of the loader": (loader and loader.batch_size, OTHER_WORK),
+        "power source": (conditions.power_source, OTHER_POWER),
+        "power mode": (conditions.power_mode, OTHER_POWER),
+        "heat": ("limited" if conditions.heat == "limited" else "not limited", OTHER_POWER),
+        "memory pressure": (conditions.memory_pressure if slow_memory else "none reported", OTHER_POWER),
+        "deterministic algorithms": (randomness.deterministic_algorithms, OTHER_MODE),
+        "cuDNN benchmark": (kind_of(hardware.device) == "cuda" and randomness.cudnn_benchmark, OTHER_MODE),
+        "precision of products": (randomness.matmul_precision, OTHER_MODE),
+    }
+
+
+def run_of_figures(book: Sections) -> dict[str, Any]:
+    """Return what reports say of their run, each its own if they differ; and what the logbook says if none does."""
+
+    def of_run(name: str) -> Any:
+        known = [(one.report, getattr(one.run, name)) for one in _by_key(book).values()]
+        known = sorted({(report, value) for report, value in known if value is not None})
+        if len({value for _, value in known}) > 1:
+            return ", ".join(f"{report} {value}" for report, value in known)
+        return known[0][1] if known else getattr(book.run, name)
+
+    return {name: of_run(name) for name in vars(book.run)}
+
+
+def listed(book: Sections) -> dict[str, Any]:
+    """Return what may differ between two logbooks whose figures are compared, and is listed then."""
+    software, code, hardware, randomness = book.software, book.code, book.hardware, book.randomness
+    loader, conditions = book.loader, book.conditions
+    return {
+        "openmed_nb": software.openmed_nb,
+        "Python": software.python,
+        "system": software.system,
+        "architecture": software.architecture,
+        "commit": code.commit and code.commit[:FINGERPRINT],
+        "changed since the commit": code.dirty,
+        "memory of the computer": hardware.memory_bytes,
+        "memory limit": hardware.memory_limit,
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in sorted(randomness.seeds.items())) or None,
+        "cuDNN deterministic": randomness.cudnn_deterministic,
+        "seeding of workers": loader and loader.worker_seeding,
+        "pinned memory": loader and loader.pin_memory,
+        "batches read ahead": loader and loader.prefetch_factor,
+        "workers that live on": loader and loader.persistent_workers,
+        "start of workers": loader and loader.start_method,
+        "heat as reported": conditions.heat,
+        "speed limit in percent": conditions.speed_limit,
+        "conditions read": conditions.moment,
+        "storage": ", ".join(f"{one.what} {one.kind}" for one in book.storage) or None,
+    }
+
+
+def settings(book: Sections) -> tuple[dict[str, str], ...]:
+    """Return packages, environment variables and MPS variables with what they are; those that differ are listed too."""
+    return (
+        {f"package {name}": version for name, version in book.software.packages.items()},
+        {f"variable {name}": value for name, value in book.environment.items()},
+        {f"MPS variable {one.name}": f"{one.value}, {one.effect}" for one in book.mps_variables},
+    )
+
+
+def momentary(book: Sections) -> dict[str, Any]:
+    """Return what differs from moment to moment; it stands among the figures."""
+    return {
+        "busy programs": book.background.busy,
+        "share of the processors that others took": book.background.share,
+        "available memory in bytes": book.conditions.memory_available,
+        "swap in bytes": book.conditions.swap_used,
+        "battery in percent": book.conditions.battery,
+        "seconds to the artifact store": book.network and book.network.median_seconds,
+    }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which two logbooks differ.
+
+    Attributes:
+        name: What it is.
+        first: What the first one says; ``"not known"`` where it does not.
+        second: What the second one says.
+        why: Why figures must not be compared for it; empty if they may.
+    """
+
+    name: str
+    first: str
+    second: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ComparedFigure(Plain):
+    """A figure of both logbooks.
+
+    Attributes:
+        report: Which report it is of.
+        subject: What was measured.
+        name: Which figure.
+        first: In the first logbook.
+        second: In the second one.
+    """
+
+    ALSO = ("ratio",)
+
+    report: str
+    subject: str
+    name: str
+    first: float
+    second: float
+
+    @property
+    def ratio(self) -> float | None:
+        """The second over the first, ``None`` if the first is 0."""
+        return self.second / self.first if self.first else None
+
+
+@dataclass(frozen=True, repr=False)
+class LogbookDiff(Shown):
+    """What two logbooks differ in.
+
+    Attributes:
+        first: The first logbook.
+        second: The second one.
+    """
+
+    HIDDEN, ALSO = ("first", "second"), ("comparable", "reasons", "unknown", "differences", "figures")
+
+    first: Sections
+    second: Sections
+
+    @property
+    def reasons(self) -> tuple[Difference, ...]:
+        """Why their figures must not be compared; none if they may."""
+        others, silent = [], []
+        needed = NEEDED if self.first.figures and self.second.figures else ()
+        for name, why, first, second in self._deciding():
+            if first != second:
+                reason = ONE_SAYS if None in {first, second} else why
+                others.append(Difference(name, shown(first), shown(second), reason))
+            elif first is None and name in needed:
+                silent.append(Difference(name, UNKNOWN, UNKNOWN, CANNOT_BE_TOLD))
+        return (*others, *silent)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether their figures may be compared."""
+        return not self.reasons
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What neither says, though it changes figures."""
+        return tuple(name for name, _, first, second in self._deciding() if first is None and second is None)
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What else differs."""
+        found = different(listed(self.first), listed(self.second))
+        for first, second in zip(settings(self.first), settings(self.second), strict=True):
+            names = sorted(first | second)
+            found += different(*({name: one.get(name, "not set") for name in names} for one in (first, second)))
+        return tuple(found)
+
+    @property
+    def figures(self) -> tuple[ComparedFigure, ...]:
+        """The figures that both have, of several reports of one thing the last; none if they must not be compared."""
+        if not self.comparable:
+            return ()
+        former, latter = _by_key(self.first), _by_key(self.second)
+        return tuple(
+            ComparedFigure(one.report, one.subject, name, value, latter[key].values[name])
+            for key, one in former.items()
+            if key in latter
+            for name, value in one.values.items()
+            if name in latter[key].values
+        )
+
+    def report(self) -> Report:
+        """Return first whether they may be compared, then what differs; figures stand in the HTML alone."""
+        reasons = self.reasons
+        title = f"Must not be compared: {counted(len(reasons), 'reason')}" if reasons else "May be compared"
+        unknown = (f"Neither says: {', '.join(self.unknown)}.",) if self.unknown else ()
+        columns = ("what", "first", "second")
+        why_not = tuple((one.name, one.first, one.second, one.why) for one in reasons)
+        moment = different(momentary(self.first), momentary(self.second))
+        others, moments = (
+            tuple((one.name, one.first, one.second) for one in some) for some in (self.differences, moment)
+        )
+        figures = []
+        for one in self.figures:
+            ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
+            figures.append((one.report, one.subject, one.name, f"{one.first:.6g}", f"{one.second:.6g}", ratio))
+        shown_apart = (
+            Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), tuple(figures)),
+            Table("At that moment", columns, moments),
+        )
+        tables = (Table("Why not", (*columns, "because"), why_not), Table("What else differs", columns, others))
+        return Report(title, unknown, tables, figures=shown_apart)
+
+    def _deciding(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """Yield what decides, why, and what each says of it; only the runs of figures that both have count, if there are any."""
+        keys = _by_key(self.first).keys() & _by_key(self.second).keys()
+        first, second = (
+            deciding(replace(book, figures=tuple(one for one in book.figures if not keys or one.key in keys)))
+            for book in (self.first, self.second)
+        )
+        for name, (value, why) in first.items():
+            yield name, why, value, second[name][0]
+
+
+def different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
+    """Return what differs between two mappings of the same names."""
+    return [
+        Difference(name, shown(value), shown(second[name])) for name, value in first.items() if value != second[name]
+    ]
+
+
+def shown(value: Any) -> str:
+    """Return something that a logbook says as a text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return UNKNOWN if value is None else str(value)
+
+
+def _by_key(book: Sections) -> dict[tuple[str, str, str | None], ReportFigures]:
+    return {one.key: one for one in book.figures}

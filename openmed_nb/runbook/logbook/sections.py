@@ -360,8 +360,6 @@ class RoundTrip:
 
 SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 
-YES_NO = {True: "yes", False: "no"}
-
 
 @dataclass(frozen=True, repr=False)
 class Sections:

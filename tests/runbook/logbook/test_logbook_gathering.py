@@ -16,8 +16,8 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
-from openmed_nb.runbook.logbook.fingerprints import model_in_memory, weights_in_memory
 from openmed_nb.runbook.logbook.logbook import logbook_schema
+from openmed_nb.runbook.logbook.privacy import model_in_memory, weights_in_memory
 from openmed_nb.session import SESSION
 
 NOTE = "The patient John Smith has diabetes mellitus."

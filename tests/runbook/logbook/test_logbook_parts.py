@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.logbook import gathering as repository
-from openmed_nb.runbook.logbook.fingerprints import LONGEST, MOST, dataset_of, hypotheses_of
 from openmed_nb.runbook.logbook.gathering import (
     Mounted,
     ProcessorTimes,
@@ -31,8 +30,19 @@ from openmed_nb.runbook.logbook.gathering import (
     read_randomness,
     seeds_of,
 )
+from openmed_nb.runbook.logbook.privacy import (
+    CLEANERS,
+    LONGEST,
+    MOST,
+    OWN_VARIABLES,
+    SHARED_VARIABLES,
+    dataset_of,
+    golden_variables,
+    hypotheses_of,
+    kept_variables,
+    short_path,
+)
 from openmed_nb.runbook.logbook.sections import Code
-from openmed_nb.runbook.logbook.variables import ALLOWED, golden_variables, kept_variables, short_path
 
 MOUNTS = Path(__file__).parents[2] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -107,21 +117,18 @@ def test_home_is_shortened(monkeypatch):
     assert kept_variables({"OPENMED_NB_DATA": "/data/anyone"}) == {}
 
 
-def test_every_variable_has_a_reason_and_stands_once():
-    """The allow list names each variable once, and says why."""
-    names = [one.name for one in ALLOWED]
-
-    assert sorted(set(names)) == sorted(names)
-    assert all(one.why for one in ALLOWED)
-    assert not [name for name in names if "TOKEN" in name and name != "TOKENIZERS_PARALLELISM"]
+def test_every_variable_stands_once():
+    """A variable is either one that another computer should have too or one of this computer; no token is allowed."""
+    assert not SHARED_VARIABLES.keys() & OWN_VARIABLES.keys()
+    assert [name for name in CLEANERS if "TOKEN" in name] == ["TOKENIZERS_PARALLELISM"]
 
 
-@given(st.dictionaries(st.sampled_from([one.name for one in ALLOWED]) | st.text(), st.text()))
+@given(st.dictionaries(st.sampled_from([*CLEANERS]) | st.text(), st.text()))
 def test_nothing_but_allowed_variables_is_kept(environ):
     """Whatever the environment holds, only allowed names come out, and golden ones are free of stars."""
     kept = kept_variables(environ)
 
-    assert kept.keys() <= {one.name for one in ALLOWED}
+    assert kept.keys() <= CLEANERS.keys()
     assert "***" not in "".join(golden_variables(environ).values())
 
 

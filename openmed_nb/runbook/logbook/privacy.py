@@ -1,28 +1,183 @@
-"""What tells a dataset or a model from others, and hypotheses from words of a dataset."""
+"""What may enter a logbook of what is private: cleaned paths and variables, fingerprints of datasets and models, hypotheses.
+
+Whatever does not look as the value of its variable must, or looks like a secret, becomes ``***``.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ...annotation.corpus import stream_of
 from ...annotation.resume import readable
 from ...devices.backend import TENSOR_LOCK
+from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.moving import module_in
+from ...devices.request import MASK, masked
 from ...errors import ConfigurationError, given_path, one_line
 from ...models.files import content_of, digest_of
 from ...models.loading import dtype_of
 from .sections import Dataset, Hypothesis, Model
-from .variables import short_path, without_secrets
 
 if TYPE_CHECKING:
     import torch
 
     from ...models.loading import LoadedModel
+
+SECRET = re.compile(
+    r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # keys of AWS
+    r"|\beyJ[\w-]{8,}(\.[\w-]+)*"  # JSON web tokens
+    r"|\bxox[a-z]-[\w-]+"  # tokens of Slack
+    r"|\b(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}",  # any long run of letters and digits
+    re.ASCII,
+)
+# A part of a path, or of a name: one word, so that no sentence is kept.
+PART = re.compile(r"[\w.+<>~-]{1,64}")
+PEOPLE = ("home", "Users")  # Folders whose folders have the names of people.
+DRIVE = re.compile(r"[A-Za-z]:", re.ASCII)
+ADDRESS = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
+LONGEST_VALUE, LONGEST_PATH, MOST_PATHS = 10_000, 200, 50
+
+NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
+SWITCH = rf"{NUMBER}|on|off|true|false|yes|no|y|n|t|f"
+# What torch's allocators read (``AllocatorConfig.cpp``).
+CONFIGURED = rf"[a-z_0-9]{{1,40}}:({NUMBER}|true|false|native|cudaMallocAsync|\[[0-9:,>]{{1,80}}\])"
+DEVICES = "auto|default|gpu|cpu|mps(:0)?|cuda(:[0-9]{1,4})?"
+AFFINITY = "granularity=(fine|core|tile|thread|group)|compact|scatter|balanced|disabled|none|explicit|(no)?verbose|(no)?warnings|[0-9]{1,4}"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with what looks like a secret replaced, and without half characters, which no file can hold."""
+    whole = text[:LONGEST_VALUE].encode("utf-8", "replace").decode("utf-8")
+    return SECRET.sub(MASK, masked("", whole))
+
+
+def home_folder() -> Path:
+    """Return the person's home; ``~`` if it is not known (``Path.home`` raises then)."""
+    return Path(os.path.expanduser("~"))  # noqa: PTH111 - it answers for any person
+
+
+def short_path(path: str | Path, home: str | None = None) -> str:
+    """Return a path or a name with the person's home as ``~``, and ``***`` for what may name a person or be a text.
+
+    That is a folder of people in ``/home`` or ``/Users``, a part with the name of this person's home in it, and a part that
+    is not a single word.
+
+    Example:
+        >>> short_path("/home/jane/models/mine", home="/home/jane"), short_path("/home/tom/x", home="/home/jane")
+        ('~/models/mine', '/home/***/x')
+        >>> short_path("/scratch/jane/cache", home="/home/jane"), short_path("/opt/janeway", home="/home/jane")
+        ('/scratch/***/cache', '/opt/janeway')
+        >>> short_path("/data/a note of someone/x"), short_path("a text that is no path")
+        ('/data/***/x', '***')
+    """
+    text, start = str(path), home or str(home_folder())
+    if len(start) > 1 and (text == start or text.startswith((start + "/", start + os.sep))):
+        text = "~" + text[len(start) :]
+    name = re.escape(re.split(r"[/\\]", start)[-1])
+    person = re.compile(rf"(?<![^\W_]){name}(?![^\W_])" if name else r"(?!)")
+    parts = re.split(r"([/\\])", without_secrets(text))
+    for number in range(0, len(parts), 2):
+        part = parts[number]
+        plain = not part or PART.fullmatch(part) or (number == 0 and DRIVE.fullmatch(part))
+        named = number > 1 and (parts[number - 2] in PEOPLE or person.search(part))
+        parts[number] = part if plain and not named else MASK
+    return "".join(parts)[:LONGEST_PATH]
+
+
+def paths(value: str) -> str:
+    """Return a list of paths, each cleaned; what is no path, such as an address, becomes ``***``."""
+    parts = ADDRESS.sub(MASK, value[:LONGEST_VALUE]).split(os.pathsep)[:MOST_PATHS]
+    return os.pathsep.join(map(short_path, parts))
+
+
+def address(value: str) -> str:
+    """Return the scheme, the host and the port of an address; user, password, path and query may be secret."""
+    try:
+        parts = urlsplit(value)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return MASK
+    return without_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
+
+
+def list_of(expression: str) -> Callable[[str], str]:
+    """Return what keeps a value, or several with commas, that look as an expression says, in any case."""
+    looks = re.compile(rf"({expression})(,({expression}))*", re.IGNORECASE | re.ASCII)
+    return lambda value: value if len(value) <= LONGEST_PATH and looks.fullmatch(value) else MASK
+
+
+number, switch = list_of(NUMBER), list_of(SWITCH)
+
+
+# Every variable that a logbook may hold, with the look of its value. These another computer should have too.
+SHARED_VARIABLES: dict[str, Callable[[str], str]] = {
+    # How many threads compute.
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), number),
+    **dict.fromkeys(("VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"), number),
+    "TOKENIZERS_PARALLELISM": switch,
+    "OMP_PROC_BIND": list_of("true|false|master|primary|close|spread"),
+    "OMP_WAIT_POLICY": list_of("active|passive"),
+    "KMP_AFFINITY": list_of(AFFINITY),
+    "KMP_BLOCKTIME": list_of("[0-9]{1,9}(us|ms)?|infinite"),
+    # Whether two runs give the same.
+    "PYTHONHASHSEED": list_of(f"{NUMBER}|random"),
+    "CUBLAS_WORKSPACE_CONFIG": list_of("(:[0-9]{1,9}){2,8}"),
+    # What MPS does with an operator that it does not have, and with a tensor too large for it.
+    **dict.fromkeys(MPS_VARIABLES, switch),
+    # Which code computes, how fast, and in which type.
+    **dict.fromkeys(("PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_LOG_PROFILE_INFO"), switch),
+    **dict.fromkeys(("PYTORCH_MPS_TRACE_SIGNPOSTS", "MTL_CAPTURE_ENABLED", "MTL_DEBUG_LAYER"), switch),
+    **dict.fromkeys(("METAL_DEVICE_WRAPPER_TYPE", "NVIDIA_TF32_OVERRIDE", "CUDA_LAUNCH_BLOCKING"), switch),
+    **dict.fromkeys(("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTHONOPTIMIZE"), switch),
+    "ATEN_CPU_CAPABILITY": list_of("default|avx2|avx512|vsx|zvector|sve(128|256)?|amx"),
+    "ONEDNN_MAX_CPU_ISA": list_of("default|all|sse41|avx2?(_[a-z0-9_]{1,20})?|avx(10|512)_[a-z0-9_]{1,20}"),
+    "ACCELERATE_MIXED_PRECISION": list_of("no|fp16|bf16|fp8"),
+    # How memory is taken and given back.
+    **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), list_of(CONFIGURED)),
+    "MALLOC_ARENA_MAX": number,
+    "PYTHONMALLOC": list_of("default|debug|(malloc|pymalloc|mimalloc)(_debug)?"),
+}
+# These are of one computer: its paths, its devices, and its way to the hub.
+OWN_VARIABLES: dict[str, Callable[[str], str]] = {
+    **dict.fromkeys(("LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), paths),
+    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR"), paths),
+    **dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "XDG_CACHE_HOME"), paths),
+    "CUDA_VISIBLE_DEVICES": list_of(f"{NUMBER}|(gpu|mig)-[0-9a-f-]{{1,36}}|"),
+    "CUDA_DEVICE_ORDER": list_of("fastest_first|pci_bus_id"),
+    **dict.fromkeys(("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE"), list_of(DEVICES)),
+    **dict.fromkeys(("ACCELERATE_USE_CPU", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), switch),
+    "HF_ENDPOINT": address,
+}
+CLEANERS = SHARED_VARIABLES | OWN_VARIABLES
+
+
+def kept_value(name: str, value: str) -> str:
+    """Return the value of an allowed variable as it may be kept."""
+    return CLEANERS[name](value.strip())
+
+
+def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the allowed variables that are set, cleaned, in the order of their names.
+
+    Example:
+        >>> kept_variables({"OMP_NUM_THREADS": "2", "HF_TOKEN": "hf_abc", "PYTHONHASHSEED": "the patient"})
+        {'OMP_NUM_THREADS': '2', 'PYTHONHASHSEED': '***'}
+    """
+    return {name: kept_value(name, environ[name]) for name in sorted(CLEANERS) if name in environ}
+
+
+def golden_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that another computer should have too; what had to be masked is none of them."""
+    kept = kept_variables(environ)
+    return {name: value for name, value in kept.items() if name in SHARED_VARIABLES and MASK not in value}
+
 
 TEXTS_FILE_OR_FOLDER = "Pass a list of texts, or the path of a file or a folder."
 SAVE_IT = "Save it, and pass the path of its folder."
