@@ -5,7 +5,6 @@ This file imports transformers, because a subclass needs its base; it is itself 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,7 +16,7 @@ from transformers import TokenClassificationPipeline
 
 from ..devices.backend import TENSOR_LOCK, synchronize, to_array
 from ..devices.linear import best_seconds
-from ..devices.machine import shown_device
+from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, cause, whole, whole_or_none
@@ -429,7 +428,7 @@ def tokens_per_second(network: Network, rows: int, length: int) -> float:
 Way = Callable[[Sequence[str]], Sequence[Sequence[Entity]]]
 
 
-def compare(plain: Way, compiled: Way, device: str, clock: Callable[[], float] = time.perf_counter) -> Compilation:
+def compare(plain: Way, compiled: Way, device: str) -> Compilation:
     """Read texts both ways, in turn, and return what came of it.
 
     Compiling can fail in any way, for want of a C++ compiler above all; then the model runs as it did before.
@@ -439,14 +438,10 @@ def compare(plain: Way, compiled: Way, device: str, clock: Callable[[], float] =
     def spans(way: Way) -> list[tuple[int, int, int, str]]:
         return [(number, *span_of(entity)) for number, entities in enumerate(way(TEXTS)) for entity in entities]
 
-    def seconds(way: Way) -> float:
-        begin = clock()
-        way(TEXTS)
-        return clock() - begin
-
     try:
         computed, expected = spans(compiled), spans(plain)  # The first call compiles.
-        passes = [(seconds(plain), seconds(compiled)) for _ in range(PASSES)]
+        ways = (lambda: plain(TEXTS)), (lambda: compiled(TEXTS))
+        passes = [[seconds_of(way) for way in ways] for _ in range(PASSES)]
     except Exception as error:  # noqa: BLE001 - whatever a compiler fails with becomes the reason
         return Compilation(False, None, f"It does not compile: {cause(error)}.", device)
     gain = min(first for first, _ in passes) / min(second for _, second in passes)

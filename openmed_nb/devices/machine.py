@@ -1,11 +1,14 @@
-"""Facts of the computer, the names of its devices, and whether its MPS device is a simulated one."""
+"""Facts of the computer, the names of its devices, whether its MPS device is simulated, and the clock of all that is measured."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,3 +162,34 @@ def shown_device(device: str) -> str:
 def shows_simulated(shown: str) -> bool:
     """Tell whether the name of a device, as it is shown with a result, says that it is simulated."""
     return shown.endswith(MARK)
+
+
+# Returns seconds from any beginning; each thread may have its own.
+CLOCK: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.perf_counter)
+
+
+def now() -> float:
+    return CLOCK.get()()
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    """Return how long a call takes, in seconds."""
+    begin = now()
+    function()
+    return now() - begin
+
+
+@contextlib.contextmanager
+def timed_by(clock: Callable[[], float]) -> Iterator[None]:
+    """Time everything in a block by another clock.
+
+    Example:
+        >>> with timed_by(iter([2.0, 5.0]).__next__):
+        ...     seconds_of(str)
+        3.0
+    """
+    before = CLOCK.set(clock)
+    try:
+        yield
+    finally:
+        CLOCK.reset(before)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..activity import Activity
 from ..devices import backend
-from ..devices.machine import mps_is_simulated
+from ..devices.machine import mps_is_simulated, now
 from ..devices.request import canonical, kind_of
-from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
+from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
 from ..session import SESSION
 from ..training.epochs import named
-from .measure.timing import FEWEST_VALUES, Interval, median_interval
-from .measure.workloads import (
-    TRANSFER,
-    Split,
-    StepReport,
-    Workload,
-    put_on_devices,
-    whole_rounds,
-)
-from .utilisation import SECONDS, Utilisation, measured, reader_of
+from .measure.workloads import TRANSFER, Split, StepReport, Workload, put_on_devices, whole_rounds
+from .signals import Busy, busy_reader
 
 CPU = "cpu"
 
@@ -42,6 +37,102 @@ SPEED_FINDINGS = {
 
 SIMULATED_SPEED = "a simulated device computes on the CPU"
 ALONE = "There is only the CPU here: nothing to compare it with."
+
+# How probable it is that the interval of a median holds the true one, at least, and how many values that takes.
+LEVEL, FEWEST_VALUES = 0.95, 6
+
+
+@dataclass(frozen=True)
+class Interval(Plain):
+    """A median and its confidence interval.
+
+    Attributes:
+        low: The lower end.
+        middle: The median.
+        high: The upper end.
+        level: How probable it is that such an interval holds the true median, at least.
+
+    Example:
+        >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
+        '1.25 (1.10 to 1.50, 95.9 % sure)'
+    """
+
+    low: float
+    middle: float
+    high: float
+    level: float
+
+    def holds(self, value: float) -> bool:
+        """Tell whether a value is in the interval, its ends included."""
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.level:.1f} % sure)"
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Return the median of at least :data:`FEWEST_VALUES` values with its narrowest interval of at least 95 percent.
+
+    Of n values in order, the k-th from below and the k-th from above enclose the median of what they were drawn from with a
+    probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; no distribution of the values is assumed
+    (Thompson 1936; Conover, Practical Nonparametric Statistics, 3.2).
+
+    Example:
+        >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
+        Interval(low=2.0, middle=5.5, high=9.0, level=0.978515625)
+    """
+    ordered, count = sorted(values), len(values)
+    if count < FEWEST_VALUES:
+        message = f"{count} values have no interval of level {LEVEL}: at least {FEWEST_VALUES} are needed"
+        raise ValueError(message)
+    below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
+    levels = [1 - 2 * ways / 2**count for ways in below]  # By rank, the widest interval first.
+    rank = sum(level >= LEVEL for level in levels)
+    return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
+
+
+FEWEST_ANSWERS = (
+    5  # How many answers a mean of utilisation needs; each is of one moment, which says nothing of the next.
+)
+
+
+@dataclass(frozen=True)
+class Utilisation(Plain):
+    """How busy a device was, all processes together, as shares from 0 to 1.
+
+    Attributes:
+        idle: The mean just before, while nothing of the work ran; ``None`` if it could not be read.
+        busy: The mean while the work ran; ``None`` if it could not be read.
+        samples: How many answers ``busy`` is the mean of.
+
+    Example:
+        >>> Utilisation(0.25, 0.75, 5).net, Utilisation(None, 0.75, 5).net, Utilisation(0.5, 0.25, 5).net
+        (0.5, None, 0.0)
+    """
+
+    idle: float | None = None
+    busy: float | None = None
+    samples: int = 0
+
+    ALSO = ("net",)
+
+    @property
+    def net(self) -> float | None:
+        """What of it was the work: ``busy`` less ``idle``, at least 0; ``None`` if one of them is not known."""
+        return None if self.idle is None or self.busy is None else max(0.0, self.busy - self.idle)
+
+    def __str__(self) -> str:
+        if self.net is None or self.busy is None or self.idle is None:
+            return "not known"
+        return f"{100 * self.net:.0f} % ({100 * self.busy:.0f} % less {100 * self.idle:.0f} % when idle)"
+
+
+def utilisation_of(idle: Sequence[float], busy: Sequence[float]) -> Utilisation:
+    """Return what two series of answers say; too few of either say nothing."""
+    before, meanwhile = (
+        statistics.fmean(answers) if len(answers) >= FEWEST_ANSWERS else None for answers in (idle, busy)
+    )
+    return Utilisation(before, meanwhile, len(busy))
 
 
 @dataclass(frozen=True)
@@ -183,28 +274,19 @@ class Comparison(StepReport):
             f"{1000 * one.seconds:.2f}",
             f"{1000 * low:.2f} to {1000 * high:.2f}",
             f"{one.rows_per_second:.1f}",
-            NOT_APPLICABLE if one.simulated else shown_interval(one.speed_up),
+            NOT_APPLICABLE if one.simulated else str(one.speed_up or ""),
             str(one.load),
         )
-
-
-def shown_interval(interval: Interval | None) -> str:
-    """Return a speed-up as it is shown, with how sure it is.
-
-    Example:
-        >>> shown_interval(Interval(1.1, 1.25, 1.5, 0.9586)), shown_interval(None)
-        ('1.25 (1.10 to 1.50, 95.9 % sure)', '')
-    """
-    if interval is None:
-        return ""
-    return f"{interval.middle:.2f} ({interval.low:.2f} to {interval.high:.2f}, {100 * interval.level:.1f} % sure)"
 
 
 PAIRS = 20  # How often each device has its turn by default; 20 pairs give an interval that is 95.9 % sure.
 WARM_UP = 3  # Steps before any that counts: the first compile, fill caches, and start what reads ahead.
 PHASE_STEPS = 10  # How many steps are waited for phase by phase, fewer if they are slow.
 SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5  # A turn repeats a quick step until it takes so many seconds, but not more.
+SECONDS = 6.0  # How long a device is watched by default: time for enough answers.
 LONGEST_WATCH = 3600  # A device is watched for at most so many seconds.
+ASKED_EVERY = 1.0  # Seconds between two questions: each starts a command, whose cost is not work of the device.
+PATIENCE = 2  # If answers are slow, a device is watched at most so many times as long.
 ROUNDS_OF_WORKERS = 4  # A turn has at least so many batches of each worker of a loader: they come in bursts.
 
 
@@ -274,7 +356,12 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
     with SESSION.told_after():
         subject, device = subject_of(model, data, training=training, arguments=arguments)
-        names = devices_to_compare(*((device, *usable_devices()) if devices is None else confirmed(devices)))
+        if devices is None:
+            named_devices = device, *usable_devices()
+        else:
+            several = isinstance(devices, Iterable) and not isinstance(devices, str)
+            named_devices = tuple(SESSION.device(one).device for one in (devices if several else [devices]))
+        names = devices_to_compare(*named_devices)
 
         def tell(name: str) -> None:
             SESSION.tell(Activity(f"Comparing on {name}", subject.name, names.index(name), len(names)))
@@ -289,13 +376,6 @@ def usable_devices() -> Iterator[str]:
         if one.usable is not False:
             with contextlib.suppress(DeviceUnavailable):  # A GPU that was not tried yet, and that fails.
                 yield SESSION.device(one.device).device
-
-
-def confirmed(devices: Any) -> Iterator[str]:
-    """Yield the devices that a person names, one or several, as torch spells them."""
-    several = isinstance(devices, Iterable) and not isinstance(devices, str)
-    for one in devices if several else [devices]:
-        yield SESSION.device(one).device
 
 
 def devices_to_compare(*names: str) -> tuple[str, ...]:
@@ -384,6 +464,58 @@ def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
     """Return how busy a device is while it works without a pause, and how busy it was just before."""
     if not seconds:
         return Utilisation()
-    read = reader_of(device, SESSION.computer.machine, environ=SESSION.environ, uuid=backend.gpu_uuid(device))
+    read = busy_reader(device, SESSION.computer.machine, environ=SESSION.environ, uuid=backend.gpu_uuid(device))
     with workload.begun() as batches:
-        return measured(read, seconds, lambda: workload.run(next(batches)))
+        return watched(read, seconds, lambda: workload.run(next(batches)))
+
+
+def watched(read: Busy | None, seconds: float, work: Callable[[], Any], interval: float = ASKED_EVERY) -> Utilisation:
+    """Return how busy a device is while work is done again and again, and how busy it was just before, while nothing is done.
+
+    Each takes some seconds, up to twice as many if there are too few answers by then; what cannot be read is not run.
+    """
+    if read is None:
+        return Utilisation()
+    idle = answers_during(lambda: time.sleep(interval / 10), read, seconds, interval)
+    return utilisation_of(idle, answers_during(work, read, seconds, interval))
+
+
+def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval: float) -> list[float]:
+    """Return the answers of a reader while work is done again and again."""
+    read()  # The processor's share is counted from one question to the next.
+    with sampling(read, interval) as answers:
+        begin = now()
+        while goes_on(now() - begin, seconds, len(answers)):
+            work()
+    return answers
+
+
+def goes_on(elapsed: float, seconds: float, answers: int) -> bool:
+    """Tell whether a device is still watched after some seconds, with so many answers."""
+    return elapsed < seconds * (PATIENCE if answers < FEWEST_ANSWERS else 1)
+
+
+@contextlib.contextmanager
+def sampling(read: Busy, interval: float = ASKED_EVERY) -> Iterator[list[float]]:
+    """Ask a reader every ``interval`` seconds in another thread during a block; the thread always ends with the block.
+
+    What cannot be read is left out, and so is what was answered after the block. No reader may work with tensors: two
+    threads on MPS can crash the process (pytorch#197805).
+    """
+    answers, ended = list[float](), threading.Event()
+
+    def ask() -> None:
+        due = time.monotonic() + interval
+        while not ended.wait(max(0.0, due - time.monotonic())):
+            due = time.monotonic() + interval
+            answer = read()
+            if answer is not None and not ended.is_set():
+                answers.append(answer)
+
+    thread = threading.Thread(target=ask, name="openmed_nb utilisation", daemon=True)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..devices import backend
-from ..devices.machine import Machine, import_psutil, parse_sysctl, run_command
+from ..devices.machine import Machine, import_psutil, mps_is_simulated, parse_sysctl, run_command
 from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, in_bytes
 from ..errors import OpenMedError
@@ -106,13 +106,31 @@ class Signals(Shown):
     def report(self) -> Report:
         """Return the states in words and the hardware; the figures stand in the HTML."""
         states = tuple((one.name, one.reads(self) or NOT_KNOWN) for one in CONDITIONS)
-        hardware = tuple((name, say(self)) for name, say in HARDWARE.items() if say(self))
-        figures = tuple((name, say(self) or NOT_KNOWN) for name, say in FIGURES.items())
+        hardware = {
+            "processor": self.chip or "",
+            "performance cores": with_unit(self.performance_cores),
+            "efficiency cores": with_unit(self.efficiency_cores),
+            "GPU": self.gpu.name or "",
+            "GPU cores": with_unit(self.gpu.cores),
+            "GPU memory": in_bytes(self.gpu.memory_total),
+        }
+        figures = {
+            "GPU utilisation": with_unit(self.gpu.utilisation, " %"),
+            "GPU memory in use": in_bytes(self.gpu.memory_used),
+            "GPU temperature": with_unit(self.gpu.temperature, " °C"),
+            "GPU power": with_unit(self.gpu.power, " W"),
+            "free memory": with_unit(self.memory_free, " %"),
+            "available memory": in_bytes(self.memory_available),
+            "swap in use": in_bytes(self.swap_used),
+            "battery": with_unit(self.battery, " %"),
+            "processor speed limit": with_unit(self.speed_limit, " %"),
+        }
+        parts = tuple((name, words) for name, words in hardware.items() if words)
+        shown = tuple((name, words or NOT_KNOWN) for name, words in figures.items())
         return Report(
             "Signals",
-            (),
-            (Table("", ("signal", "state"), states), Table("Hardware", ("part", "what it is"), hardware)),
-            figures=(Table("Figures of this moment", ("signal", "figure"), figures),),
+            tables=(Table("", ("signal", "state"), states), Table("Hardware", ("part", "what it is"), parts)),
+            figures=(Table("Figures of this moment", ("signal", "figure"), shown),),
         )
 
 
@@ -174,27 +192,6 @@ CONDITIONS = (
     ),
 )
 
-HARDWARE: dict[str, Callable[[Signals], str]] = {
-    "processor": lambda signals: signals.chip or "",
-    "performance cores": lambda signals: with_unit(signals.performance_cores),
-    "efficiency cores": lambda signals: with_unit(signals.efficiency_cores),
-    "GPU": lambda signals: signals.gpu.name or "",
-    "GPU cores": lambda signals: with_unit(signals.gpu.cores),
-    "GPU memory": lambda signals: in_bytes(signals.gpu.memory_total),
-}
-
-FIGURES: dict[str, Callable[[Signals], str]] = {
-    "GPU utilisation": lambda signals: with_unit(signals.gpu.utilisation, " %"),
-    "GPU memory in use": lambda signals: in_bytes(signals.gpu.memory_used),
-    "GPU temperature": lambda signals: with_unit(signals.gpu.temperature, " °C"),
-    "GPU power": lambda signals: with_unit(signals.gpu.power, " W"),
-    "free memory": lambda signals: with_unit(signals.memory_free, " %"),
-    "available memory": lambda signals: in_bytes(signals.memory_available),
-    "swap in use": lambda signals: in_bytes(signals.swap_used),
-    "battery": lambda signals: with_unit(signals.battery, " %"),
-    "processor speed limit": lambda signals: with_unit(signals.speed_limit, " %"),
-}
-
 
 def with_unit(number: float | None, unit: str = "") -> str:
     return "" if number is None else f"{number:.0f}{unit}"
@@ -246,16 +243,17 @@ def read_signals(
 def read_system() -> dict[str, Any]:
     """Return what psutil says on every system, by the names of the fields of ``Signals``."""
     psutil = import_psutil()
+    unreadable = (
+        OSError,
+        RuntimeError,
+        NotImplementedError,
+        psutil.Error,
+    )  # Containers hide files, some have no battery.
 
     def asked(question: str) -> Any:
         try:
             return getattr(psutil, question, lambda: None)()
-        except (
-            OSError,
-            RuntimeError,
-            NotImplementedError,
-            psutil.Error,
-        ):  # Containers hide files, some have no battery.
+        except unreadable:
             return None
 
     battery = asked("sensors_battery")
@@ -292,6 +290,67 @@ def read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | N
     answers = (parse_nvidia_smi(run([path, *QUERY])) for path in NVIDIA_SMI)
     gpus = next((gpus for gpus in answers if gpus), ())
     return chosen_gpu(gpus, device, environ, uuid) or Gpu()
+
+
+# Returns how busy a device is just now, as a share from 0 to 1, or since it was last asked; ``None`` if it cannot be read.
+Busy = Callable[[], "float | None"]
+
+NOT_BUSY = ("idle", "iowait")
+# Linux counts these in ``user`` and ``nice`` too (proc(5)); so does not psutil's percentage.
+GUESTS = ("guest", "guest_nice")
+
+
+def busy_reader(
+    device: str,
+    machine: Machine,
+    run: Run = run_command,
+    environ: Mapping[str, str] = os.environ,
+    uuid: str | None = None,
+) -> Busy | None:
+    """Return what reads how busy a device is; ``None`` under a simulation, and if this cannot be read.
+
+    ``environ`` says what CUDA calls its devices, and ``uuid`` how torch names the CUDA GPU.
+    """
+    if machine.simulated or mps_is_simulated():
+        return None
+    kind = kind_of(device)
+    if kind == "cpu":
+        return CpuReader() if cpu_times() else None
+
+    def read() -> float | None:
+        if kind not in {"mps", "cuda"}:
+            return None
+        gpu = parse_ioreg(run(IOREG)) if kind == "mps" else read_nvidia(device, run, environ, uuid)
+        return None if gpu.utilisation is None else gpu.utilisation / 100
+
+    return None if read() is None else read
+
+
+class CpuReader:
+    """Reads how busy the processor was since it was last asked, of all cores together."""
+
+    def __init__(self) -> None:
+        self._before = cpu_times()
+
+    def __call__(self) -> float | None:
+        before, self._before = self._before, cpu_times()
+        return busy_share(before, self._before)
+
+
+def cpu_times() -> dict[str, float]:
+    """Return the seconds that the processor has spent in each state, of all cores together; empty if they cannot be read."""
+    psutil = import_psutil()
+    try:
+        return dict(psutil.cpu_times()._asdict())
+    except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
+        return {}
+
+
+def busy_share(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """Return which share of the time between two readings of the processor was work, ``None`` if none has passed."""
+    spent = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after if name not in GUESTS}
+    total = sum(spent.values())
+    return 1 - sum(spent.get(name, 0.0) for name in NOT_BUSY) / total if total and before else None
 
 
 NUMBER = re.compile(r"\s*(\d{1,15}(?:[.,]\d{1,9})?)\s*", re.ASCII)
@@ -431,7 +490,6 @@ FIELDS = (
 )
 QUERY = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
 
-MEBIBYTE = 1 << 20
 MOST_MEMORY, HOTTEST, MOST_POWER = 1 << 24, 150, 10_000  # In mebibytes, degrees Celsius and watts.
 
 
@@ -447,8 +505,8 @@ def _nvidia_gpu(uuid: str, name: str, busy: str, *cells: str) -> Gpu:
     return Gpu(
         name=None if not name or name.startswith("[") else name,
         utilisation=whole_number_in(busy, most=100),
-        memory_used=None if used is None else used * MEBIBYTE,
-        memory_total=total * MEBIBYTE if total else None,
+        memory_used=None if used is None else used << 20,
+        memory_total=total << 20 if total else None,
         temperature=whole_number_in(cells[2], most=HOTTEST),
         power=number_in(cells[3], most=MOST_POWER),
         slowed_by_heat="Active" in heat if heat else None,

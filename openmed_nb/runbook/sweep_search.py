@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..devices.machine import import_psutil
+from ..devices.machine import import_psutil, now
 from ..devices.memory import allocator, empty_cache, is_out_of_memory
 from ..devices.profilers import memory_changes, profiler_is_on, profiling
 from ..devices.request import kind_of
 from ..display import Plain
-from .measure.timing import now
 from .measure.workloads import Bench, Workload
 
 # A larger batch pays if it gives more than this share more throughput. That leaves room for noise inside of five percent, which

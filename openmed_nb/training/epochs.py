@@ -7,12 +7,12 @@ import gc
 import inspect
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from ..devices.machine import now
 from ..devices.memory import allocator
 from ..devices.request import kind_of
 from ..errors import (
@@ -124,7 +124,7 @@ class EpochHooks:
             raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
         self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process)
         self.failures: tuple[HookFailure, ...] = ()
-        self._start = time.perf_counter()
+        self._start = now()
         self._epochs, self._steps = epoch, step
         self._steady: Holders | None = None
         allocator(device).reset_peak()
@@ -203,7 +203,7 @@ class EpochHooks:
     def _look(self, boundary: bool) -> MemorySample:
         """Hand memory back, and take a sample."""
         self._hand_back()
-        seconds = time.perf_counter() - self._start
+        seconds = now() - self._start
         sample = take_sample(self.device, self._epochs, self._steps, seconds, boundary)
         self.curve = self.curve.with_sample(sample)
         return sample

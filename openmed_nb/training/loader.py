@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import moving
 from ..devices.backend import finish
-from ..devices.machine import Machine, import_psutil, mps_is_simulated
+from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
 from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, in_bytes
 from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none
@@ -482,15 +481,15 @@ def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[
     workers = int(getattr(loader, "num_workers", 0))
     ahead = max(WARM_UP, workers * int(getattr(loader, "prefetch_factor", None) or 0))
     others = {process.pid for process in multiprocessing.active_children()}
-    begin, iterator = time.perf_counter(), iter(loader)
+    begin, iterator = now(), iter(loader)
     try:
         first = last = next(iterator, None)
-        start_seconds = time.perf_counter() - begin
+        start_seconds = now() - begin
         skipped = sum(1 for _ in itertools.islice(iterator, ahead - 1))
-        begin, count = time.perf_counter(), 0
+        begin, count = now(), 0
         for batch in itertools.islice(iterator, batches):
             last, count = batch, count + 1
-        seconds = time.perf_counter() - begin
+        seconds = now() - begin
         psutil, sizes = import_psutil(), []
         for process in multiprocessing.active_children() if workers else ():
             if process.pid is not None and process.pid not in others:
@@ -529,10 +528,10 @@ def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.dev
         with torch.no_grad() if modes else contextlib.nullcontext():
             for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
                 finish(device)
-                begin = time.perf_counter()
+                begin = now()
                 run(moving.to_device(batch, device))
                 finish(device)
-                times.append(time.perf_counter() - begin)
+                times.append(now() - begin)
     finally:
         for part, training in modes:
             part.training = training

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from openmed_nb.annotation.pipeline import LADDER, Calibration, compare
-from openmed_nb.devices.machine import shown_device
+from openmed_nb.devices.machine import shown_device, timed_by
 
 
 @pytest.fixture
@@ -104,7 +104,8 @@ def compared(clock):
         return read
 
     def compared(plain, compiled, device="cpu"):
-        return compare(reader(*plain), reader(*compiled), device, lambda: clock.now)
+        with timed_by(lambda: clock.now):
+            return compare(reader(*plain), reader(*compiled), device)
 
     return compared
 

@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...activity import Activity
-from ...devices.machine import mps_is_simulated, shows_simulated
+from ...devices.machine import mps_is_simulated, now, shows_simulated
 from ...devices.memory import empty_cache
 from ...devices.request import MASK
 from ...display import MARK, Report, Shown, Table, counted, in_bytes, plain
@@ -37,7 +37,6 @@ from ..logbook.privacy import dataset_of, golden_variables, model_of_files, shor
 from ..logbook.sections import Dataset, ReportFigures, Run, numbers
 from ..measure.benches import TEXTS as SHORT_TEXTS
 from ..measure.benches import checked_texts, subject_of_files
-from ..measure.timing import now
 from .environment import lock, requirements_text, write_wheel
 
 if TYPE_CHECKING:

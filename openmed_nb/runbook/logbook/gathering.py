@@ -23,7 +23,7 @@ from ...activity import Activity
 from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
 from ...devices.environment import SET_BY
-from ...devices.machine import import_psutil, own_name, processor_name
+from ...devices.machine import import_psutil, now, own_name, processor_name
 from ...devices.memory import allocator
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, check_flag, given_path, shorten
@@ -339,7 +339,7 @@ def read_background(names: bool) -> sections.Background:
 
 def processor_times() -> ProcessorTimes:
     """Return what the processors have done until now; programs that may not be asked count in the whole alone."""
-    from ..utilisation import GUESTS, NOT_BUSY, cpu_times
+    from ..signals import GUESTS, NOT_BUSY, cpu_times
 
     psutil = import_psutil()
     this = psutil.Process()
@@ -544,9 +544,9 @@ def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONN
 
 def connect(host: str, port: int, timeout: float) -> float | None:
     """Return how long one connection takes in seconds, ``None`` if it fails."""
-    begin = time.perf_counter()
+    begin = now()
     try:
         with socket.create_connection((host, port), timeout=timeout):
-            return time.perf_counter() - begin
+            return now() - begin
     except (OSError, UnicodeError):  # UnicodeError for a name that no network can have.
         return None

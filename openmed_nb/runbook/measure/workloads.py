@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
-from ...devices.machine import mps_is_simulated
+from ...devices.machine import mps_is_simulated, now
 from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
 from ...devices.moving import named_tensors, with_tensors
 from ...devices.request import canonical
 from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
 from ...errors import ConfigurationError
-from .timing import now
 
 if TYPE_CHECKING:
     import torch

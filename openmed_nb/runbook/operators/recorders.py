@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import re
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...devices.backend import finish
+from ...devices.machine import now
 from ...devices.moving import narrower_types, operator_tensors
 from ...devices.profilers import modes_on
 from ...simulation.operators import names_above_autograd
@@ -336,13 +336,13 @@ class FallbackWatch(TorchDispatchMode):
         sighting = self._record.begin(operator.name())
         if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
             finish(torch.device("mps"))  # What was started before is not the time of this one, which waits for it.
-        start = time.perf_counter()
+        start = now()
         try:
             made = operator(*args, **kwargs)
         except NotImplementedError as error:
             self._record.refused(sighting, error)
             raise
-        sighting.seconds = time.perf_counter() - start
+        sighting.seconds = now() - start
         return made
 
 

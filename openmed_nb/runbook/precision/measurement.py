@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
-from ...devices.machine import shown_device
+from ...devices.machine import seconds_of, shown_device
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import copy_of
 from ...display import counted
@@ -27,7 +27,6 @@ from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.dtypes import WORTH
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
-from ..measure.timing import seconds_of
 from .parity import (
     TOLERANCES,
     Differences,

@@ -12,12 +12,12 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.comparison import (
     Comparison,
     DeviceFigures,
+    Interval,
+    Utilisation,
     devices_to_compare,
     figures_of,
 )
-from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split, Workload, split_of
-from openmed_nb.runbook.utilisation import Utilisation
 
 EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 LOAD = Utilisation(0.05, 0.65, 5)

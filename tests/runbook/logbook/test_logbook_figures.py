@@ -6,10 +6,9 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval
 from openmed_nb.runbook.figures import figures_of
 from openmed_nb.runbook.logbook.logbook import reported_device
-from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport

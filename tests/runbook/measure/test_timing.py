@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from openmed_nb.devices.machine import timed_by
 from openmed_nb.runbook.comparison import seconds_in_turn, steps_of_turn
-from openmed_nb.runbook.measure.timing import timed_by
 from openmed_nb.runbook.measure.workloads import (
     FORWARD,
     FORWARD_PASS,

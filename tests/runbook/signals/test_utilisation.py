@@ -11,17 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.measure.timing import timed_by
-from openmed_nb.runbook.utilisation import (
-    Utilisation,
-    busy_share,
-    goes_on,
-    measured,
-    reader_of,
-    sampling,
-    utilisation_of,
-)
+from openmed_nb.devices.machine import Machine, timed_by
+from openmed_nb.runbook.comparison import Utilisation, goes_on, sampling, utilisation_of, watched
+from openmed_nb.runbook.signals import busy_reader, busy_share
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True)
@@ -47,26 +39,26 @@ def test_reader_asks_the_command_of_its_device():
         ("cuda", BOX, "nvidia_h200.txt", 0.0),
     ]
     for device, machine, file, share in cases:
-        read = reader_of(device, machine, printing(file), {})
+        read = busy_reader(device, machine, printing(file), {})
         assert read is not None, file
         assert read() == pytest.approx(share), file
     for device in ("mps", "cuda", "cuda:1", "lazy:0"):
-        assert reader_of(device, MAC, lambda _command: None, {}) is None, device
-        assert reader_of(device, BOX, lambda _command: "no such thing", {}) is None, device
+        assert busy_reader(device, MAC, lambda _command: None, {}) is None, device
+        assert busy_reader(device, BOX, lambda _command: "no such thing", {}) is None, device
 
 
 def test_nothing_is_read_under_a_simulation():
     """Of a simulated computer no command is asked, not even about the CPU."""
     asked: list[object] = []
     for device in ("cpu", "mps", "cuda"):
-        assert reader_of(device, Machine("Darwin", "arm64", simulated=True), asked.append, {}) is None
+        assert busy_reader(device, Machine("Darwin", "arm64", simulated=True), asked.append, {}) is None
     assert asked == []
 
 
 @pytest.mark.real_computer
 def test_the_processor_is_read_from_its_counters():
     """The share of the processor is known once its counters have moved, and is a share."""
-    read = reader_of("cpu", BOX)
+    read = busy_reader("cpu", BOX)
     answers = []
     while not answers:
         answers += [answer for answer in [read()] if answer is not None]
@@ -132,7 +124,7 @@ def test_idle_and_busy_are_told_apart():
         return (0.25, 0.75)[len(begun) - 1]
 
     with timed_by(lambda: answers):
-        load = measured(read, 6, lambda: done.append(1), interval=0.001)
+        load = watched(read, 6, lambda: done.append(1), interval=0.001)
 
     assert begun == [0, 0]
     assert done
@@ -145,8 +137,8 @@ def test_what_cannot_be_read():
     """Without a reader, or without a time, nothing is done; a moment that cannot be read is left out."""
     done, asked = [], threading.Event()
 
-    assert measured(None, 1.0, lambda: done.append(1)) == Utilisation()
-    assert measured(lambda: 0.5, 0, lambda: done.append(1)) == Utilisation()
+    assert watched(None, 1.0, lambda: done.append(1)) == Utilisation()
+    assert watched(lambda: 0.5, 0, lambda: done.append(1)) == Utilisation()
     assert done == []
     with sampling(asked.set, interval=0.001) as answers:
         assert asked.wait(60)

@@ -201,7 +201,7 @@ LIMITED = """
 import itertools, json, resource
 import psutil, torch
 import openmed_nb as nb
-from openmed_nb.runbook.measure.timing import timed_by
+from openmed_nb.devices.machine import timed_by
 
 MEBIBYTE = 1 << 20
 

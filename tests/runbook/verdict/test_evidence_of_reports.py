@@ -15,9 +15,8 @@ from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.runbook.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval, Utilisation
 from openmed_nb.runbook.doctor.report import DoctorReport
-from openmed_nb.runbook.measure.timing import Interval
 from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
@@ -30,7 +29,6 @@ from openmed_nb.runbook.profiling import OperatorTime, Profile
 from openmed_nb.runbook.signals import Signals
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
-from openmed_nb.runbook.utilisation import Utilisation
 from openmed_nb.runbook.verdict.evidence import Evidence, evidence_of
 from openmed_nb.runbook.verdict.verdict import gates
 from openmed_nb.training.curve import MemoryCurve, MemorySample
