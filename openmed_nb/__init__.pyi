@@ -11,7 +11,7 @@ from .distributed.starting import cluster as cluster
 from .errors import OpenMedError as OpenMedError
 from .errors import OpenMedWarning as OpenMedWarning
 from .models.config import OpenMedConfig as OpenMedConfig
-from .notebook.panel.opening import panel as panel
+from .notebook.panel import panel as panel
 from .runbook.comparison import compare as compare
 from .runbook.doctor.report import doctor as doctor
 from .runbook.handoff.bundle import handoff as handoff

@@ -397,7 +397,7 @@ SESSION = Session()
 
 Outside of it stands what belongs to the process and is nobody's choice:
 
-- which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.opening.OPEN``,
+- which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
   weakly);
 - which conversions were reported once (``devices.moving.REPORTED``);
 - whether the one simulated MPS device is on, which torch knows only once (``devices.machine._ACTIVE``);

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from functools import wraps
 from keyword import iskeyword
 from typing import Any
 
@@ -42,35 +43,39 @@ from ..session import SESSION
 QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
 
-def asked(magic: Callable[..., Any], line: str) -> argparse.Namespace | None:
-    arguments = parse(magic, line)
-    if not arguments.help:
-        return arguments
-    print(usage(magic))
-    return None
+def by_arguments(verb: Callable[..., Any]) -> Any:
+    """Return a magic that parses its line for a verb; ``--help`` prints the usage, ``--json`` makes JSON of the answer."""
+
+    @argument("-h", "--help", action="store_true", help="print this help")
+    @wraps(verb)
+    def magic(self: Magics, line: str, *cell: str) -> Any:
+        arguments = parse(magic, line)
+        if arguments.help:
+            print((magic.__doc__ or "").removeprefix("::").strip())
+            return None
+        answer = verb(self, arguments, *cell)
+        return Json.of(answer.to_dict()) if getattr(arguments, "json", False) else answer
+
+    return magic
 
 
 def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
-    """Return the arguments of a magic.
-
-    A comment and a semicolon at the end are left out, as Python would leave them out.
-    """
+    """Return the arguments of a magic; a comment and a semicolon at the end are left out, as Python would leave them out."""
     parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
     try:
         arguments, others = parser.parse_known_args(words(line))
     except (UsageError, ValueError) as error:
         raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
-    options = [action.dest for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
+    options = [action for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
     # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
-    if any(getattr(arguments, option) in ([], "--") for option in options):
+    if any(getattr(arguments, option.dest) in ([], "--") for option in options):
         raise _mistake(magic, "got an option without its value")
-    if others:
-        raise _mistake(magic, _unknown(others), _nearest(others, parser))
+    if flags := [word for word in others if word.startswith("-")]:
+        meant = nearest(flags[0], [flag for option in options for flag in option.option_strings], cutoff=0.6)
+        raise _mistake(magic, f"has no option {shorten(flags[0])}", meant)
+    if others:  # They may be part of a note, so they are only counted.
+        raise _mistake(magic, f"got {len(others)} words too many")
     return arguments
-
-
-def usage(magic: Callable[..., Any]) -> str:
-    return (magic.__doc__ or "").removeprefix("::").strip()
 
 
 def words(line: str) -> list[str]:
@@ -106,19 +111,6 @@ def clean(line: str) -> str:
     return line.strip().removesuffix(";").strip()
 
 
-def _unknown(others: list[str]) -> str:
-    """Name the first unknown flag; other words may be part of a note, so they are only counted."""
-    flags = [word for word in others if word.startswith("-")]
-    return f"has no option {shorten(flags[0])}" if flags else f"got {len(others)} words too many"
-
-
-def _nearest(others: list[str], parser: argparse.ArgumentParser) -> str:
-    """Return the option that the first unknown flag may have meant, empty where there is none like it."""
-    options = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001
-    flags = [word for word in others if word.startswith("-")]
-    return nearest(flags[0], options, cutoff=0.6) if flags else ""
-
-
 def _mistake(magic: Callable[..., Any], what: str, meant: str = "") -> MagicError:
     name = f"%{magic.__name__}"
     remedy = f"Use {meant}, or see {name} --help." if meant else f"See {name} --help."
@@ -126,6 +118,17 @@ def _mistake(magic: Callable[..., Any], what: str, meant: str = "") -> MagicErro
 
 
 SIMULATIONS = ("mps", "off")
+
+
+def simulate(device: str, memory: str | None) -> Any:
+    """Begin or end a simulation, and return the device that is then in force."""
+    if device not in SIMULATIONS:
+        raise MagicError(f"{shorten(device)!r} cannot be simulated.", "Write --simulate mps, or --simulate off.")
+    if device == "off":
+        SESSION.end_simulation()
+    else:
+        SESSION.simulate(DEFAULT_MEMORY if memory is None else memory, source="%openmed_device")
+    return SESSION.device()
 
 
 @magics_class
@@ -150,39 +153,49 @@ class OpenMedMagics(Magics):
     @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
     @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
     @line_magic
-    def openmed_device(self, line: str) -> Any:
+    @by_arguments
+    def openmed_device(self, arguments: argparse.Namespace) -> Any:
         """Show the device of this session and why, or change it."""
-        if (arguments := asked(self.openmed_device, line)) is None:
-            return None
-        answer = self._device_verb(arguments)
-        return Json.of(answer.to_dict()) if arguments.json else answer
+        verbs: dict[str, Callable[[], Any]] = {
+            "--reset": SESSION.reset,
+            "--list": SESSION.devices,
+            "--explain": SESSION.explain,
+            "--simulate": lambda: simulate(arguments.simulate, arguments.memory),
+        }
+        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-")) not in (None, False)]
+        if arguments.memory is not None and arguments.simulate != "mps":
+            raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
+        if len(asked) + (arguments.device is not None) > 1:
+            said = " and ".join([*asked, *([arguments.device] if arguments.device else [])])
+            raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")
+        if arguments.device is not None:
+            return SESSION.use(arguments.device, "%openmed_device")
+        return verbs[asked[0]]() if asked else SESSION.device()
 
     @magic_arguments()
     @argument("--model", help="an alias, a hub id or a folder; the bundled disease model where it is left out")
     @argument("--strategy", help="how tokens become entities: none, simple, first, average or max")
     @argument("--device", help="a device for this cell only")
     @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @line_cell_magic
-    def openmed_ner(self, line: str, cell: str | None = None) -> Any:
+    @by_arguments
+    def openmed_ner(self, arguments: argparse.Namespace, cell: str | None = None) -> Any:
         """Find entities in the text of the cell and show them in it."""
-        if (arguments := asked(self.openmed_ner, line)) is None:
-            return None
         if cell is None:
             raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
-        if arguments.out is not None and not self._may_assign(arguments.out):
-            raise MagicError(f"{shorten(arguments.out)!r} is not a valid variable name.", "Use a name such as 'found'.")
+        out = arguments.out
+        if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
+            raise MagicError(f"{shorten(out)!r} is not a valid variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
         from ..annotation.corpus import annotate_text
 
         result = annotate_text(SESSION, cell, model, arguments.device, strategy, self.show_text)
-        if arguments.out is None:
+        if out is None:
             return result
-        self.shell.push({arguments.out: result})
+        self.shell.push({out: result})
         return None
 
     @magic_arguments()
@@ -190,13 +203,11 @@ class OpenMedMagics(Magics):
     @argument("--keep-models", action="store_true", help="keep the models that were loaded")
     @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
     @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
     @line_magic
-    def openmed_release(self, line: str) -> Any:
+    @by_arguments
+    def openmed_release(self, arguments: argparse.Namespace) -> Any:
         """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
-        if (arguments := asked(self.openmed_release, line)) is None:
-            return None
         from ..training.release import release
 
         return release(
@@ -210,14 +221,12 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
     @argument("--close", action="store_true", help="close every open panel")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
     @line_magic
-    def openmed_panel(self, line: str) -> Any:
+    @by_arguments
+    def openmed_panel(self, arguments: argparse.Namespace) -> Any:
         """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
-        if (arguments := asked(self.openmed_panel, line)) is None:
-            return None
-        from .panel.opening import close_panels, panel
+        from .panel import close_panels, panel
 
         if arguments.close:
             close_panels()
@@ -228,33 +237,29 @@ class OpenMedMagics(Magics):
     @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
     @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
     @line_magic
-    def openmed_doctor(self, line: str) -> Any:
+    @by_arguments
+    def openmed_doctor(self, arguments: argparse.Namespace) -> Any:
         """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
-        if (arguments := asked(self.openmed_doctor, line)) is None:
-            return None
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
         from ..runbook.doctor.report import doctor
         from ..runbook.operators.forecast import forecast
 
-        forecasting = arguments.ops is not None
-        answer = forecast(self._named(arguments.ops)) if forecasting else doctor(self._named(arguments.model))
-        return Json.of(answer.to_dict()) if arguments.json else answer
+        if arguments.ops is not None:
+            return forecast(self._named(arguments.ops))
+        return doctor(self._named(arguments.model))
 
     @magic_arguments()
     @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
     @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
     @line_magic
-    def openmed_log(self, line: str) -> Any:
+    @by_arguments
+    def openmed_log(self, arguments: argparse.Namespace) -> Any:
         """Write down what figures are measured with here and now, or compare that with a logbook."""
-        if (arguments := asked(self.openmed_log, line)) is None:
-            return None
         from ..runbook.logbook.gathering import logbook
         from ..runbook.logbook.logbook import Logbook
 
@@ -265,8 +270,7 @@ class OpenMedMagics(Magics):
         book = logbook()
         if arguments.file is not None:
             print(f"Written to {book.save(arguments.file)}.")
-        answer: Any = book if former is None else former.diff(book)
-        return Json.of(answer.to_dict()) if arguments.json else answer
+        return book if former is None else former.diff(book)
 
     @magic_arguments()
     @argument("model", nargs="?", help="a model by name, or a variable with a pipeline; the bundled one if left out")
@@ -276,54 +280,18 @@ class OpenMedMagics(Magics):
     @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
     @argument("--device", help="another device than the one in force")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @argument("-h", "--help", action="store_true", help="print this help")
     @output_can_be_silenced
     @line_magic
-    def openmed_sweep(self, line: str) -> Any:
+    @by_arguments
+    def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
         """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
-        if (arguments := asked(self.openmed_sweep, line)) is None:
-            return None
         from ..runbook.sweep import sweep
 
         wanted = ("training", "device", "length", "largest", "seconds")
         said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
-        answer = sweep(self._named(arguments.model), **said)
-        return Json.of(answer.to_dict()) if arguments.json else answer
+        return sweep(self._named(arguments.model), **said)
 
     def _named(self, name: str | None) -> Any:
         """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""
         value = self.shell.user_ns.get(name, name)
         return name if isinstance(value, str) else value
-
-    def _may_assign(self, name: str) -> bool:
-        """Tell whether a result may be put into a variable: a name of Python's, and none that IPython needs."""
-        return name.isidentifier() and not iskeyword(name) and name not in self.shell.user_ns_hidden
-
-    @staticmethod
-    def _simulate(device: str, memory: str | None) -> Any:
-        """Begin or end a simulation, and return the device that is then in force."""
-        if device not in SIMULATIONS:
-            raise MagicError(f"{shorten(device)!r} cannot be simulated.", "Write --simulate mps, or --simulate off.")
-        if device == "off":
-            SESSION.end_simulation()
-        else:
-            SESSION.simulate(DEFAULT_MEMORY if memory is None else memory, source="%openmed_device")
-        return SESSION.device()
-
-    def _device_verb(self, arguments: Any) -> Any:
-        """Call the one verb that the arguments ask for."""
-        verbs: dict[str, Callable[[], Any]] = {
-            "--reset": SESSION.reset,
-            "--list": SESSION.devices,
-            "--explain": SESSION.explain,
-            "--simulate": lambda: self._simulate(arguments.simulate, arguments.memory),
-        }
-        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-")) not in (None, False)]
-        if arguments.memory is not None and arguments.simulate != "mps":
-            raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
-        if len(asked) + (arguments.device is not None) > 1:
-            said = " and ".join([*asked, *([arguments.device] if arguments.device else [])])
-            raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")
-        if arguments.device is not None:
-            return SESSION.use(arguments.device, "%openmed_device")
-        return verbs[asked[0]]() if asked else SESSION.device()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openmed_nb.notebook.panel.opening import NO_KERNEL
+from openmed_nb.notebook.panel import NO_KERNEL
 from openmed_nb.notebook.panel.state import COMMANDS
 
 pytestmark = pytest.mark.real_computer  # The kernel and the terminal are processes of their own.
@@ -15,7 +15,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 @pytest.fixture
 def notebook(kernel):
     """A real kernel in which no panel is open before and after."""
-    kernel.run("from openmed_nb.notebook.panel.opening import OPEN\nfrom openmed_nb.session import SESSION")
+    kernel.run("from openmed_nb.notebook.panel import OPEN\nfrom openmed_nb.session import SESSION")
     assert kernel.value("(len(OPEN), len(SESSION._listeners))") == (0, 0)
     yield kernel
     kernel.run("%reload_ext openmed_nb")

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook.panel.opening import NO_KERNEL, NO_WIDGETS, OPEN, close_panels, panel
+from openmed_nb.notebook.panel import NO_KERNEL, NO_WIDGETS, OPEN, close_panels, panel
 from openmed_nb.notebook.panel.state import PanelState
 
 SETUP = """
 import openmed_nb as nb
-from openmed_nb.notebook.panel.opening import OPEN
+from openmed_nb.notebook.panel import OPEN
 from openmed_nb.session import SESSION
 
 panels = []

@@ -145,7 +145,7 @@ KERNEL_COUNTS = (
     "(lambda w, c, s, o: (len(w), len(c), len(s), len(o), [len(v) for v in get_ipython().events.callbacks.values()]))("
     "__import__('ipywidgets').widgets.widget._instances, __import__('comm').get_comm_manager().comms,"
     "__import__('openmed_nb.session', fromlist=['']).SESSION._listeners,"
-    "__import__('openmed_nb.notebook.panel.opening', fromlist=['']).OPEN)"
+    "__import__('openmed_nb.notebook.panel', fromlist=['']).OPEN)"
 )
 """An expression for what panels could leave: widgets, comms, listeners, open panels, callbacks of IPython."""
 
