@@ -17,11 +17,11 @@ from .errors import ConfigurationError, OpenMedError, cause
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
+# The first word of the command that looks at the computer; a note in a file of that name is called ``./doctor``.
 DOCTOR = "doctor"
-"""The first word of the command that looks at the computer; a note in a file of that name is called ``./doctor``."""
 
+# The exit status where nobody reads the answer, which is what a shell says of a program that SIGPIPE ended.
 PIPE_CLOSED = 141
-"""The exit status where nobody reads the answer, which is what a shell says of a program that SIGPIPE ended."""
 
 NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
@@ -60,27 +60,6 @@ def printed(text: str) -> bool:
 
 def annotate(arguments: list[str]) -> tuple[str, int]:
     """Annotate a note; return the device, the reason and what was found, and the exit status."""
-    asked = parser().parse_args(arguments)
-    SESSION.start()
-    text = read_note(asked.note)
-    found = annotate_text(SESSION, text, asked.model, asked.device)
-    choice = SESSION.device(asked.device)
-    return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})) if asked.json else f"{choice}\n\n{found}", 0
-
-
-def examine(arguments: list[str]) -> tuple[str, int]:
-    """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
-    asked = doctor_parser().parse_args(arguments)
-    SESSION.start()
-    from .runbook.doctor.report import doctor
-    from .runbook.operators.forecast import forecast
-
-    answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops)
-    return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     command = argparse.ArgumentParser(
         "python -m openmed_nb",
         description="Find diseases in a note, offline.",
@@ -90,11 +69,16 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--model", help="an alias, a hub id or a folder; the bundled disease model if left out")
     command.add_argument("--json", action="store_true", help="print JSON")
-    return command
+    asked = command.parse_args(arguments)
+    SESSION.start()
+    text = read_note(asked.note)
+    found = annotate_text(SESSION, text, asked.model, asked.device)
+    choice = SESSION.device(asked.device)
+    return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})) if asked.json else f"{choice}\n\n{found}", 0
 
 
-def doctor_parser() -> argparse.ArgumentParser:
-    """Return the parser of ``python -m openmed_nb doctor``."""
+def examine(arguments: list[str]) -> tuple[str, int]:
+    """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
     command = argparse.ArgumentParser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
     models = command.add_mutually_exclusive_group()
     models.add_argument("model", nargs="?", help="an alias, a hub id or a folder of a model to look at too")
@@ -102,7 +86,13 @@ def doctor_parser() -> argparse.ArgumentParser:
         "--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS; status 1 where one does"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
-    return command
+    asked = command.parse_args(arguments)
+    SESSION.start()
+    from .runbook.doctor.report import doctor
+    from .runbook.operators.forecast import forecast
+
+    answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops)
+    return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
 
 
 def read_note(path: Path) -> str:

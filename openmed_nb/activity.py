@@ -37,8 +37,8 @@ class Activity:
         return f"{self.doing}: {self.name}{count}"
 
 
+# Is told of an activity while it is under way, and with ``None`` that it is time to look again.
 Listener = Callable[[Activity | None], None]
-"""Is told of an activity while it is under way, and with ``None`` that it is time to look again."""
 
 
 class _Depth(threading.local):

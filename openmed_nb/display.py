@@ -1,6 +1,6 @@
 """Show a value as text, HTML and JSON: the one place that renders and escapes.
 
-All rendering and all escaping: a value describes itself as a Report; this file makes text and HTML of it.
+A value describes itself as a Report; this file makes text and HTML of it.
 
 This is the one room that every floor may use; it imports nothing of the package but the errors. HTML made here needs no script
 and no network, says the same without its style sheet (which Jupyter drops from notebooks it does not trust), and takes
@@ -46,8 +46,8 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
+# How many colours the style sheet has for labels.
 COLOURS = 6
-"""How many colours the style sheet has for labels."""
 
 STYLE = """<style>
 .openmed-nb {color: var(--jp-content-font-color1, inherit); line-height: 1.5;}
@@ -98,11 +98,11 @@ class Report:
     figures: tuple[Table, ...] = ()
 
 
+# Stands first in everything that was measured under the simulation.
 NOTE = "SIMULATED MPS: no figure here is one of MPS."
-"""Stands first in everything that was measured under the simulation."""
 
+# Stands behind the name of a simulated device.
 MARK = " (SIMULATED)"
-"""Stands behind the name of a simulated device."""
 
 
 def plain(value: Any) -> Any:
@@ -221,7 +221,9 @@ def to_text(report: Report) -> str:
     """
     lines = [report.title, *(f"  {sentence}" for sentence in report.sentences)]
     if report.pieces:
-        lines += ["".join(_text_piece(piece) for piece in report.pieces).rstrip(), *_legend(report.pieces)]
+        marked = (f"[{piece.text}]({piece.label})" if piece.label else piece.text for piece in report.pieces)
+        counts = ", ".join(f"{label} {count}" for label, count in labels(report.pieces).items())
+        lines += ["".join(marked).rstrip(), *([f"Labels: {counts}"] if counts else [])]
     for table in filled(report.tables):
         lines += [table.caption] if table.caption else []
         lines.extend(_text_rows(table))
@@ -276,15 +278,6 @@ def _without_empty_columns(table: Table) -> Table:
     return Table(table.caption, columns, tuple(tuple(row[index] for index in kept) for row in table.rows))
 
 
-def _text_piece(piece: Piece) -> str:
-    return f"[{piece.text}]({piece.label})" if piece.label else piece.text
-
-
-def _legend(pieces: tuple[Piece, ...]) -> list[str]:
-    counts = ", ".join(f"{label} {count}" for label, count in labels(pieces).items())
-    return [f"Labels: {counts}"] if counts else []
-
-
 def _html_text(pieces: tuple[Piece, ...]) -> str:
     """Return the text with its marks, and a legend; each label keeps one colour."""
     found = labels(pieces)
@@ -314,8 +307,8 @@ WARNING = "warning"
 FAILED = "failed"
 NOT_APPLICABLE = "not applicable"
 
+# From the mildest to the worst.
 SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
-"""From the mildest to the worst."""
 
 
 @dataclass(frozen=True)

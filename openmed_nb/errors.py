@@ -1,4 +1,4 @@
-"""Every error that openmed_nb raises on purpose.
+"""Every error that openmed_nb raises on purpose, and the checks of arguments that raise them.
 
 OpenMedError
 ├── ConfigurationError      a setting that openmed_nb does not have or cannot use
@@ -30,6 +30,10 @@ UserWarning
 
 Each says what happened, with the value, and then one thing to do. In a notebook it is one clean line, and still a
 real error: it stops "Run All", and nbval and nbclient see it.
+
+The checks stand below the errors: ``whole``, ``whole_or_none``, ``number`` and ``given_path`` return what a person passed as
+an argument, ``check_flag`` and ``choice`` only look at it, and all refuse it with ``cannot_be``. What an error says is
+made with ``shorten``, ``cause`` (of an error of someone else), ``nearest`` and ``offered`` (of words that are known).
 """
 
 from __future__ import annotations
@@ -162,8 +166,8 @@ class OpenMedWarning(UserWarning):
     """What may go wrong without an error: what it is, and one thing to do about it."""
 
 
+# How a run goes on that has no file; Python and IPython keep the last error under that name.
 IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"
-"""How a run goes on that has no file; Python and IPython keep the last error under that name."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -227,10 +231,15 @@ def check_is_real(module: Any, needs: str, error: type[OpenMedError] = Configura
         raise error(f"{where} hides the real {module.__name__}.", "Rename it, then restart the kernel.")
 
 
+def cannot_be(name: str, value: Any, remedy: str) -> ConfigurationError:
+    """Return the error for an argument that has a wrong value."""
+    return ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", remedy)
+
+
 def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither true nor false: of many values, such as tensors, nobody can tell which they are."""
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass True or False.")
+        raise cannot_be(name, value, "Pass True or False.")
 
 
 def whole_number(value: Any) -> int | None:
@@ -263,9 +272,7 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None, otherw
     found = whole_number(value)
     if found is None or found < least or (most is not None and found > most):
         upwards = f"from {least:,}" + ("" if most is None else f" to {most:,}")
-        raise ConfigurationError(
-            f"{name} cannot be {shorten(repr(value))}.", f"Pass a whole number {upwards}{otherwise}."
-        )
+        raise cannot_be(name, value, f"Pass a whole number {upwards}{otherwise}.")
     return found
 
 
@@ -297,7 +304,7 @@ def number(name: str, value: Any, most: float = math.inf, *, above: float | None
     if not is_one or value > most or (value < 0 if above is None else value <= above):
         upwards = ("from 0" if above is None else f"above {above:g}") + ("" if most == math.inf else f" up to {most:g}")
         example = f", such as {such_as}" if such_as else ""
-        raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", f"Pass a number {upwards}{example}.")
+        raise cannot_be(name, value, f"Pass a number {upwards}{example}.")
     return float(value)
 
 
@@ -336,9 +343,7 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
     """
     words = list(known)
     if not isinstance(value, str) or value not in words:
-        raise ConfigurationError(
-            f"{name} cannot be {shorten(repr(value))}.", offered(value if isinstance(value, str) else "", words)
-        )
+        raise cannot_be(name, value, offered(value if isinstance(value, str) else "", words))
 
 
 def given_path(path: Any, what: str) -> Path:
@@ -350,9 +355,8 @@ def given_path(path: Any, what: str) -> Path:
         pass
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text that names a file"
-        raise ConfigurationError(
-            f"What was passed as {what} is not a usable path: {reason}.", "Pass another path."
-        ) from error
+        unusable = f"What was passed as {what} is not a usable path: {reason}."
+        raise ConfigurationError(unusable, "Pass another path.") from error
     return found
 
 

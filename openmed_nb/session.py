@@ -24,7 +24,7 @@ from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
 
 if TYPE_CHECKING:
-    from .models.dtypes import DtypeChoice
+    from .models.certificates import DtypeChoice
     from .models.loading import LoadedModel, LoadSpec
     from .models.store import Inventory, ModelKey, ModelStore
     from .simulation.device import SimulatedMps
@@ -68,7 +68,7 @@ class Session:
     def models(self) -> ModelStore:
         """The loaded models; their code is imported when first needed, so that loading the extension stays quick."""
         if self._models is None:
-            from .models.dtypes import warn_unless_validated
+            from .models.certificates import warn_unless_validated
             from .models.store import ModelStore
 
             def arriving(key: ModelKey, device: str) -> None:
@@ -362,7 +362,7 @@ class Session:
 
     def load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
         """Return what to load, where, and in which type."""
-        from .models.dtypes import in_chosen_dtype
+        from .models.certificates import in_chosen_dtype
         from .models.loading import INT8, LoadSpec, check_int8
 
         arguments = dict(arguments)
@@ -392,21 +392,21 @@ class Session:
             return replace(plan.spec, folder=model_folder(plan.spec)), plan.device
 
 
+# The session of this process: the one place of what a person chose, did and loaded.
+#
+# Outside of it stands what belongs to the process and is nobody's choice:
+#
+# - which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
+#   weakly);
+# - which conversions were reported once (``devices.moving.REPORTED``);
+# - whether the one simulated MPS device is on, which torch knows only once (``devices.machine._ACTIVE``);
+# - the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
+# - what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``,
+#   ``annotation.forward``, ``models.files``, ``training.callbacks``, ``runbook.profile_recorder`` and
+#   ``runbook.operators.table``);
+# - what clusters change of the process while they live (``distributed.starting``, ``distributed.ssh``), and in a worker
+#   the model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()
-"""The session of this process: the one place of what a person chose, did and loaded.
-
-Outside of it stands what belongs to the process and is nobody's choice:
-
-- which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
-  weakly);
-- which conversions were reported once (``devices.moving.REPORTED``);
-- whether the one simulated MPS device is on, which torch knows only once (``devices.machine._ACTIVE``);
-- the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
-- what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
-  ``models.files``, ``training.callbacks``, ``runbook.profile_recorder`` and ``runbook.operators.table``);
-- what clusters change of the process while they live (``distributed.starting``, ``distributed.ssh``), and in a worker the
-  model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
-"""
 
 device, use, reset = SESSION.device, SESSION.use, SESSION.reset
 

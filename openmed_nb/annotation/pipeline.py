@@ -140,7 +140,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     Attributes:
         compilation: What came of ``compile``; ``None`` if it was not asked for.
-        precision: Why its model has the type that it has (:class:`openmed_nb.models.dtypes.DtypeChoice`); ``None`` if
+        precision: Why its model has the type that it has (:class:`openmed_nb.models.certificates.DtypeChoice`); ``None`` if
             nothing but float32 was asked for.
 
     Example:

@@ -1,17 +1,24 @@
-"""What a folder of a model must hold, its content as a digest, and how long a text the model reads."""
+"""The files of a model: what they must hold, what they may not ask for, their digests, and how long a text the model reads.
+
+transformers follows many settings of a ``config.json`` and of a tokenizer's files. Most describe the model; those in the
+tables below make it import, fetch or open something else, so a model that was not allowed by name is refused for them.
+All is checked before any file of the model is handed to transformers.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelRefused, ModelUnusable, cause
+from .registry import ModelReference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -227,3 +234,221 @@ def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> 
     shortest = tokenizer.num_special_tokens_to_add() + 1
     limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
     return int(min((limit for limit in limits if shortest <= limit < LONGEST_REAL_LIMIT), default=512))
+
+
+# The implementations of attention, and of mixtures of experts, that are part of torch and transformers. All others are
+# packages that transformers imports or, with the package "kernels", fetches from the hub as native code.
+ATTENTION = (None, "eager", "sdpa", "flex_attention")
+EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
+
+# transformers calls from_pretrained of any class of its own with the name in tokenizer_class, a model or a processor too.
+# AutoTokenizer and RagTokenizer load what further files name.
+TOKENIZER_CLASS = re.compile(
+    r"(?!Auto|Rag)\w*(Tokenizer|TokenizerFast|TokenizersBackend|PythonBackend|SentencePieceBackend)"
+)
+
+# Settings that replace checked files by unchecked ones, whoever made the model.
+NEVER_ALLOWED = ("transformers_weights", "configuration_files")
+
+# The one folder inside a model's that transformers reads.
+CHAT_TEMPLATES = "additional_chat_templates"
+
+# For a setting: whether transformers stays inside with a value, given the model's folder, and what a file with another
+# value does, as the middle of a sentence.
+Harmless = Callable[[Any, Path], bool]
+SettingRule = tuple[Harmless, str]
+
+
+def absent(value: Any, _folder: Path) -> bool:
+    """Tell whether a setting is empty."""
+    return not value
+
+
+def one_of(names: tuple[str | None, ...]) -> Harmless:
+    """Return a check for names, alone or in a mapping with one for each part of a model."""
+
+    def harmless(value: Any, folder: Path) -> bool:
+        if isinstance(value, dict):
+            return all(harmless(one, folder) for one in value.values())
+        return value is None or (isinstance(value, str) and value in names)
+
+    return harmless
+
+
+def names_a_tokenizer(value: Any, _folder: Path) -> bool:
+    """Tell whether a name is that of a tokenizer."""
+    return not isinstance(value, str) or bool(TOKENIZER_CLASS.fullmatch(value))
+
+
+def is_inside(value: Any, folder: Path) -> bool:
+    """Tell whether a path leads to nothing outside a folder; many tokenizers keep the path that their maker had."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        return True
+    path = folder / value
+    return not path.exists() or leads_into(path, homes(folder))
+
+
+def are_names(value: Any, _folder: Path) -> bool:
+    """Tell whether a list of files, or one by version, has names alone."""
+    files = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(not isinstance(file, str) or Path(file).name == file for file in files)
+
+
+# What transformers 5.23 does with settings of a config.json, at any depth of it, also with the marks of private
+# attributes (_attn_implementation, _attn_implementation_internal). auto_map is check_remote_code's.
+CONFIG_RULES: dict[str, SettingRule] = {
+    # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by part, "" being the whole
+    "attn_implementation": (one_of(ATTENTION), "asks for code that is not part of transformers"),
+    # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are fetched from the hub by the first forward pass
+    "experts_implementation": (one_of(EXPERTS), "asks for code that is not part of transformers"),
+    # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others fetch kernels
+    "quantization_config": (absent, "asks for the code of a quantization method"),
+    # quantizers.auto: the older name of the same setting in compressed-tensors
+    "compression_config": (absent, "asks for the code of a quantization method"),
+    # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture
+    "model_type": (lambda value, _: value not in ("timm_wrapper", "timm_backbone"), "asks for a model of timm"),
+    # configuration_utils.PreTrainedConfig.__setattr__: gives any setting another name, so that none can be checked
+    "attribute_map": (absent, "renames settings"),
+    # models.auto.tokenization_auto.tokenizer_class_from_name
+    "tokenizer_class": (names_a_tokenizer, "names a class that is not a tokenizer"),
+    # modeling_utils._get_resolved_checkpoint_files
+    "transformers_weights": (absent, "names weights of its own"),
+    # configuration_utils.PreTrainedConfig.get_config_dict
+    "configuration_files": (absent, "names other settings"),
+}
+
+# The same for the settings of a model's parts, such as vision_config; no token classifier has them for the whole.
+PART_RULES: dict[str, SettingRule] = {
+    # backbone_utils.consolidate_backbone_kwargs_to_config: reads the settings of another model on the hub
+    "backbone": (absent, "names another model"),
+    "use_timm_backbone": (absent, "asks for a model of the package timm"),
+}
+
+# The same for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
+TOKENIZER_RULES: dict[str, SettingRule] = {
+    # tokenization_utils_tokenizers.TokenizersBackend.__init__: opens the path, the name of a folder before it
+    "gguf_file": (absent, "names another file"),
+    # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class in the place of its files
+    "init_inputs": (absent, "has arguments of its own"),
+    # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: text is the path of a file
+    "vocab": (lambda value, _: not isinstance(value, str), "names another file"),
+    "merges": (lambda value, _: not isinstance(value, str), "names another file"),
+    # tokenization_utils_base.get_fast_tokenizer_file: "../tokenizer.4.0.0.json" matches too
+    "fast_tokenizer_files": (are_names, "names files outside its folder"),
+    "tokenizer_class": CONFIG_RULES["tokenizer_class"],
+    # nothing opens it, and many tokenizers have it
+    "special_tokens_map_file": (lambda *_: True, ""),
+}
+
+# For all others that end in _file; some releases of transformers open what is named, some their own files.
+FILE_RULE: SettingRule = (is_inside, "names a file outside its folder")
+
+# For all that end in _kwargs: SentencePiece (model_file), MeCab and Sudachi (dictionaries) open what they name.
+ARGUMENTS_RULE: SettingRule = (absent, "has arguments for another library")
+
+# The settings of a special_tokens_map.json. It overrides everything else, tokenizer_file and is_local too.
+SPECIAL_TOKENS = re.compile(r".*_tokens?")
+
+
+def permission(reference: ModelReference) -> str:
+    """Return how a model is allowed by name to run code of its own."""
+    wanted = reference.name if reference.on_hub else reference.location
+    return f"allow it by name: OpenMedConfig(remote_code_allowed=({wanted!r},))."
+
+
+def is_allowed(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
+    """Tell whether a model is on a list of names: a hub model by alias or id in any case, a folder by its full path."""
+    if not reference.on_hub:
+        return reference.location in allowed
+    return bool({one.casefold() for one in reference.names} & {one.casefold() for one in allowed})
+
+
+def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: bool, asked: bool) -> bool:
+    """Return whether a model's own Python code is run; where it would without being allowed by name, refuse the model.
+
+    ``asked`` is whether the person passed ``trust_remote_code=True``.
+    """
+    needed = "auto_map" in config
+    if needed:  # Not for a family that transformers knows.
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
+    if (asked or needed) and not allowed:
+        what = f"The model {reference.name!r} would run Python code of its own."
+        raise ModelRefused(what, f"If you trust it, {permission(reference)}")
+    return asked or needed
+
+
+def check_settings(folder: Path, config: dict[str, Any], reference: ModelReference, allowed: bool) -> None:
+    """Refuse a model with settings that make transformers import, fetch or open anything but the files in its folder."""
+    for file, key, does in departures(folder, config):
+        never = key in NEVER_ALLOWED
+        if never or not allowed:
+            remedy = "Remove that line." if never else f"Remove it or, if you trust the model, {permission(reference)}"
+            raise ModelRefused(f"The {file} of {reference.name!r} {does} in {key}.", remedy)
+    if (folder / "adapter_config.json").is_file() and not allowed:
+        what = f"The folder of {reference.name!r} has an adapter_config.json, which names what the package peft adds to it."
+        raise ModelRefused(what, f"Merge the adapter into the weights or, if you trust it, {permission(reference)}")
+
+
+def departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the file, the setting and what it does for each that sends transformers elsewhere."""
+    for key, value, inner in everything_in(config):
+        rules = {**CONFIG_RULES, **PART_RULES} if inner else CONFIG_RULES
+        rule = rules.get(key.removeprefix("_").removesuffix("_internal"))
+        if rule and not rule[0](value, folder):
+            yield "config.json", key, rule[1]
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        for key, value in settings_in(folder / file).items():
+            general = FILE_RULE if key.endswith("_file") else ARGUMENTS_RULE if key.endswith("_kwargs") else None
+            rule = TOKENIZER_RULES.get(key, general)
+            if rule and not rule[0](value, folder):
+                yield file, key, rule[1]
+            elif file == "special_tokens_map.json" and not SPECIAL_TOKENS.fullmatch(key):
+                yield file, key, "has more than tokens"
+
+
+def everything_in(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield every key with its value, however deep in mappings and lists it is, and whether it is not at the top."""
+    waiting: list[Any] = [settings]
+    while waiting:
+        one = waiting.pop()
+        values = list(one.values()) if isinstance(one, dict) else one
+        if isinstance(one, dict):
+            yield from ((key, value, one is not settings) for key, value in one.items())
+        waiting += [value for value in values if isinstance(value, (dict, list))]
+
+
+def check_paths(folder: Path, name: str) -> None:
+    """Check that the files of a model are in its folder, whatever links and indexes say.
+
+    A folder in the cache of huggingface_hub has links to the blobs of the same model.
+    """
+    into = homes(folder)
+    for path in (*folder.glob("*"), *(folder / CHAT_TEMPLATES).glob("*")):
+        if path.is_symlink() and (path.is_file() or path.name == CHAT_TEMPLATES) and not leads_into(path, into):
+            what = f"The file {path.name!r} of {name!r} is a link to a file outside its folder."
+            raise ModelRefused(what, "Put the file itself in its place.")
+    for part in (Path(part) for index in (SAFETENSORS[1], PICKLES[1]) for part in shards(folder / index)):
+        if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
+            what = f"The index of the weights of {name!r} names a file outside its folder."
+            raise ModelRefused(
+                what, "Put all its files into one folder, and name them in the index as they are called there."
+            )
+
+
+def homes(folder: Path) -> tuple[Path, ...]:
+    """Return where the files of a model may really be: in its folder, or where the cache of huggingface_hub has them."""
+    home = Path(os.path.realpath(folder))
+    if home.parent.name != "snapshots":
+        return (home,)
+    return home, Path(os.path.realpath(home.parent.parent / "blobs"))
+
+
+def leads_into(path: Path, into: Iterable[Path]) -> bool:
+    """Tell whether a path leads into one of several folders once all links are followed."""
+    try:
+        real = Path(os.path.realpath(path))
+    except (OSError, ValueError):  # A name that no file can have, which loading it reports.
+        return True
+    return any(real.is_relative_to(home) for home in into)

@@ -27,8 +27,20 @@ from ..devices.request import kind_of
 from ..display import counted
 from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
 from .config import OpenMedConfig
-from .files import check_labels, check_tokenizer, check_weights, positions_of, read_config, usable_length, weight_files
-from .outside import check_paths, check_remote_code, check_settings, everything_in, is_allowed
+from .files import (
+    check_labels,
+    check_paths,
+    check_remote_code,
+    check_settings,
+    check_tokenizer,
+    check_weights,
+    everything_in,
+    is_allowed,
+    positions_of,
+    read_config,
+    usable_length,
+    weight_files,
+)
 from .registry import ModelReference, fetch_model, find_model
 
 if TYPE_CHECKING:

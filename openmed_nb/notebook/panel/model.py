@@ -28,8 +28,8 @@ from ...session import SESSION, Session
 from ...training.release import release
 from .state import PanelState, look, memory_now
 
+# How long what was typed before a click may be under way in another thread of the kernel.
 ON_ITS_WAY_SECONDS = 0.1
-"""How long what was typed before a click may be under way in another thread of the kernel."""
 
 
 class CellThread:
@@ -108,14 +108,14 @@ def _nothing() -> None:
     """Call nothing off."""
 
 
+# Who asks, where a device was clicked.
 SOURCE = "the panel"
-"""Who asks, where a device was clicked."""
 
+# How often the memory is looked at, where that is switched on.
 REFRESH_SECONDS = 2.0
-"""How often the memory is looked at, where that is switched on."""
 
+# How long after a click a person is taken to look at it still.
 PROMPT_SECONDS = 1.0
-"""How long after a click a person is taken to look at it still."""
 
 Changes = dict[str, Any]
 Observer = Callable[[PanelState], None]

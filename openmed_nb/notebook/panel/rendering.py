@@ -12,15 +12,15 @@ from ...display import NOTE, STYLE, Report, Table, escape, filled, html_element
 from .state import NO_DEVICE, MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
+# All style sheets of the panel; they stand in it once.
 STYLES = f"{STYLE}<style>\n{STYLE_SHEET}</style>"
-"""All style sheets of the panel; they stand in it once."""
 
 CELL_RUNS = "A cell runs: what you click may wait for its end."
 
 CLICK_WAITS = "Your click waits for the end of the running cell."
 
+# How many patterns the style sheet has for the parts of a bar.
 PARTS = 2
-"""How many patterns the style sheet has for the parts of a bar."""
 
 
 def heading(name: str) -> str:

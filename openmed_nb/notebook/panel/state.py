@@ -76,6 +76,7 @@ def _device_bar(device: str, fraction: float | None) -> MemoryBar:
 
 NO_DEVICE = "No device is in force."
 
+# What to type where nothing can be clicked.
 COMMANDS = (
     ("%openmed_device", "the device in force, and why"),
     ("%openmed_device cpu", "another device; auto, mps and cuda likewise"),
@@ -83,7 +84,6 @@ COMMANDS = (
     ("%openmed_release", "hand memory back"),
     ("%%openmed_ner", "find entities in the text of a cell"),
 )
-"""What to type where nothing can be clicked."""
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ...annotation.results import AnnotatedText
 
 
+# A synthetic sentence to try.
 SENTENCE = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
-"""A synthetic sentence to try."""
 
+# Is told of each click, before its verb is called: in which region, and on what.
 Clicked = Callable[["Region", Widget], None]
-"""Is told of each click, before its verb is called: in which region, and on what."""
 
 
 class Region(VBox):
@@ -225,8 +225,8 @@ class TryRegion(Region):
             self.answer.value = rendering.answer(state)
 
 
+# The regions, from the top.
 REGIONS = (DeviceRegion, EnvironmentRegion, MemoryRegion, ModelsRegion, TryRegion)
-"""The regions, from the top."""
 
 
 class PanelView(StaticForm, VBox):

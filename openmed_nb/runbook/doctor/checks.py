@@ -22,7 +22,7 @@ from ...devices.moving import NARROWER, module_in, unwrapped
 from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ...errors import OpenMedError
-from ...models.dtypes import REDUCED, Validation
+from ...models.certificates import REDUCED, Validation
 from ...models.loading import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count
 from ..signals import Signals

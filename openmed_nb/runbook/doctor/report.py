@@ -18,8 +18,8 @@ from ...devices.choice import DeviceChoice
 from ...devices.moving import module_in, unwrapped
 from ...display import FAILED, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
+from ...models.certificates import validation_of
 from ...models.config import OpenMedConfig
-from ...models.dtypes import validation_of
 from ...session import SESSION, Session
 from ..signals import read_signals
 from .checks import Computation, DoctorFacts, findings_of, model_findings, package_findings, read_packages

@@ -13,6 +13,7 @@ from ...devices.request import kind_of
 from ...display import Report, Shown, counted
 from ...errors import ConfigurationError, ModelUnusable
 from ...models.certificates import (
+    REDUCED,
     Certificate,
     CertificateEvidence,
     CertificateStore,
@@ -24,7 +25,6 @@ from ...models.certificates import (
     refusals,
 )
 from ...models.config import dtype_name
-from ...models.dtypes import REDUCED
 from ...models.files import content_of
 from ...models.loading import LoadSpec, load, model_folder
 from ...session import SESSION

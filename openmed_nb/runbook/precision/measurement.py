@@ -23,8 +23,8 @@ from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import copy_of
 from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
+from ...models.certificates import WORTH
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
-from ...models.dtypes import WORTH
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
 from .parity import (

@@ -14,9 +14,14 @@ import torch
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-from openmed_nb.models.certificates import Certificate, CertificateEvidence, certificate_store, identity_of
+from openmed_nb.models.certificates import (
+    Certificate,
+    CertificateEvidence,
+    certificate_store,
+    identity_of,
+    validating_command,
+)
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.dtypes import validating_command
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.session import SESSION
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.models.dtypes import WORTH
+from openmed_nb.models.certificates import WORTH
 from openmed_nb.runbook.precision.measurement import PAIRS, gain_of, seconds_in_turn
 
 SECONDS = st.floats(1e-3, 1e3)
