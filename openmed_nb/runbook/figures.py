@@ -21,13 +21,14 @@ from .logbook.sections import ReportFigures, Run, numbers
 from .measure.workloads import ANNOTATION
 from .operators.fallbacks import FELL_BACK, REFUSED, Fallback, FallbackLedger
 from .operators.forecast import Forecast
-from .precision.gate import PrecisionVerdict
-from .precision.parity import ParityReport
+from .precision.report import ParityReport
+from .precision.validation import PrecisionVerdict
 from .profiling import SYNCHRONISATION, TINY_BATCH, Profile
 from .signals import CONDITIONS, Signals
 from .sweep import SweepReport
 from .sweep_search import LARGEST, TIME, Point, best_of, fitting
-from .verdict.gates import Thresholds
+from .verdict.evidence import INFERENCE, TRAINING
+from .verdict.gates import Gates
 
 REPORTS = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
 
@@ -38,10 +39,11 @@ STATES = frozenset(condition.name for condition in CONDITIONS)
 
 @dataclass(frozen=True)
 class Context:
-    """What a verdict reads a report for: a device, by some gates, after other reports."""
+    """What a verdict reads a report for: a device and a task, by some gates, after other reports."""
 
     device: str | None
-    gates: Thresholds
+    task: str | None
+    gates: Gates
     known: Mapping[str, Any]
 
 
@@ -147,7 +149,7 @@ def _profile_evidence(report: Profile, context: Context) -> dict[str, Any]:
     }
 
 
-def _fallbacks_of_profile(report: Profile, gates: Thresholds) -> dict[str, Any]:
+def _fallbacks_of_profile(report: Profile, gates: Gates) -> dict[str, Any]:
     """Return what fell back in the steps that were watched; times only where they are beyond their gate.
 
     They are those of torch's profiler, which counts the copies elsewhere: a small share would prove nothing.
@@ -184,8 +186,11 @@ def _forecast_figures(report: Forecast) -> ReportFigures:
     return ReportFigures("forecast", short_path(report.model), None, None, report.simulated, numbers(values))
 
 
-def _forecast_evidence(report: Forecast, _context: Context) -> dict[str, Any]:
-    return {"fallback_operators": report.leaving, "refused_operators": report.refused}
+def _forecast_evidence(report: Forecast, context: Context) -> dict[str, Any]:
+    """Return what leaves MPS; that nothing does is not known of a training without a look at a training step."""
+    not_trained = context.task == TRAINING and all(row.phase == INFERENCE for row in report.rows)
+    nothing = None if not_trained else ()
+    return {"fallback_operators": report.leaving or nothing, "refused_operators": report.refused or nothing}
 
 
 def _parity_figures(report: ParityReport) -> ReportFigures:

@@ -18,7 +18,7 @@ from ...session import SESSION
 from ...training.epochs import named
 from ...training.steps import adamw
 from ..operators.forecast import Example, loss_or_mean, read_example
-from ..precision.measurement import whole_texts, with_model
+from ..precision.parity import whole_texts, with_model
 from .workloads import (
     ANNOTATION,
     BACKWARD,

@@ -1,1 +1,1 @@
-"""Is the same found on this device, in this type: parity with the CPU in float32, and the gate of reduced types."""
+"""Whether a device and a type give the same answers: ``parity`` with the CPU in float32, and ``validation`` of reduced types."""

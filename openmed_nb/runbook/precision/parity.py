@@ -1,478 +1,548 @@
-"""Comparing with the CPU in float32: the entities of one text in two lists, gold entities, the report, and what it means.
+"""``nb.runbook.parity``: one model run in two ways over the same texts, on the CPU in float32 and on a device in a type.
 
-``measurement`` runs the model in both ways and makes the report.
+Tokens, windows and padded batches are made once, on the CPU, and given to both; nothing is truncated. Of the logits only
+the difference of each token is kept, four bytes on the host. The gradients of one training step can be compared too, with
+dropout off and against the labels that the reference itself gives: a seed gives other numbers on MPS.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+import os
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from ...devices.machine import shows_simulated
-from ...display import (
-    FAILED,
-    NOT_APPLICABLE,
-    OK,
-    WARNING,
-    Finding,
-    Plain,
-    Report,
-    Shown,
-    Table,
-    counted,
-    findings_table,
-    worst,
+from ...activity import Activity
+from ...devices.backend import TENSOR_LOCK, synchronize, to_array
+from ...devices.machine import seconds_of, shown_device
+from ...devices.memory import empty_cache, is_out_of_memory
+from ...devices.moving import copy_of
+from ...display import counted
+from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
+from ...models.certificates import WORTH
+from ...models.config import DEFAULT_STRATEGY, STRATEGIES
+from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
+from ...session import SESSION
+from .report import (
+    TOLERANCES,
+    Differences,
+    GradientDifference,
+    ParityReport,
+    Score,
+    Span,
+    Spans,
+    compare_spans,
+    gold_spans,
+    score,
 )
-from ...errors import ConfigurationError, whole_number
-from ...models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, EntityCounts
 
-Span = tuple[int, int, str]  # Where an entity begins and ends, in characters, and its label.
+if TYPE_CHECKING:
+    import numpy as np
 
-KINDS = ("exact", "moved", "relabelled", "missing", "extra")  # What can become of an entity.
+    from ...annotation.forward import Batch, Inputs, Network
+    from ...annotation.pipeline import AnnotationPipeline
+    from ...annotation.stream import Annotator, Answer, Prepared
 
-SHOWN_CHANGES = 20  # This many changes are kept with their places; all are counted.
+LETTERS = re.compile(r"[^\W\d_]+")
+
+# One training step has at most this many tokens; its activations are kept on both devices.
+TOKENS = 1024
+# The loss is multiplied by this and the gradients divided, as a GradScaler does: float16 would make 0 of small ones.
+SCALE = 1024.0
+# Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
+# attention, are zero but for rounding.
+SMALLEST = 1e-2
+
+# How often both ways read the texts, in turn, to be timed; and about how many characters of the texts.
+PAIRS = 9
+TIMED_CHARACTERS = 16384
+
+
+def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
+    model: Any = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    gold: Iterable[Any] | None = None,
+    gradients: bool = False,
+    **arguments: Any,
+) -> ParityReport:
+    """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
+
+    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. The models are
+    loaded for the comparison and let go after it: those of the session, and its device, stay as they are.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model; or a pipeline of
+            :func:`load_pipeline`, which is compared as it is with a float32 copy of its model on the CPU.
+        texts: Any series of texts, at least one.
+        device: The device of the candidate; ``None`` is the session's.
+        dtype: Its type: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or ``"auto"``.
+        gold: For each text its true entities, as ``(start, end, label)`` or as mappings like those of :func:`annotate`;
+            both ways are scored against them, with borders and labels exact.
+        gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
+            the reference itself gives.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+
+    Returns:
+        Counts, figures and what they mean. Its text form has no figure that differs from run to run; no form of it has a
+        word of a text, and where entities differ, it names numbers of texts and characters.
+
+    Raises:
+        ConfigurationError: Without a text, for gold that is not gold or of other texts, for gradients in int8, and for a
+            type that the device does not have.
+        UnreadableText: For a text that cannot be read, by its number.
+        ModelError: If the model cannot be loaded, or computes no numbers on the CPU in float32.
+        DeviceError: If the device cannot be used, or fails.
+
+    Example:
+        >>> report = parity("bundled_small", ["She has asthma.", "No fever."], device="cpu", dtype="bfloat16")
+        >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
+        (2, 0, 'every logit is a number')
+    """
+    from ...annotation.corpus import checked_pipeline
+
+    named = {"device": device, "dtype": dtype, **arguments}
+    given = {name: value for name, value in named.items() if value is not None}
+    check_flag("gradients", gradients)
+    with SESSION.told_after():
+        read = checked_texts(texts)
+        if model is None or isinstance(model, (str, os.PathLike)):
+            pair = pair_of_files(*SESSION.files(model, given))
+        else:
+            pair = pair_of_pipeline(checked_pipeline(model, given))
+        SESSION.tell(Activity("Comparing", pair.name))
+        return parity_of(pair, read, gold, gradients)
+
+
+def checked_texts(texts: Any) -> Any:
+    """Return texts as they are, if they are a series of texts."""
+    from ...annotation.corpus import stream_of
+
+    if isinstance(texts, str):
+        raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
+    stream = () if texts is None else stream_of(texts)
+    if texts is None or (isinstance(texts, Sized) and not len(texts)):
+        raise no_text()
+    return texts if isinstance(texts, Sized) else stream
+
+
+def no_text() -> ConfigurationError:
+    what = "Pass the model first and then the texts; None is the bundled model."
+    return ConfigurationError("There is no text to compare on.", what)
+
+
+def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
+    """Return texts without those whose words were there before, each with its gold: the same note twice tells nothing new.
+
+    Gold of another number of texts is left as it is, for :func:`checked_gold` to refuse.
+
+    Example:
+        >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        (['1. Asthma.', 'Fever.'], [[1], []])
+    """
+    from ...annotation.resume import fingerprint_of
+
+    gold = list(gold) if isinstance(gold, Iterator) else gold
+    if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
+        return texts, gold
+    first: dict[int, int] = {}
+    for place, text in enumerate(texts):
+        first.setdefault(fingerprint_of(words_of(text)), place)
+    return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
+
+
+def words_of(text: Any) -> Any:
+    """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text."""
+    return " ".join(LETTERS.findall(text)).casefold() if isinstance(text, str) else text
+
+
+def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
+    """Return gold entities, checked before anything runs."""
+    spans = gold_spans(gold)
+    if isinstance(texts, Sized) and len(texts) != len(spans):
+        raise other_number(len(spans), len(texts))
+    tables = pair.candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
+    if pair.candidate.settings.aggregation_strategy == "none":
+        known = {name for name, kept in zip(tables.names, tables.label_kept, strict=True) if kept}
+    else:
+        known = {group for group, kept in zip(tables.groups, tables.group_kept, strict=True) if kept}
+    labels = [label for entities in spans for _, _, label in entities]
+    unknown = sum(label not in known for label in labels)
+    if unknown:  # They are not named: they could be words of a text.
+        what = f"{unknown:,} of {counted(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
+        raise ConfigurationError(what, f"Use those of the model, and leave others out: {', '.join(sorted(known))}.")
+    return spans
+
+
+def other_number(gold: int, texts: int) -> ConfigurationError:
+    what = f"The gold is of {counted(gold, 'text')}, and there are {texts:,}."
+    return ConfigurationError(what, "Pass the gold of the same texts.")
 
 
 @dataclass(frozen=True)
-class Change(Plain):
-    """An entity that is not the same in both; never a word of it.
+class Pair:
+    """A model in two ways."""
 
-    Attributes:
-        text: The number of the text.
-        kind: ``"moved"``, ``"relabelled"``, ``"missing"`` or ``"extra"``.
-        reference: Its place and label in the reference; ``None`` if it is extra.
-        candidate: Its place and label in the candidate; ``None`` if it is missing.
-    """
+    name: str  # What the person calls the model.
+    reference: Annotator  # The way that is right: on the CPU in float32.
+    candidate: Annotator  # The way in question.
+    dtype: str  # The candidate's type.
+    notes: tuple[str, ...] = ()  # What to know about the comparison.
+    # How tokens become the entities that are compared; empty for the reference's own strategy.
+    strategies: tuple[str, ...] = ()
 
-    text: int
-    kind: str
-    reference: Span | None
-    candidate: Span | None
-
-
-@dataclass(frozen=True)
-class Spans(EntityCounts, Plain):
-    """What became of all entities; each of the reference is one of the first four.
-
-    Attributes:
-        exact: At the same place, with the same label.
-        moved: With the same label and other borders, but overlapping.
-        relabelled: At the same place, with another label.
-        missing: Not found by the candidate.
-        extra: Found by the candidate alone.
-        changes: The first of those that are not exact.
-    """
-
-    exact: int = 0
-    moved: int = 0
-    relabelled: int = 0
-    missing: int = 0
-    extra: int = 0
-    changes: tuple[Change, ...] = ()
-
-    ALSO = ("reference", "agreement")
-
-    def __add__(self, other: Spans) -> Spans:
-        counts: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in KINDS}
-        return Spans(**counts, changes=(self.changes + other.changes)[:SHOWN_CHANGES])
-
-
-def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: int = 0) -> Spans:
-    """Return what became of the entities of one text.
-
-    As many as can be are paired: first those that are equal, then those with equal borders, then those with equal labels
-    that overlap. What is left over is missing or extra, so that the two sides may change places.
-    """
-    ours, theirs = Counter(reference), Counter(candidate)
-    exact = sum((ours & theirs).values())
-    left, right = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
-    relabelled = _same_borders(left, right)
-    left, right = _without(left, [one for one, _ in relabelled]), _without(right, [other for _, other in relabelled])
-    moved = _overlapping(left, right)
-    missing, extra = _without(left, [one for one, _ in moved]), _without(right, [other for _, other in moved])
-    changes = (
-        *(Change(text, "moved", one, other) for one, other in moved),
-        *(Change(text, "relabelled", one, other) for one, other in relabelled),
-        *(Change(text, "missing", one, None) for one in missing),
-        *(Change(text, "extra", None, other) for other in extra),
-    )
-    return Spans(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:SHOWN_CHANGES])
-
-
-def _same_borders(left: Sequence[Span], right: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """Pair spans with equal borders; each is in one pair at most."""
-    free: dict[tuple[int, int], list[Span]] = {}
-    for other in right:
-        free.setdefault(other[:2], []).append(other)
-    return [(one, free[one[:2]].pop(0)) for one in left if free.get(one[:2])]
-
-
-def _overlapping(left: Sequence[Span], right: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """Pair spans of one label that share a character, as many as can be; each is in one pair at most.
-
-    The span that ends first, of either side, takes the one of the other side that ends first among those that begin before
-    it ends. All that overlap it reach over its end, so the one that ends first has the fewest others to pair with, and no
-    other choice leaves more pairs: greedy pairing finds as many as there can be.
-    """
-    pairs = []
-    for label in dict.fromkeys(label for _, _, label in left):
-        ours, theirs = (
-            sorted((one for one in side if one[2] == label), key=lambda one: (one[1], one[0])) for side in (left, right)
+    def in_every_strategy(self) -> Pair:
+        """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
+        reference, candidate = (
+            replace(side, network=replace(side.network, whole=True)) for side in (self.reference, self.candidate)
         )
-        while ours and theirs:
-            turned = theirs[0][1] < ours[0][1]
-            ahead, others = (theirs, ours) if turned else (ours, theirs)
-            one = ahead.pop(0)
-            other = next((each for each in others if each[0] < one[1]), None)
-            if other is not None:
-                others.remove(other)
-                pairs.append((other, one) if turned else (one, other))
-    return sorted(pairs, key=lambda pair: pair[1])
+        return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
 
 
-def _without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
-    return sorted((Counter(spans) - Counter(gone)).elements())
+def pair_of_files(spec: LoadSpec, device: str) -> Pair:
+    """Return a model from its files twice: on the CPU in float32, and on a device in the type of the specification."""
+    from ...annotation.pipeline import build_pipeline, device_budget
+
+    model = load(spec, device).model
+    # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
+    pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
+    reference = whole_texts(pipe.own_annotator())
+    budget = replace(device_budget(model.device), padding=reference.budget.padding)
+    candidate = replace(with_model(reference, model), budget=budget)
+    return Pair(spec.reference.name, reference, candidate, spec.dtype)
 
 
-@dataclass(frozen=True)
-class Score(Plain):
-    """How many gold entities were found, each with both borders and its label right.
+def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
+    """Return a pipeline as it is, and with a float32 copy of its model on the CPU."""
+    import torch
 
-    Attributes:
-        gold: How many there are.
-        found: How many the model found.
-        right: How many of those are gold.
-    """
-
-    gold: int = 0
-    found: int = 0
-    right: int = 0
-
-    ALSO = ("recall", "precision", "f1")
-
-    @property
-    def recall(self) -> float:
-        """The share of the gold entities that were found; 1 if there are none."""
-        return self.right / self.gold if self.gold else 1.0
-
-    @property
-    def precision(self) -> float:
-        """The share of the entities found that are gold; 1 if there are none."""
-        return self.right / self.found if self.found else 1.0
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of both."""
-        return 2 * self.right / (self.gold + self.found) if self.gold + self.found else 1.0
-
-    def __add__(self, other: Score) -> Score:
-        return Score(self.gold + other.gold, self.found + other.found, self.right + other.right)
-
-
-def score(gold: Iterable[Span], found: Iterable[Span]) -> Score:
-    """Return the score of the entities found in one text."""
-    wanted, there = Counter(gold), Counter(found)
-    return Score(wanted.total(), there.total(), (wanted & there).total())
-
-
-GOLD_REMEDY = (
-    "For each text give a list of (start, end, label), or of mappings with start, end, and label or entity_group."
-)
-
-
-def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
-    """Return the gold entities that a person gives, for each text."""
-    if not _is_series(gold):
-        raise ConfigurationError(f"The gold cannot be {type(gold).__name__}.", GOLD_REMEDY)
-    texts = []
-    for number, entities in enumerate(gold):
-        if not _is_series(entities):
-            raise ConfigurationError(f"The gold of text {number} cannot be {type(entities).__name__}.", GOLD_REMEDY)
-        spans = [_gold_span(entity) for entity in entities]
-        if None in spans:
-            what = f"The gold of text {number} has no entity at its place {spans.index(None)}."
-            raise ConfigurationError(what, GOLD_REMEDY)
-        texts.append(tuple(span for span in spans if span))
-    return tuple(texts)
-
-
-def _gold_span(entity: Any) -> Span | None:
-    """Return what a person gives as an entity as a span; ``None`` for anything else."""
-    if isinstance(entity, Mapping):
-        label = next((entity[key] for key in ("entity_group", "label", "entity") if key in entity), None)
-        entity = (entity.get("start"), entity.get("end"), label)
-    if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
-        return None
-    first, last, label = whole_number(entity[0]), whole_number(entity[1]), entity[2]
-    if first is None or last is None or not isinstance(label, str):
-        return None
-    return (first, last, label) if 0 <= first < last else None
-
-
-def _is_series(thing: Any) -> bool:
-    return hasattr(thing, "__iter__") and not isinstance(thing, (str, bytes, Mapping))
-
-
-REFERENCE = "cpu in float32"
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a type may be from float32 on the CPU before the report says so.
-
-    Attributes:
-        logits: The largest absolute difference of a logit; ``None`` if logits tell nothing.
-        gradients: The largest relative difference of the gradient of a parameter; ``None`` if there are none.
-    """
-
-    logits: float | None
-    gradients: float | None
-
-
-# For each type, some times the largest difference seen with the two bundled models in 5,524 texts of 203,905 tokens
-# whose logits go up to 11. On an NVIDIA H200 (torch 2.11): logits 2.0e-05 in float32, 0.012 in float16 and 0.16 in
-# bfloat16, gradients 9.2e-06, 0.0067 and 0.031; at least 0.9998 of the entities were the same in float16 and 0.9974 in
-# bfloat16. On a CPU: logits 0.017 in float16 and 0.13 in bfloat16, which is about three times the rounding of one such
-# number (2**-11 and 2**-8 of it), gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a
-# few tokens were off by up to 3.0: its logits tell nothing, and the entities decide. ``benchmarks/parity.py`` prints
-# the figures.
-TOLERANCES = {
-    "float32": Tolerance(1e-4, 1e-3),
-    "float16": Tolerance(5e-2, 1e-1),
-    "bfloat16": Tolerance(5e-1, 5e-1),
-    "int8": Tolerance(None, None),
-}
-
-LOAD_AGAIN = "Load the model again."
-ENTITIES_DECIDE = "Look at the entities: they decide."
-
-
-@dataclass(frozen=True)
-class Differences(Plain):
-    """How far logits are apart, as absolute differences, the largest of each token; 0 if there is no token.
-
-    Attributes:
-        maximum: The largest.
-        median: The middle one.
-        ninety: The 0.9 quantile.
-        ninety_nine: The 0.99 quantile.
-    """
-
-    maximum: float = 0.0
-    median: float = 0.0
-    ninety: float = 0.0
-    ninety_nine: float = 0.0
-
-
-@dataclass(frozen=True)
-class GradientDifference(Plain):
-    """How far the gradients of one step are apart.
-
-    Attributes:
-        largest: The largest relative difference of a parameter: the length of the difference over that of the gradient.
-        parameter: Which parameter that is.
-        parameters: How many were compared.
-    """
-
-    largest: float
-    parameter: str
-    parameters: int
-
-
-@dataclass(frozen=True, repr=False)
-class ParityReport(Shown):
-    """What a model gives on a device and in a type, compared with the CPU in float32.
-
-    Attributes:
-        model: What the person calls the model.
-        device: The device, marked if it is simulated.
-        dtype: The type.
-        texts: How many texts were compared.
-        texts_fingerprint: Tells them from others, and holds none of them.
-        tokens: How many tokens they have.
-        windows: In how many windows they were read.
-        logits: How far the logits are apart.
-        other_labels: How many tokens have another best label.
-        not_numbers: How many tokens have NaN or infinity in the candidate.
-        spans: What became of the entities.
-        gold: The scores of reference and candidate against gold entities; ``None`` if none were given.
-        gradients: How far the gradients of one step are apart; ``None`` if they were not compared.
-        distinct: How many entities of the reference differ in their words or labels.
-        notes: What to know about the comparison.
-    """
-
-    model: str
-    device: str
-    dtype: str
-    texts: int
-    texts_fingerprint: str
-    tokens: int
-    windows: int
-    logits: Differences
-    other_labels: int
-    not_numbers: int
-    spans: Spans
-    gold: tuple[Score, Score] | None = None
-    gradients: GradientDifference | None = None
-    distinct: int = 0
+    dtype, name = dtype_of(pipe.model), type(pipe.model).__name__
+    if is_quantized(pipe.model):
+        what = f"The float32 weights of this {name} in int8 are gone."
+        raise ConfigurationError(what, f"Pass the model's name and dtype={INT8!r}.")
+    if dtype not in TOLERANCES:
+        what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
+        raise ConfigurationError(what, "Call .float() on its model.")
+    candidate = whole_texts(pipe.own_annotator())
     notes: tuple[str, ...] = ()
-
-    ALSO = ("findings", "status")
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the device is a simulated one."""
-        return shows_simulated(self.device)
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """What the type may differ by."""
-        return TOLERANCES[self.dtype]
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the counts mean, line by line."""
-        return tuple(judged(self))
-
-    @property
-    def status(self) -> str:
-        """The worst of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
-        return worst(self.findings)
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether the candidate is computed as the reference is."""
-        return (self.device, self.dtype) == ("cpu", "float32")
-
-    @property
-    def differs(self) -> bool:
-        """Whether anything is not as in the reference, within the tolerances."""
-        bad = {one.name for one in self.findings if one.status in {WARNING, FAILED}}
-        return bool(bad - {"entities"}) or self.spans.exact != self.spans.all
-
-    @property
-    def way_out(self) -> str:
-        """What to do if a type or a device gives wrong answers: leave the type, else the device."""
-        if self.dtype != "float32":
-            return FLOAT32_INSTEAD
-        return LOAD_AGAIN if self.is_reference else "Use the CPU for this model."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, strings and numbers, ready for JSON; no word of a text."""
-        gold, gradients = self.gold, self.gradients
-        return {
-            **super().to_dict(),
-            "reference": REFERENCE,
-            "logits": {**self.logits.to_dict(), "tolerance": self.tolerance.logits},
-            "gold": gold and {"reference": gold[0].to_dict(), "candidate": gold[1].to_dict()},
-            "gradients": gradients and {**gradients.to_dict(), "tolerance": self.tolerance.gradients},
-        }
-
-    def report(self) -> Report:
-        """Return the judgement, where entities differ, and the figures."""
-        title = f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}"
-        read = f"{counted(self.texts, 'text')} with {counted(self.tokens, 'token')}"
-        sentences = [f"{read} in {counted(self.windows, 'window')}."]
-        if self.is_reference and self.differs:
-            sentences.append("The candidate is computed as the reference is: the difference is a fault.")
-        tables = (findings_table("", self.findings), self._changes())
-        return Report(title, (*sentences, *self.notes), tables, figures=(self._figures(),))
-
-    def _changes(self) -> Table:
-        """Return where the first entities are that are not the same: numbers of texts and of characters."""
-        rows = tuple(
-            (f"text {one.text}", one.kind, place(one.reference), place(one.candidate)) for one in self.spans.changes
-        )
-        count = self.spans.all - self.spans.exact
-        first = f" (the first {len(rows)} of {count})" if count > len(rows) else ""
-        return Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), rows)
-
-    def _figures(self) -> Table:
-        logits, same = self.logits, self.tokens - self.other_labels
-        rows = [
-            ("largest difference of a logit", f"{logits.maximum:.3g}"),
-            ("0.99 quantile", f"{logits.ninety_nine:.3g}"),
-            ("0.9 quantile", f"{logits.ninety:.3g}"),
-            ("median", f"{logits.median:.3g}"),
-            ("tokens with the same label", f"{100 * same / self.tokens if self.tokens else 100:.2f}%"),
-            ("entities that are the same", f"{100 * self.spans.agreement:.2f}%"),
-        ]
-        for name, one in zip(("reference", "candidate"), self.gold or (), strict=False):
-            rows.append((f"gold, {name}", f"recall {one.recall:.4f}, precision {one.precision:.4f}, F1 {one.f1:.4f}"))
-        if self.gradients:
-            worst_one = f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
-            rows.append(("largest relative difference of a gradient", worst_one))
-        return Table("Figures", ("figure", "value"), tuple(rows))
+    if dtype != "float32":
+        rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
+        notes = (f"{rounded}; pass the model's name to compare with its files.",)
+    with TENSOR_LOCK:
+        reference = with_model(candidate, copy_of(pipe.model, dtype=torch.float32).eval())
+    return Pair(name, reference, candidate, dtype, notes)
 
 
-def place(span: Span | None) -> str:
-    return f"characters {span[0]} to {span[1]}, {span[2]}" if span else ""
+def whole_texts(annotator: Annotator) -> Annotator:
+    """Return an annotator that drops nothing of a long text."""
+    return replace(annotator, settings=replace(annotator.settings, truncation=False))
 
 
-def judged(report: ParityReport) -> Iterator[Finding]:
-    """Yield what the counts of a comparison mean."""
-    if report.not_numbers:
-        what = f"NaN or infinity in {counted(report.not_numbers, 'token')}"
-        yield Finding("numbers", FAILED, what, OTHER_NUMBERS.get(report.dtype, report.way_out))
-    else:
-        yield Finding("numbers", OK, "every logit is a number")
-    yield of_logits(report)
-    if report.other_labels:  # A near tie may fall to either side.
-        what = f"{report.other_labels:,} of {counted(report.tokens, 'token')} have another label"
-        yield Finding("labels", WARNING, what, ENTITIES_DECIDE)
-    else:
-        yield Finding("labels", OK, "every token has the same label")
-    yield of_entities(report)
-    if report.gold:
-        reference, candidate = report.gold
-        what = f"{candidate.right:,} of {candidate.gold:,} found, the reference {reference.right:,}"
-        lost = reference.recall - candidate.recall
-        status = OK if lost <= 0 else WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED
-        yield Finding("gold entities", status, what, "" if status == OK else report.way_out)
-    if report.gradients:
-        yield of_gradients(report, report.gradients)
+def with_model(annotator: Annotator, model: Any) -> Annotator:
+    """Return an annotator that does the same with another model."""
+    return replace(annotator, network=replace(annotator.network, model=model, compiled=False))
 
 
-def of_logits(report: ParityReport) -> Finding:
-    """Judge how far logits are apart.
+@contextlib.contextmanager
+def undisturbed(pair: Pair) -> Iterator[None]:
+    """Compute without the caller's autocast, which would round the reference as it rounds the candidate."""
+    import torch
 
-    In a reduced type the entities decide. In float32 they do as long as no logit is further off than float16 may be: a larger
-    model adds up more roundings; what is further off is no rounding.
+    kinds = dict.fromkeys(("cpu", pair.candidate.network.model.device.type))
+    with contextlib.ExitStack() as stack:
+        for kind in filter(torch.amp.is_autocast_available, kinds):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Switch dropout off, and give every part of the model its former mode back."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
+    """Return how far the gradients of one batch are apart; ``None`` if no parameter has one."""
+    import torch
+
+    from ...annotation.forward import fill
+
+    batch = candidate.batches(prepared, candidate.budget.within(TOKENS))[0]
+    inputs = fill(prepared.tokens, prepared.windows, batch, candidate.network)
+    with TENSOR_LOCK, torch.no_grad():
+        labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
+    try:
+        ours, theirs = (gradients_of(side.network, inputs, labels) for side in (reference, candidate))
+    except RuntimeError as error:
+        what = f"A step could not be computed on {shown_device(str(candidate.network.model.device))}: {cause(error)}."
+        raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
+    return largest_difference(ours, theirs) if ours else None
+
+
+def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
+    """Return the gradient of each parameter on the host in float32; the parameters themselves keep theirs."""
+    import torch
+
+    model = getattr(network.model, "_orig_mod", network.model)
+    learning = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if not learning:
+        return {}
+    device = model.device
+    with TENSOR_LOCK, torch.enable_grad():
+        output = model(**{name: torch.from_numpy(array).to(device) for name, array in inputs.items()})
+        logits = output["logits"] if isinstance(output, dict) else output[0]
+        inside = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
+        loss = torch.nn.functional.cross_entropy(logits.float()[inside], torch.from_numpy(labels).to(device)[inside])
+        gradients = torch.autograd.grad(SCALE * loss, list(learning.values()), allow_unused=True)
+        synchronize(device)
+        found = zip(learning, gradients, strict=True)
+        return {name: one.detach().cpu().float() / SCALE for name, one in found if one is not None}
+
+
+def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> GradientDifference:
+    """Return the largest relative difference of two sets of gradients by parameter; one that is missing counts as zero."""
+    lengths = {name: float(one.norm()) for name, one in reference.items()}
+    least = SMALLEST * max(lengths.values()) or 1.0
+    apart = {
+        name: float((candidate[name] - one).norm() if name in candidate else one.norm()) / max(lengths[name], least)
+        for name, one in reference.items()
+    }
+    apart = {name: float("inf") if one != one else one for name, one in apart.items()}  # noqa: PLR0124 - NaN is unlike itself
+    worst = max(apart, key=apart.__getitem__)
+    return GradientDifference(apart[worst], worst, len(apart))
+
+
+def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
+    """Return how many times faster one way is than another on the same device, 1 if that is not certain."""
+    from ...annotation.stream import in_chunks
+
+    some: list[Any] = next((chunk.texts for chunk in in_chunks(texts, 8 * TIMED_CHARACTERS)), [])
+    return gain_of(seconds_in_turn(lambda: plain.entities(some), lambda: reduced.entities(some), PAIRS))
+
+
+def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
+    """Return how many times faster the second way is: the middle of at least two pairs, 1 if two of them do not say so.
+
+    On a busy computer a pair can say anything: one way read against itself gave ratios from 0.66 to 2.16.
     """
-    tolerance, largest = report.tolerance.logits, report.logits.maximum
-    if tolerance is None:
-        return Finding("logits", NOT_APPLICABLE, f"those of {report.dtype} tell nothing; the entities decide")
-    if largest <= tolerance:
-        return Finding("logits", OK, f"within {tolerance:g} of the reference")
-    what = f"more than {tolerance:g} off the reference"
-    only_rounded = largest <= (TOLERANCES["float16"].logits or 0.0)
-    if report.dtype == "float32" and not (only_rounded and report.spans.exact == report.spans.all):
-        return Finding("logits", FAILED, what, report.way_out)
-    return Finding("logits", WARNING, what, ENTITIES_DECIDE)
+    ratios = sorted(plain / reduced for plain, reduced in seconds)
+    return statistics.median(ratios) if ratios[1] > WORTH else 1.0
 
 
-def of_entities(report: ParityReport) -> Finding:
-    """Judge the entities, by the share that is the same."""
-    spans = report.spans
-    if not spans.all:
-        remedy = "Compare on texts in which it finds some."
-        return Finding("entities", WARNING, "no entity was found in either: nothing can be told", remedy)
-    counts = {name: getattr(spans, name) for name in KINDS[1:]}
-    others = "".join(f", {count:,} {name}" for name, count in counts.items() if count)
-    what = f"{spans.exact:,} of {spans.reference:,} exact{others}"
-    if spans.exact == spans.all:
-        return Finding("entities", OK, what)
-    status = WARNING if spans.agreement >= SPAN_AGREEMENT else FAILED
-    return Finding("entities", status, what, report.way_out if status == FAILED else "Look at the places below.")
+def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
+    """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
+    seconds = []
+    for number in range(pairs + 1):
+        turn = 1 if number % 2 else -1
+        one, other = [seconds_of(way) for way in (first, second)[::turn]][::turn]
+        seconds.append((one, other))
+    return seconds[1:]
 
 
-def of_gradients(report: ParityReport, gradients: GradientDifference) -> Finding:
-    """Judge the gradients of one step."""
-    where, tolerance = f"of {counted(gradients.parameters, 'parameter')}", report.tolerance.gradients or 0.0
-    if gradients.largest <= tolerance:
-        return Finding("gradients", OK, f"the gradients {where} are within {tolerance:g} of the reference")
-    what = f"the gradient of {gradients.parameter}, one {where}, is more than {tolerance:g} off the reference"
-    elsewhere = "Train on the CPU." if report.dtype == "float32" else "Train in float32."
-    return Finding("gradients", FAILED, what, LOAD_AGAIN if report.is_reference else elsewhere)
+def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
+    """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
+    from ...annotation.corpus import stream_of
+
+    tally = Tally(pair, None if gold is None else checked_gold(gold, texts, pair))
+    if gradients and pair.dtype == INT8:
+        raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
+    step: GradientDifference | None = None
+    with undisturbed(pair), evaluating(pair.reference.network.model), evaluating(pair.candidate.network.model):
+        for prepared in prepared_chunks(pair.candidate, stream_of(texts)):
+            if gradients and step is None and len(prepared.tokens):
+                step = gradient_difference(pair.reference, pair.candidate, prepared)
+            tally.add(prepared)
+    return tally.report(step)
+
+
+def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prepared]:
+    """Yield texts ready for both ways, some hundred at a time; an unreadable text, or a stream that fails, raises."""
+    from ...annotation.stream import chunk_characters, in_chunks
+
+    for chunk in in_chunks(texts, chunk_characters(annotator.budget)):
+        prepared = annotator.prepare(chunk)
+        if chunk.error:
+            raise chunk.error
+        if prepared:
+            for failure in prepared.failures.values():
+                raise failure
+            yield prepared
+
+
+@dataclass
+class Tally:
+    """What is counted while two ways run, for each strategy; the report is of the one that lost most."""
+
+    pair: Pair  # The model in two ways.
+    gold: tuple[tuple[Span, ...], ...] | None  # The gold entities of each text; None if none were given.
+    texts: list[int] = field(default_factory=list)
+    tokens: int = 0
+    windows: int = 0
+    differences: list[np.ndarray] = field(default_factory=list)
+    other_labels: int = 0
+    not_numbers: int = 0
+    spans: dict[str, Spans] = field(default_factory=lambda: defaultdict(Spans))
+    scores: dict[str, tuple[Score, Score]] = field(default_factory=lambda: defaultdict(lambda: (Score(), Score())))
+    distinct: set[int] = field(default_factory=set)
+
+    @property
+    def own(self) -> str:
+        """The strategy of the reference, whose labels the gold has."""
+        return self.pair.reference.decoder.strategy
+
+    def add(self, prepared: Prepared) -> None:
+        """Run a chunk of texts both ways, and count."""
+        from ...annotation.forward import ForwardRun, settled
+        from ...annotation.resume import fingerprint_of
+
+        sides = (self.pair.reference, self.pair.candidate)
+        outputs: tuple[list[Any], list[Any]] = ([], [])
+        for batch in sides[1].batches(prepared, sides[1].budget):
+            for part, ways in run_both(sides[0].network, sides[1].network, prepared, batch):
+                self.count_logits(prepared, part, *(logits for logits, _answers in ways))
+                for kept, (_logits, answers) in zip(outputs, ways, strict=True):
+                    kept.append((part, answers))
+        run = ForwardRun(prepared.tokens, prepared.windows)
+        of_tokens = [settled(run, side.network, kept) for side, kept in zip(sides, outputs, strict=True)]
+        for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
+            first, second = (
+                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, found)
+                for side, found in zip(sides, of_tokens, strict=True)
+            )
+            self.count_entities(strategy, prepared, first, second)
+        self.texts += [fingerprint_of(text) for text in prepared.texts]
+        self.tokens += len(prepared.tokens)
+        self.windows += len(prepared.windows.firsts)
+
+    def count_logits(self, prepared: Prepared, batch: Batch, reference: np.ndarray, candidate: np.ndarray) -> None:
+        """Count how far apart the logits of a batch are, each token in the window that owns it."""
+        import numpy as np
+
+        from ...annotation.forward import owned_positions
+
+        owned = owned_positions(prepared.windows, batch, self.pair.candidate.network.frame)[1]
+        ours, theirs = (logits[: len(batch.rows)][owned] for logits in (reference, candidate))
+        if not np.isfinite(ours).all():
+            what = f"The model {self.pair.name!r} computes no numbers (NaN) on the CPU in float32."
+            raise ModelUnusable(what, "Use another model: there is nothing to compare with.")
+        numbers = np.isfinite(theirs).all(-1)
+        self.not_numbers += int((~numbers).sum())
+        self.other_labels += int(((ours.argmax(-1) != theirs.argmax(-1)) | ~numbers).sum())
+        self.differences.append(np.abs(ours[numbers] - theirs[numbers]).max(-1, initial=0.0))
+
+    def count_entities(
+        self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
+    ) -> None:
+        """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
+        from ...annotation.results import span_of
+        from ...annotation.resume import fingerprint_of
+
+        for place, answers in enumerate(zip(reference, candidate, strict=True)):
+            number, text = prepared.first + place, prepared.texts[place]
+            ours, theirs = (
+                [] if isinstance(answer, OpenMedError) else [span_of(one) for one in answer] for answer in answers
+            )
+            self.spans[strategy] += compare_spans(ours, theirs, number)
+            if strategy == self.own:
+                self.distinct.update(
+                    fingerprint_of(f"{label} {words_of(text[start:end])}") for start, end, label in ours
+                )
+            if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
+                gold = self.gold_of(number, len(text))
+                before = self.scores[strategy]
+                self.scores[strategy] = before[0] + score(gold, ours), before[1] + score(gold, theirs)
+
+    def gold_of(self, number: int, length: int) -> tuple[Span, ...]:
+        """Return the gold entities of a text."""
+        remedy = "Pass the gold of the same texts, in the same order."
+        if self.gold is None or number >= len(self.gold):
+            raise ConfigurationError(f"There is no gold for text {number}.", remedy)
+        if any(end > length for _, end, _ in self.gold[number]):
+            what = f"An entity in the gold of text {number} ends after character {length}, the last of the text."
+            raise ConfigurationError(what, remedy)
+        return self.gold[number]
+
+    def report(self, gradients: GradientDifference | None) -> ParityReport:
+        """Return what was counted."""
+        import numpy as np
+
+        from ...annotation.resume import fingerprint_of
+
+        if not self.texts:
+            raise no_text()
+        if self.gold is not None and len(self.gold) != len(self.texts):
+            raise other_number(len(self.gold), len(self.texts))
+        together = np.concatenate([np.zeros(0, np.float32), *self.differences])
+        differences = Differences()
+        if len(together):
+            differences = Differences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
+        scores = sorted(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
+        return ParityReport(
+            model=self.pair.name,
+            device=shown_device(str(self.pair.candidate.network.model.device)),
+            dtype=self.pair.dtype,
+            texts=len(self.texts),
+            texts_fingerprint=f"{fingerprint_of(' '.join(map(str, self.texts))):016x}",
+            tokens=self.tokens,
+            windows=self.windows,
+            logits=differences,
+            other_labels=self.other_labels,
+            not_numbers=self.not_numbers,
+            spans=min(self.spans.values(), key=lambda spans: spans.agreement),
+            gold=None if self.gold is None else scores[0],
+            gradients=gradients,
+            distinct=len(self.distinct),
+            notes=self.pair.notes,
+        )
+
+
+# What one way gives for a batch, on the host: (rows, length, labels) float32, and what Network.answers makes of that.
+Outcome = tuple["np.ndarray", "list[np.ndarray]"]
+
+
+def run_both(
+    reference: Network, candidate: Network, prepared: Prepared, batch: Batch
+) -> Iterator[tuple[Batch, tuple[Outcome, Outcome]]]:
+    """Run a batch both ways; if memory is short, its halves."""
+    from ...annotation.forward import fill
+
+    inputs = fill(prepared.tokens, prepared.windows, batch, candidate)
+    try:
+        outcomes = outcome(reference, inputs), outcome(candidate, inputs)
+    except OpenMedError:
+        raise
+    except (RuntimeError, MemoryError, TypeError) as error:
+        empty_cache(str(candidate.model.device))
+        halves = batch.halves(prepared.windows.lengths + candidate.frame.size) if is_out_of_memory(error) else []
+        if not halves:
+            what = f"The model could not be compared on {shown_device(str(candidate.model.device))}: {cause(error)}."
+            raise DeviceUnavailable(what, "Use another device or another type.") from error
+    else:
+        yield batch, outcomes
+        return
+    for half in halves:
+        yield from run_both(reference, candidate, prepared, half)
+
+
+def outcome(network: Network, inputs: Inputs) -> Outcome:
+    """Run a batch one way, to its end."""
+    import torch
+
+    with TENSOR_LOCK, torch.no_grad():
+        logits = network.logits(inputs)
+        tensors = logits.float(), *network.answers(logits)
+        synchronize(network.model.device)
+        array, *answers = (to_array(tensor) for tensor in tensors)
+    return array, answers

@@ -1,1 +1,1 @@
-"""Gates, and one recommendation from all reports."""
+"""One recommendation from all reports: ``evidence`` has the figures, ``gates`` the thresholds and rules, ``verdict`` the answer."""

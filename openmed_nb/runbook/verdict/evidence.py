@@ -1,58 +1,76 @@
-"""Evidence: the plain figures that a verdict is made of, and how those of several reports are joined."""
+"""What a verdict is made of: the figures of a device at work, what rules ask of them, and which of them matter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...devices.request import canonical, kind_of
+from ...devices.request import kind_of
 from ...display import Report, Shown, Table
-from ...errors import ConfigurationError, UnknownModel, shorten
-from ...models.registry import BUNDLED, find_model
-from ..logbook.sections import ReportFigures
-from ..measure.workloads import ANNOTATION, DATA, FORWARD_PASS, OWN_STEP, TRAINING_STEP, TRANSFER
-from .gates import COUNT, DIFFERENCE, HOURS, NAMES, PHASES, RATE, SHARE, TIMES, WORDS, YES_NO, Thresholds, in_unit
-
-if TYPE_CHECKING:
-    from ..comparison import Comparison
+from ...errors import ConfigurationError, shorten
+from ...models.certificates import ROUNDING
+from ...training.curve import TOO_SHORT
+from ..measure.workloads import ANNOTATION, DATA, TRANSFER
+from ..precision.report import TOLERANCES
 
 INFERENCE, TRAINING, GENERATION = "inference", "training", "generation"
 # What a model is used for: finding entities, forward passes of a module of one's own, training, or writing text.
 TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
-# What a measured step is a part of; a person's own step may be a part of any.
-TASK_OF = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAINING}
-
-# What torch wraps models into: the class says nothing of the model.
-WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
 SECONDS_OF_AN_HOUR = 3600
 MOST = 1 << 63
 
+# What figures count.
+SHARE, DIFFERENCE, HOURS, TIMES, RATE = "share", "difference", "hours", "times", "rate"
+COUNT, WORDS, NAMES, PHASES, YES_NO = "count", "words", "names", "phases", "yes or no"
+
+
+def digits(value: float) -> str:
+    """Return a number with three digits that count."""
+    return f"{float(f'{value:.3g}'):,g}"
+
 
 def is_finite(value: object) -> bool:
-    """Tell whether a value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def are_names(value: object) -> bool:
-    """Tell whether a value is a tuple of strings."""
     return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
 
 
-# What a figure may be, and that in words, by what it counts.
-KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys((SHARE, DIFFERENCE, HOURS, TIMES, RATE), (is_finite, "a finite number")),
-    WORDS: (lambda value: isinstance(value, str), "a string"),
-    COUNT: (lambda value: type(value) is int and 0 <= value < MOST, "a whole number from 0"),
-    NAMES: (are_names, "a tuple of strings"),
+def are_shares(value: object) -> bool:
+    return isinstance(value, Mapping) and are_names(tuple(value)) and all(map(is_finite, value.values()))
+
+
+# For each unit: how people read a value, whether something is one, and that in words.
+FINITE = "a finite number"
+READINGS: dict[str, tuple[Callable[[Any], str], Callable[[Any], bool], str]] = {
+    SHARE: (lambda value: f"{digits(100 * value)} %", is_finite, FINITE),
+    DIFFERENCE: (lambda value: f"{value:.3g}", is_finite, FINITE),
+    HOURS: (lambda value: f"{digits(value)} hours", is_finite, FINITE),
+    TIMES: (lambda value: f"{digits(value)} times", is_finite, FINITE),
+    RATE: (lambda value: f"{digits(value)} a second", is_finite, FINITE),
+    COUNT: (
+        lambda value: f"{value:,}" if value else "none",
+        lambda value: type(value) is int and 0 <= value < MOST,
+        "a whole number from 0",
+    ),
+    WORDS: (str, lambda value: isinstance(value, str), "a string"),
+    NAMES: (lambda value: ", ".join(value) or "none", are_names, "a tuple of strings"),
     PHASES: (
-        lambda value: isinstance(value, Mapping) and are_names(tuple(value)) and all(map(is_finite, value.values())),
+        lambda value: ", ".join(f"{name} {in_unit(SHARE, share)}" for name, share in value.items()),
+        are_shares,
         "a mapping of names to finite numbers",
     ),
-    YES_NO: (lambda value: isinstance(value, bool), "True or False"),
+    YES_NO: (lambda value: "yes" if value else "no", lambda value: isinstance(value, bool), "True or False"),
 }
+
+
+def in_unit(unit: str, value: object) -> str:
+    """Return a value as people read it, with three digits that count: ``22 %``, ``3.46 times``, ``1,200``, ``none``."""
+    return READINGS[unit][0](value)
 
 
 def figure(words: str, unit: str, default: Any = None) -> Any:
@@ -149,7 +167,7 @@ class Evidence(Shown):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            fits, words = KINDS[FIGURES[name][1]]
+            _, fits, words = READINGS[FIGURES[name][1]]
             if value is not None and not fits(value):
                 remedy = f"Pass {words}, or None if it was not measured."
                 raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", remedy)
@@ -214,120 +232,271 @@ FIGURES: dict[str, tuple[str, str]] = {
 }
 
 
-def evidence_of(
-    *reports: Any, gates: Thresholds | None = None, task: str | None = None, texts: int | None = None
-) -> Evidence:
-    """Return the figures of reports, in whatever order they are passed.
+# The gates that a figure must reach; beyond the others it must not go.
+AT_LEAST = frozenset({"speed_up", "utilisation", "entity_agreement", "headroom"})
 
-    Args:
-        reports: At most one of each kind; perhaps an :class:`Evidence` with figures of the person's own, which count most.
-        gates: The thresholds: they decide from which growth on a memory curve grows.
-        task: What the model is used for; ``None`` for what the reports say.
-        texts: How many texts are to be done.
 
-    Raises:
-        ConfigurationError: For what is not a report, two of one kind, and reports of several devices, models or tasks.
+@dataclass(frozen=True)
+class Figure:
+    """A figure that speaks for a recommendation.
+
+    Attributes:
+        name: What was measured, in words.
+        value: The figure.
+        unit: What it counts.
+        gate: The name of its threshold; empty if it has none.
+        limit: The threshold.
     """
-    from ..comparison import Comparison  # These import numpy.
-    from ..figures import READERS, Context
-    from ..signals import Signals
 
-    found = by_kind(reports, [Evidence, *(kind for kind, _, read in READERS if read is not None)])
-    own: Evidence = found.pop(Evidence, Evidence())
-    about = [read(found[kind]) for kind, read, _ in READERS if kind in found and read is not None]
-    context = Context(own.device or device_of(about, found.get(Comparison)), gates or Thresholds(), own.measured)
-    for kind, _, read in READERS:
-        if kind in found and read is not None:
-            shown = {name: value for name, value in read(found[kind], context).items() if value is not None}
-            context = replace(context, known={**shown, **context.known})
-    models = own.models or models_of(found.values()) or None
-    only("a model in several types", (one.run.dtype for one in about if one.run.dtype), "Pass reports of one type.")
-    # A forecast runs on the CPU, so a simulation changes nothing of it; signals are of the computer alone.
-    simulated = any(one.simulated for one in about if one.report != "forecast")
-    return replace(
-        own,
-        **{
-            **context.known,
-            "models": models,
-            "device": context.device,
-            "task": (own.task or task_of(about)) if task is None else task,
-            "texts_to_do": own.texts_to_do if texts is None else texts,
-            "simulated": own.simulated or simulated or getattr(found.get(Signals), "simulated", False),
-        },
-    )
+    name: str
+    value: Any
+    unit: str
+    gate: str = ""
+    limit: float | None = None
+
+    @property
+    def threshold(self) -> float:
+        """The threshold as the figure counts: of a speed-up, 1 more, because 1.22 - 1 is less than 0.22 in binary."""
+        return (self.limit or 0.0) + (1 if self.unit == TIMES else 0)
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """The figure as people read it: its name, its value, its gate, and the threshold."""
+        limit = in_unit(self.unit, self.threshold) if self.gate else ""
+        return self.name, in_unit(self.unit, self.value), self.gate, limit
+
+    @property
+    def words(self) -> str:
+        """The figure without what differs from run to run: its name, its gate, and names that it stands for."""
+        if self.unit == NAMES:
+            return f"{self.name}: {in_unit(NAMES, self.value)}"
+        return f"{self.name} (gate {self.gate}: {self.row[-1]})" if self.gate else self.name
 
 
-def by_kind(reports: Iterable[Any], kinds: Iterable[type]) -> dict[type, Any]:
-    """Return reports by their classes; refuse what is not a report, and two of one class."""
-    found: dict[type, Any] = {}
-    for report in reports:
-        kind = next((kind for kind in kinds if isinstance(report, kind)), None)
-        if kind is None:
-            what = f"{type(report).__name__} is not a report for a verdict."
-            raise ConfigurationError(what, "Pass what nb.compare, nb.sweep, nb.runbook.parity and the others return.")
-        if kind in found:
-            what = f"There are two reports of one kind: {kind.__name__}."
-            raise ConfigurationError(what, "Pass one of each, of the same model on the same device.")
-        found[kind] = report
-    return found
+Figures = tuple[Figure, ...]
 
 
-def only(what: str, values: Iterable[str], remedy: str) -> str | None:
-    """Return the one value that reports agree on, ``None`` if they name none, or raise."""
-    named = sorted(set(values))
-    if len(named) > 1:
-        raise ConfigurationError(f"The reports are of {what}: {', '.join(named)}.", remedy)
-    return named[0] if named else None
+@dataclass(frozen=True)
+class Case:
+    """Evidence under gates: what rules and requirements ask. A method that returns figures returns none where it does not hold."""
+
+    evidence: Evidence
+    limits: Mapping[str, float]  # The thresholds by their names.
+
+    def figure(self, name: str) -> Figure:
+        """Return a figure without a gate."""
+        words, unit = FIGURES[name]
+        return Figure(words, getattr(self.evidence, name), unit)
+
+    def gated(self, gate: str) -> Figure:
+        """Return the figure of a gate, which has its name."""
+        return replace(self.figure(gate), gate=gate, limit=self.limits[gate])
+
+    def known(self, *names: str) -> Figures:
+        """Return those of some figures that say anything: names, counts above 0, and true flags."""
+        return tuple(self.figure(name) for name in names if getattr(self.evidence, name))
+
+    def beyond(self, gate: str) -> Figures:
+        """Return the figure of a gate if it is on the wrong side of it; what rounding may have done does not count."""
+        figure = self.gated(gate)
+        if figure.value is None:
+            return ()
+        apart = figure.threshold - figure.value if gate in AT_LEAST else figure.value - figure.threshold
+        return (figure,) if apart > ROUNDING else ()
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether there is a CPU to compare the device with."""
+        return self.evidence.kind != "cpu"
+
+    @property
+    def writes_on_mps(self) -> bool:
+        """Whether a language model writes on MPS, for which there is MLX."""
+        return self.evidence.task == GENERATION and self.evidence.kind == "mps"
+
+    @property
+    def moves_to_cpu(self) -> bool:
+        """Whether the CPU is what a device that does not pay is left for."""
+        return self.on_accelerator and not self.writes_on_mps
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains how far logits are apart, as in ``precision.report``.
+
+        A larger model adds up more roundings, so up to what 16 bits round the entities decide.
+        """
+        logits, most = self.evidence.logits, TOLERANCES["float16"].logits or 0.0
+        return logits is not None and logits <= most and self.evidence.entity_agreement in {None, 1}
+
+    @property
+    def data_is_fine(self) -> bool:
+        """Whether it was measured that neither data nor copies take much of a step."""
+        return self.evidence.data_share is not None and not (self.beyond("data_share") or self.slow_transfer())
+
+    @property
+    def batch_is_fine(self) -> bool:
+        """Whether it was measured that another batch would gain little."""
+        return self.evidence.knee_gain is not None and not self.beyond("knee_gain")
+
+    def slow_transfer(self) -> Figures:
+        """Return a share of copies that is too large; to the CPU nothing is copied."""
+        return self.beyond("transfer_share") if self.on_accelerator else ()
+
+    def waits(self) -> Figures:
+        """Return speed-up and utilisation if both are too small: the device waits."""
+        gain, busy = self.beyond("speed_up"), self.beyond("utilisation")
+        return (*gain, *busy) if gain and busy and self.on_accelerator else ()
+
+    def synchronises(self) -> Figures:
+        """Return where a step waits for a device that is hardly busy; while it is busy, a loss that is read costs little."""
+        idle, places = self.beyond("utilisation"), self.known("synchronisations")
+        return (*places, *idle) if idle and places else ()
+
+    def no_row_fits(self) -> Figures:
+        """Return that not even one row fits into the memory."""
+        return self.known("out_of_memory_at") if self.evidence.out_of_memory_at == 1 else ()
+
+    def short_of_memory(self) -> Figures:
+        """Return that the batch in use does not fit, or hardly does."""
+        full, batch = self.evidence.out_of_memory_at, self.evidence.batch
+        out = self.known("out_of_memory_at") if full and batch and batch >= full else ()
+        return (*out, *self.beyond("headroom"))
+
+    def numbers_are_known(self) -> bool:
+        """Tell whether it is known that the numbers are right, or that they are not.
+
+        For entities only parity tells. A model of the person's own has none, so its logits, or the doctor's probes, stand for it.
+        """
+        evidence = self.evidence
+        if evidence.entity_agreement is not None:
+            return True
+        doubtful = self.is_rounding and self.beyond("logits")
+        shown = (evidence.logits is not None and not doubtful) or evidence.silent_errors == ()
+        return evidence.task not in {None, ANNOTATION} and shown
+
+    @property
+    def speed_ups(self) -> list[float]:
+        """What is known of the speed-up and the ends of its interval, the smallest first."""
+        here = self.evidence
+        return sorted(one for one in (here.speed_up_low, here.speed_up, here.speed_up_high) if one is not None)
+
+    def speed_up_may_be(self, value: float) -> bool:
+        """Tell whether the interval of the speed-up holds a value."""
+        low, high = self.evidence.speed_up_low, self.evidence.speed_up_high
+        return low is not None and high is not None and low <= value <= high
+
+    def speed_up_is_known(self) -> bool:
+        """Tell whether it is known on which side of its gate the speed-up is: its whole interval is on one."""
+        known, gate = self.speed_ups, 1 + self.limits["speed_up"]
+        return len(known) == 3 and not known[0] < gate <= known[-1]  # noqa: PLR2004 - both ends and the middle
+
+    def unmeasured(self) -> tuple[Requirement, ...]:
+        """Return what matters and was not measured."""
+        return tuple(one for one in REQUIREMENTS if one.matters(self) and not one.known(self))
+
+    def needed(self) -> tuple[Requirement, ...]:
+        """Return what was not measured and could change a verdict."""
+        return tuple(one for one in self.unmeasured() if one.needed)
 
 
-def device_of(about: Iterable[ReportFigures], comparison: Comparison | None) -> str | None:
-    """Return the device that reports are of; of a comparison alone, the fastest that is not the CPU."""
-    named = (one.place for one in about if one.place and one.report != "comparison")
-    device = only("several devices", named, "Pass reports of one device.")
-    if device is not None or comparison is None:
-        return device
-    others = [(one.speed_up.middle, one.device) for one in comparison.devices if one.speed_up is not None]
-    fastest = max(others, key=lambda one: one[0], default=(0.0, comparison.devices[0].device))
-    return canonical(fastest[1])
+# The order of precedence: wrong numbers beat everything.
+NUMBERS, MEMORY, DATA_PLANE, BATCH, FALLBACKS, SPEED = range(6)
+RANKS = ("numbers", "memory", "data", "batch", "fallbacks", "speed")
 
 
-def task_of(about: Sequence[ReportFigures]) -> str | None:
-    """Return what the model is used for; a memory curve is of a training if no other report says more."""
-    tasks = {TASK_OF[one.run.task] for one in about if one.run.task in TASK_OF}
-    said = only("several tasks", tasks, "Pass reports of one task, or say which with task=.")
-    return TRAINING if said is None and any(one.report == "memory" for one in about) else said
+@dataclass(frozen=True)
+class Requirement:
+    """Something that a verdict rests on.
+
+    Attributes:
+        name: What it is.
+        rank: Where it stands in the order of precedence.
+        command: How to measure it.
+        known: Tells whether it was measured.
+        matters: Tells whether it can change this verdict.
+        needed: Whether a verdict is unsure without it, if it matters.
+        blocks: Tells whether no device is stayed on without it, if it is needed.
+    """
+
+    name: str
+    rank: int
+    command: str
+    known: Callable[[Case], bool]
+    matters: Callable[[Case], bool] = lambda _case: True
+    needed: bool = True
+    blocks: Callable[[Case], bool] = lambda _case: True
 
 
-def models_of(reports: Iterable[Any]) -> tuple[str, ...]:
-    """Return by which names reports call the model, in alphabetical order; refuse two that certainly are of two models."""
-    of_model = [getattr(one, "parity", one) for one in reports]  # That of a verdict on a precision.
-    called = sorted(
-        {(getattr(one, "model", "") or getattr(one, "name", ""), getattr(one, "task", "")) for one in of_model}
-    )
-    for kind in (is_class, is_loadable):
-        named = [name for name, task in called if name and task != OWN_STEP and kind(name)]
-        other = next((name for name in named if not is_same(named[0], name)), None)
-        if other is not None:
-            what = f"The reports are of different models: {shorten(named[0])!r} and {shorten(other)!r}."
-            raise ConfigurationError(what, "Pass reports of one model, by one name.")
-    return tuple(dict.fromkeys(name for name, _ in called if name))
+def fallbacks_are_known(case: Case) -> bool:
+    """Tell whether it is known that nothing falls back, or how much that costs."""
+    here = case.evidence
+    few = here.fallback_calls is not None and not case.beyond("fallback_calls")
+    return here.fallback_operators == () or here.fallback_time is not None or few
 
 
-def is_class(name: str) -> bool:
-    """Tell whether a name is that of the class of a model that was passed, not one that a model is loaded by."""
-    return name.isidentifier() and name != name.lower() and name not in WRAPPERS
+def utilisation_matters(case: Case) -> bool:
+    """Tell whether it must be known if a device waits: it gains little, and data or batch may be why."""
+    gains = case.evidence.speed_up is not None and not case.beyond("speed_up")
+    return case.on_accelerator and not (gains or (case.data_is_fine and case.batch_is_fine))
 
 
-def is_loadable(name: str) -> bool:
-    """Tell whether a model is loaded by a name: a bundled one, an id of a hub, or a path."""
-    return name in BUNDLED or not name.isidentifier()
+def measured(name: str) -> Callable[[Case], bool]:
+    """Return what tells whether a figure was measured."""
+    return lambda case: getattr(case.evidence, name) is not None
 
 
-def is_same(one: str, other: str) -> bool:
-    """Tell whether two names are of one model: classes by their names, others by where they are."""
-    if one == other or is_class(one):
-        return one == other
-    try:
-        return find_model(one) == find_model(other)
-    except UnknownModel:
-        return False
+COMPARE = "nb.compare(model, texts)"
+AT_KNEE = (
+    "nb.sweep(model), with more seconds=... where it still rises, and nb.compare(model, texts, batch_size=sweep.knee)"
+)
+MORE_PAIRS = f"{COMPARE}, with more pairs=... where its interval holds the gate"
+
+# Everything that a verdict rests on.
+REQUIREMENTS = (
+    Requirement("device", NUMBERS, COMPARE, measured("device")),
+    Requirement("task", NUMBERS, "nb.verdict(..., task='annotation')", measured("task")),
+    Requirement(
+        "parity",
+        NUMBERS,
+        "nb.runbook.parity(model, texts)",
+        Case.numbers_are_known,
+        matters=lambda case: case.on_accelerator,
+        blocks=lambda case: case.evidence.task != INFERENCE,
+    ),
+    Requirement(
+        "memory",
+        MEMORY,
+        AT_KNEE,
+        lambda case: case.evidence.headroom is not None or bool(case.evidence.out_of_memory_at and case.evidence.batch),
+    ),
+    Requirement(
+        "growth of memory",
+        MEMORY,
+        "nb.epochs(...) and then nb.training.last_curve()",
+        lambda case: case.evidence.memory_growth is not None and case.evidence.memory_verdict not in {None, TOO_SHORT},
+        matters=lambda case: case.evidence.task in {None, TRAINING},
+    ),
+    Requirement("waiting for data", DATA_PLANE, COMPARE, measured("data_share")),
+    Requirement("best batch", BATCH, AT_KNEE, measured("knee_gain")),
+    Requirement(
+        "cost of fallbacks",
+        FALLBACKS,
+        "nb.runbook.fallbacks() or nb.runbook.profile(model)",
+        fallbacks_are_known,
+        matters=lambda case: case.evidence.kind in {None, "mps"},
+    ),
+    Requirement(
+        "speed-up",
+        SPEED,
+        MORE_PAIRS,
+        Case.speed_up_is_known,
+        matters=lambda case: case.on_accelerator,
+        blocks=lambda case: case.evidence.speed_up is None,
+    ),
+    Requirement("utilisation", SPEED, COMPARE, measured("utilisation"), matters=utilisation_matters),
+    Requirement("doctor", SPEED, "nb.doctor()", measured("doctor_failures"), needed=False),
+    Requirement(
+        "waiting for the device", SPEED, "nb.runbook.profile(model)", measured("synchronisations"), needed=False
+    ),
+    Requirement("power and heat", SPEED, "nb.signals()", measured("states"), needed=False),
+)

@@ -1,125 +1,28 @@
-"""The verdict and the gates that it asks for: one recommendation, the figures that led to it, what would change it, and what is not known. Pure."""
+"""``nb.verdict``: reports joined into one recommendation, the figures that led to it, what would change it, and what is not known."""
 
 from __future__ import annotations
 
-import json
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ...display import MARK, Plain, Report, Shown, Table, to_text
-from ...errors import ConfigurationError, offered, shorten
+from ...devices.request import canonical
+from ...display import MARK, Plain, Report, Shown, Table
+from ...errors import ConfigurationError, UnknownModel, shorten
+from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
-from .evidence import INFERENCE, Evidence, evidence_of
-from .gates import DEFAULTS, UNITS, Thresholds, in_unit
-from .rules import (
-    FALL_BACK,
-    LEANING,
-    MATRIX,
-    MEASURING,
-    RANKS,
-    RULES,
-    STAYING,
-    Case,
-    Figures,
-    Requirement,
-    VerdictRule,
-)
+from ..measure.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from .evidence import INFERENCE, RANKS, TRAINING, Case, Evidence, Figures, Requirement
+from .gates import FALL_BACK, LEANING, MEASURING, RULES, STAYING, Gates, VerdictRule
 
-# How many characters a line of the text form has at most, but for the spaces between columns.
-WIDTH = 108
+if TYPE_CHECKING:
+    from ..comparison import Comparison
 
-# What a person sees, the likely cause, what to look at, with which tool, and who reported it.
-SYMPTOMS = json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8"))
+# What a measured step is a part of; a person's own step may be a part of any.
+TASK_OF = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAINING}
 
-
-class Gates(Thresholds, Shown):
-    """The thresholds of a verdict, shown with the decision matrix and a table of symptoms; see :class:`.gates.Thresholds`."""
-
-    def report(self) -> Report:
-        """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-        were = {name: f"was {in_unit(UNITS[name], was)}" for name, was, _ in self.changed}
-        thresholds = tuple(
-            (
-                one.name,
-                self.shown()[one.name],
-                were.get(one.name, ""),
-                *(one.metadata[name] for name in ("says", "reason", "source")),
-            )
-            for one in fields(self)
-        )
-        rules = tuple((str(number), *rule.row(self.shown())) for number, rule in enumerate(MATRIX, 1))
-        symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
-        matrix = "Decision matrix: of the rules that hold, the first decides"
-        tables = (
-            Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), thresholds),
-            Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules),
-            Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), symptoms),
-        )
-        sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speed_up=0.3) changes one.",)
-        return Report("Gates", sentences, tables)
-
-    def __str__(self) -> str:
-        report = self.report()
-        return to_text(replace(report, tables=tuple(map(narrow, report.tables))))
-
-
-def gates(**changed: float) -> Gates:
-    """Return the thresholds of :func:`verdict`, each with its reason, and some of them changed.
-
-    Args:
-        changed: New values by name, as fractions: ``speed_up=0.3`` asks for 30 % more speed than the CPU has. The names are
-            the attributes of the result; printing it shows all with their reasons, the decision matrix, and a table of
-            symptoms with their likely causes.
-
-    Returns:
-        The thresholds, for ``nb.verdict(..., gates=...)``; ``changed`` says which are not as they were given.
-
-    Raises:
-        ConfigurationError: For an unknown name, and for a value that makes no sense.
-
-    Example:
-        >>> gates(speed_up=0.3).changed, gates().memory_growth
-        ((('speed_up', 0.22, 0.3),), 0.26)
-        >>> gates(speedup=0.3)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
-    """
-    for name in changed:
-        if name not in DEFAULTS:
-            raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, DEFAULTS))
-    return Gates(**changed)
-
-
-def narrow(table: Table) -> Table:
-    """Return a table without long lines: long cells go on in the rows below, and an empty row ends each.
-
-    Example:
-        >>> narrow(Table("", ("a", "b"), (("1", "word " * 23),))).rows
-        (('1', 'word word word word word word word word word word word word word word word word word word word word word'),\
- ('', 'word word'), ('', ''))
-    """
-    columns = list(zip(table.columns, *table.rows, strict=True))
-    words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
-    wide = [max(map(len, column)) > longest for column, longest in zip(columns, words, strict=True)]
-    more = (WIDTH - sum(words)) // max(1, sum(wide))
-    widths = [longest + more if breaks else longest for longest, breaks in zip(words, wide, strict=True)]
-    rows = (
-        row
-        for cells in table.rows
-        for row in (*zip_longest(*map(broken, cells, widths), fillvalue=""), ("",) * len(cells))
-    )
-    return replace(table, rows=tuple(rows))
-
-
-def broken(cell: str, width: int) -> list[str]:
-    """Return a cell as lines, broken between words."""
-    return textwrap.wrap(cell, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]
-
+# What torch wraps models into: the class says nothing of the model.
+WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
@@ -146,20 +49,14 @@ CAUTIONS: tuple[tuple[Callable[[Case], Any], str], ...] = (
         "A step waits for the device in lines that nb.runbook.profile(...) names; that costs little while the device is busy.",
     ),
     (
-        lambda case: speed_up_may_be(case.evidence, 1.0),
+        lambda case: case.speed_up_may_be(1.0),
         "No difference in speed from the CPU was shown.",
     ),
     (
-        lambda case: speed_up_may_be(case.evidence, 1 + case.gates.speed_up),
+        lambda case: case.speed_up_may_be(1 + case.limits["speed_up"]),
         "The speed-up may be on either side of its gate: more pairs would tell.",
     ),
 )
-
-
-def speed_up_may_be(evidence: Evidence, value: float) -> bool:
-    """Tell whether the interval of the speed-up holds a value."""
-    low, high = evidence.speed_up_low, evidence.speed_up_high
-    return low is not None and high is not None and low <= value <= high
 
 
 @dataclass(frozen=True)
@@ -253,7 +150,7 @@ class Verdict(Shown):
     @property
     def cautions(self) -> tuple[str, ...]:
         """What else to know."""
-        case = Case(self.evidence, self.gates)
+        case = Case(self.evidence, vars(self.gates))
         return tuple(sentence.format(value) for read, sentence in CAUTIONS if (value := read(case)))
 
     @property
@@ -357,7 +254,8 @@ def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
         >>> judge(Evidence()).recommendation, judge(Evidence(task="training", out_of_memory_at=1)).recommendation
         ('measure first', 'checkpoint / accumulate')
     """
-    case = Case(evidence, limits := Gates() if gates is None else gates)
+    gates = Gates() if gates is None else gates
+    case = Case(evidence, vars(gates))
     # Rules of one rank that recommend the same are one reason.
     groups: dict[tuple[int, str], list[tuple[VerdictRule, Figures]]] = {}
     for rule in RULES:
@@ -366,8 +264,8 @@ def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     if not groups:
         staying = ((rule, rule.figures(case)) for rule in (STAYING, LEANING))
         groups[0, ""] = [next((one for one in staying if one[1]), (MEASURING, ()))]
-    reasons = tuple(_reason(holding, limits.shown()) for holding in groups.values())
-    return Verdict(evidence, limits, reasons, case.unmeasured())
+    reasons = tuple(_reason(holding, gates.shown()) for holding in groups.values())
+    return Verdict(evidence, gates, reasons, case.unmeasured())
 
 
 def _reason(holding: list[tuple[VerdictRule, Figures]], shown: dict[str, str]) -> Reason:
@@ -378,3 +276,115 @@ def _reason(holding: list[tuple[VerdictRule, Figures]], shown: dict[str, str]) -
     )
     figures = dict.fromkeys(figure for _, found in holding for figure in found)
     return Reason(first.recommendation, first.rank, when, tuple(figures), do, change)
+
+
+def evidence_of(
+    *reports: Any, gates: Gates | None = None, task: str | None = None, texts: int | None = None
+) -> Evidence:
+    """Return the figures of reports, in any order; an :class:`Evidence` among them has a person's own, which count most."""
+    from ..comparison import Comparison  # These import numpy.
+    from ..figures import READERS, Context
+    from ..signals import Signals
+
+    found = by_kind(reports, [Evidence, *(kind for kind, _, read in READERS if read)])
+    own: Evidence = found.pop(Evidence, Evidence())
+    there = [(found[kind], figures, read) for kind, figures, read in READERS if kind in found and read]
+    about = [figures(report) for report, figures, _ in there if figures]
+    device = own.device or device_of(about, found.get(Comparison))
+    if task is None:
+        task = own.task or task_of(about)
+    context = Context(device, task, gates or Gates(), own.measured)
+    for report, _, read in there:
+        shown = {name: value for name, value in read(report, context).items() if value is not None}
+        context = replace(context, known={**shown, **context.known})
+    models = own.models or models_of(found.values()) or None
+    only("a model in several types", (one.run.dtype for one in about if one.run.dtype), "Pass reports of one type.")
+    # A forecast runs on the CPU, so a simulation changes nothing of it; signals are of the computer alone.
+    simulated = any(one.simulated for one in about if one.report != "forecast")
+    return replace(
+        own,
+        **{
+            **context.known,
+            "models": models,
+            "device": device,
+            "task": task,
+            "texts_to_do": own.texts_to_do if texts is None else texts,
+            "simulated": own.simulated or simulated or getattr(found.get(Signals), "simulated", False),
+        },
+    )
+
+
+def by_kind(reports: Iterable[Any], kinds: Iterable[type]) -> dict[type, Any]:
+    """Return reports by their classes; refuse what is not a report, and two of one class."""
+    found: dict[type, Any] = {}
+    for report in reports:
+        kind = next((kind for kind in kinds if isinstance(report, kind)), None)
+        if kind is None:
+            what = f"{type(report).__name__} is not a report for a verdict."
+            raise ConfigurationError(what, "Pass what nb.compare, nb.sweep, nb.runbook.parity and the others return.")
+        if kind in found:
+            what = f"There are two reports of one kind: {kind.__name__}."
+            raise ConfigurationError(what, "Pass one of each, of the same model on the same device.")
+        found[kind] = report
+    return found
+
+
+def only(what: str, values: Iterable[str], remedy: str) -> str | None:
+    """Return the one value that reports agree on, ``None`` if they name none, or raise."""
+    named = sorted(set(values))
+    if len(named) > 1:
+        raise ConfigurationError(f"The reports are of {what}: {', '.join(named)}.", remedy)
+    return named[0] if named else None
+
+
+def device_of(about: Iterable[ReportFigures], comparison: Comparison | None) -> str | None:
+    """Return the device that reports are of; of a comparison alone, the fastest that is not the CPU."""
+    named = (one.place for one in about if one.place and one.report != "comparison")
+    device = only("several devices", named, "Pass reports of one device.")
+    if device is not None or comparison is None:
+        return device
+    others = [(one.speed_up.middle, one.device) for one in comparison.devices if one.speed_up is not None]
+    fastest = max(others, key=lambda one: one[0], default=(0.0, comparison.devices[0].device))
+    return canonical(fastest[1])
+
+
+def task_of(about: Sequence[ReportFigures]) -> str | None:
+    """Return what the model is used for; a memory curve is of a training if no other report says more."""
+    tasks = {TASK_OF[one.run.task] for one in about if one.run.task in TASK_OF}
+    said = only("several tasks", tasks, "Pass reports of one task, or say which with task=.")
+    return TRAINING if said is None and any(one.report == "memory" for one in about) else said
+
+
+def models_of(reports: Iterable[Any]) -> tuple[str, ...]:
+    """Return by which names reports call the model, in alphabetical order; refuse two that certainly are of two models."""
+    of_model = [getattr(one, "parity", one) for one in reports]  # That of a verdict on a precision.
+    called = sorted(
+        {(getattr(one, "model", "") or getattr(one, "name", ""), getattr(one, "task", "")) for one in of_model}
+    )
+    for kind in (is_class, is_loadable):
+        named = [name for name, task in called if name and task != OWN_STEP and kind(name)]
+        other = next((name for name in named if not is_same(named[0], name)), None)
+        if other is not None:
+            what = f"The reports are of different models: {shorten(named[0])!r} and {shorten(other)!r}."
+            raise ConfigurationError(what, "Pass reports of one model, by one name.")
+    return tuple(dict.fromkeys(name for name, _ in called if name))
+
+
+def is_class(name: str) -> bool:
+    """Tell whether a name is that of the class of a model that was passed, not one that a model is loaded by."""
+    return name.isidentifier() and name != name.lower() and name not in WRAPPERS
+
+
+def is_loadable(name: str) -> bool:
+    """Tell whether a model is loaded by a name: a bundled one, an id of a hub, or a path."""
+    return name in BUNDLED or not name.isidentifier()
+
+
+def is_same(one: str, other: str) -> bool:
+    """Tell whether two names are of one model: classes by their names, others by where they are."""
+    if one == other or is_class(one):
+        return one == other
+    try:
+        return find_model(one) == find_model(other)
+    except UnknownModel:
+        return False

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.precision.parity import (
+from openmed_nb.runbook.precision.report import (
     TOLERANCES,
     Change,
     Differences,

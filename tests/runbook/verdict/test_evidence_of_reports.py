@@ -22,15 +22,16 @@ from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.operators.table import FALLS_BACK, ModulePlace
-from openmed_nb.runbook.precision.gate import PrecisionVerdict
-from openmed_nb.runbook.precision.parity import Differences, GradientDifference, ParityReport, Score, Spans
+from openmed_nb.runbook.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
+from openmed_nb.runbook.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
 from openmed_nb.runbook.profiling import OperatorTime, Profile
 from openmed_nb.runbook.signals import Signals
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_search import Point
-from openmed_nb.runbook.verdict.evidence import Evidence, evidence_of
-from openmed_nb.runbook.verdict.verdict import gates
+from openmed_nb.runbook.verdict.evidence import Evidence
+from openmed_nb.runbook.verdict.gates import gates
+from openmed_nb.runbook.verdict.verdict import evidence_of
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 MIB = 1 << 20
@@ -302,6 +303,18 @@ def test_forecast():
     assert evidence_of(FORECAST).fallback_operators == ("aten::mode",)
     assert evidence_of(replace(FORECAST, rows=())).fallback_operators == ()
     assert evidence_of(replace(FORECAST, simulated=True)).simulated is False
+
+
+def test_forecast_without_a_training_step():
+    """Of a training, only a forecast that looked at a training step shows that nothing leaves MPS."""
+    (row,) = FORECAST.rows
+    inference = replace(FORECAST, rows=(replace(row, phase="inference", verdict="native"),))
+    trained = replace(FORECAST, rows=(*inference.rows, replace(row, phase="backward", verdict="native")))
+
+    assert evidence_of(inference, task="annotation").fallback_operators == ()
+    assert evidence_of(trained, task="training").fallback_operators == ()
+    assert evidence_of(inference, task="training").fallback_operators is None
+    assert evidence_of(FORECAST, task="training").fallback_operators == ("aten::mode",)
 
 
 @pytest.mark.real_computer

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from openmed_nb import errors
 from openmed_nb.display import NOTE
-from openmed_nb.runbook.verdict.evidence import FIGURES, TASKS, Evidence
-from openmed_nb.runbook.verdict.rules import AT_LEAST, MATRIX, REQUIREMENTS
-from openmed_nb.runbook.verdict.verdict import Gates, gates, judge
+from openmed_nb.runbook.verdict.evidence import AT_LEAST, FIGURES, REQUIREMENTS, TASKS, Evidence
+from openmed_nb.runbook.verdict.gates import MATRIX, Gates, gates
+from openmed_nb.runbook.verdict.verdict import judge
 
 RECOMMENDED = {rule.recommendation for rule in MATRIX}
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.json"))

@@ -28,8 +28,8 @@ from ...models.config import dtype_name
 from ...models.files import content_of
 from ...models.loading import LoadSpec, load, model_folder
 from ...session import SESSION
-from .measurement import Pair, checked_texts, distinct, pair_of_files, parity_of, speed_up, undisturbed, with_model
-from .parity import KINDS, ParityReport, Score
+from .parity import Pair, checked_texts, distinct, pair_of_files, parity_of, speed_up, undisturbed, with_model
+from .report import KINDS, ParityReport, Score
 
 if TYPE_CHECKING:
     from ...annotation.stream import Annotator
