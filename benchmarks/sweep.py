@@ -25,7 +25,8 @@ from transformers import DistilBertConfig, DistilBertForTokenClassification
 
 from openmed_nb.runbook.measure.benches import subject_of
 from openmed_nb.runbook.sweep import SweepReport, sweep
-from openmed_nb.runbook.sweep_search import Measurement, Point, best_of, fitting, limit_of
+from openmed_nb.runbook.sweep_knee import Point, best_of, fitting
+from openmed_nb.runbook.sweep_measurement import Measurement, clean, limit_of
 from openmed_nb.session import SESSION
 
 ALLOWED = 0.95
@@ -86,7 +87,7 @@ def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict
     turned = again(
         measurement, sorted({point.rows: point for point in [*points, knee]}.values(), key=rows_of), knee.rows
     )
-    measurement.clean()
+    clean(device)
     best = best_of(turned.values())
     assert best is not None  # noqa: S101
     return {

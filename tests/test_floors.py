@@ -113,7 +113,6 @@ ALLOWED = {
     "runbook.doctor.silent_errors": {"torch"},
     "runbook.operators.recorders": {"torch"},
     "runbook.profile_recorder": {"torch"},
-    "runbook.sweep_plot": {"matplotlib"},
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},
     "training.plot": {"ipywidgets", "matplotlib"},

@@ -26,7 +26,7 @@ from .precision.validation import PrecisionVerdict
 from .profiling import SYNCHRONISATION, TINY_BATCH, Profile
 from .signals import CONDITIONS, Signals
 from .sweep import SweepReport
-from .sweep_search import LARGEST, TIME, Point, best_of, fitting
+from .sweep_knee import LARGEST, TIME, Point, best_of, fitting
 from .verdict.evidence import INFERENCE, TRAINING
 from .verdict.gates import Gates
 

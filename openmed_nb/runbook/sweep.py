@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from ..activity import Activity
 from ..devices.machine import mps_is_simulated
 from ..devices.request import canonical
-from ..display import Report, Table, counted, in_bytes, plain, to_html
+from ..display import NOTE, UNITS, Report, Table, counted, in_bytes, plain, to_html
 from ..errors import ConfigurationError, number, shorten, whole_or_none
 from ..session import SESSION
 from ..training.curve import plotting
-from .measure.workloads import ANNOTATION, StepReport, Subject, put_on_devices
-from .sweep_search import (
+from .measure.workloads import ANNOTATION, Bench, StepReport, Subject, put_on_devices
+from .sweep_knee import (
     KNEE_GAIN,
     LARGEST,
     MEMORY,
     OUT_OF_MEMORY,
     THROUGHPUT,
     TIME,
-    Measurement,
     Point,
     Search,
     best_of,
     fitting,
     knee_of,
-    limit_of,
 )
+from .sweep_measurement import Measurement, clean, limit_of
 
 SECONDS = 30.0  # About how long a sweep takes.
 SMALLEST_TRAINING = 2  # ``torch.nn.functional.batch_norm`` refuses a single value for each channel.
@@ -152,7 +152,7 @@ class SweepReport(StepReport):
         Raises:
             ConfigurationError: If matplotlib is not installed.
         """
-        return plotting("runbook.sweep_plot").draw(self)
+        return drawn(self)
 
     @property
     def heading(self) -> str:
@@ -196,8 +196,9 @@ class SweepReport(StepReport):
         )
 
     def _repr_html_(self) -> str:
+        note = f" {NOTE}" if self.simulated else ""
         try:
-            picture = str(plotting("runbook.sweep_plot").to_svg(self))
+            picture = str(plotting().svg_of(self.plot(), f"{caption_of(self)}. {self.why} {self.end}{note}"))
         except ConfigurationError:  # Without matplotlib the tables say the same.
             picture = ""
         return to_html(self.marked()) + picture
@@ -288,23 +289,23 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         SESSION.tell(Activity("Sweeping", subject.name))
         with put_on_devices(subject, [place]) as benches:
             first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
-            return swept(subject, Measurement(benches[place], seconds), gain, largest, first)
+            return swept(subject, benches[place], seconds, gain, largest, first)
 
 
-def swept(subject: Subject, measurement: Measurement, gain: float, largest: int | None, smallest: int) -> SweepReport:
+def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
+    subject: Subject, bench: Bench, seconds: float, gain: float, largest: int | None, smallest: int
+) -> SweepReport:
     """Return what a sweep of a subject finds, so that nothing holds the model when the device's memory is handed back."""
-    device = canonical(measurement.bench.device)
-    measurement.clean()
-    measurement.limit = limit_of(device, SESSION.computer.limit(device))
+    device = canonical(bench.device)
+    clean(device)
+    measurement = Measurement(bench, seconds, limit_of(device, SESSION.computer.limit(device)))
     search = Search(measurement.point, measurement.hindrance, measurement.again, gain, largest, smallest)
     points = search.run()
     compared = measurement.in_turn(points)
     knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
-    facts = (
-        {"name": subject.name, "task": subject.task, "simulated": mps_is_simulated()} if last is None else last.facts
-    )
+    nothing = {"name": subject.name, "task": subject.task, "simulated": mps_is_simulated()}
     return SweepReport(
-        **facts,
+        **(last.facts if last else nothing),
         device=device,
         points=tuple(again.get(point.rows, point) for point in points),
         compared=compared,
@@ -315,3 +316,74 @@ def swept(subject: Subject, measurement: Measurement, gain: float, largest: int 
         gain=gain,
         length=last.length if last else None,
     )
+
+
+# The limit is drawn if it is at most so many times the highest memory; otherwise the curve would lie on the axis.
+NEAR = 3
+
+
+def drawn(report: SweepReport) -> Any:
+    """Return a matplotlib figure of a sweep: throughput above, memory below, over the batch sizes."""
+    plots = plotting()
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    figure = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    draw_throughput(above, report)
+    draw_memory(below, report, plots.LARGEST_IN_MEBIBYTES)
+    for axes in (above, below):
+        mark_sizes(axes, report, named=axes is above)
+    largest = max(point.rows for point in report.points)
+    below.set_xlim(0.8, largest * 1.25)
+    below.xaxis.set_major_locator(FixedLocator([1 << power for power in range(largest.bit_length() + 1)]))
+    below.xaxis.set_minor_locator(NullLocator())
+    below.xaxis.set_major_formatter(FuncFormatter(lambda rows, _place: f"{rows:,.0f}"))
+    below.set_xlabel("rows in a batch")
+    figure.suptitle(caption_of(report), fontsize="large", fontweight="bold")
+    return figure
+
+
+def caption_of(report: SweepReport) -> str:
+    return f"{shorten(report.name, 30)}, {report.task} {report.heading}"
+
+
+def draw_throughput(axes: Any, report: SweepReport) -> None:
+    """Draw the medians, and bars between the quartiles."""
+    points = fitting(report.points)
+    rows, speeds = [point.rows for point in points], [point.speed for point in points]
+    spread = [point.spread or (point.speed, point.speed) for point in points]
+    errors = [[abs(ends[side] - point.speed) for point, ends in zip(points, spread, strict=True)] for side in (0, 1)]
+    if points:
+        axes.errorbar(rows, speeds, yerr=errors, fmt="-o", capsize=3, label="median and quartiles")
+    axes.set_ylabel("rows/s")
+
+
+def draw_memory(axes: Any, report: SweepReport, largest_in_mebibytes: int) -> None:
+    """Draw the memory of a step, and the limit where it is near."""
+    sizes = [(point.rows, point.memory) for point in fitting(report.points) if point.memory is not None]
+    most = max((memory for _, memory in sizes), default=0)
+    exponent = 3 if most >= largest_in_mebibytes else 2
+    unit = 1024**exponent
+    if sizes:
+        axes.plot([rows for rows, _ in sizes], [memory / unit for _, memory in sizes], "--s", label="memory of a step")
+    if report.limit is not None and report.limit <= NEAR * most:
+        axes.axhline(report.limit / unit, linestyle=":", color="firebrick", linewidth=1.5, label="limit")
+    axes.set_ylabel(UNITS[exponent])
+
+
+def mark_sizes(axes: Any, report: SweepReport, named: bool) -> None:
+    """Mark the knee, and the sizes that ran out of memory, both named beside one of the two curves; begin at zero."""
+    knee, failed = report.knee, [point.rows for point in report.points if not point.fits]
+    if knee:
+        label = f"knee: {counted(knee, 'row')}" if named else None
+        axes.axvline(knee, color="seagreen", linewidth=6, alpha=0.25, label=label)
+    if failed:
+        label, place = "out of memory" if named else None, axes.get_xaxis_transform()
+        heights = [0.03] * len(failed)  # A share of the height, near the axis.
+        axes.plot(failed, heights, "x", color="firebrick", transform=place, label=label, clip_on=False)
+    axes.set_xscale("log", base=2)
+    highest = axes.dataLim.ymax if axes.lines else 0.0
+    axes.set_ylim(0, highest * 1.15 if 0 < highest < math.inf else 1)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

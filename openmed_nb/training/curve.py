@@ -411,10 +411,10 @@ class MemoryCurve(Shown):
         return Report(title, tuple(sentences), (Table("Memory after each epoch", columns, tuple(rows)), grown))
 
 
-def plotting(module: str = "training.plot") -> Any:
-    """Return the module of this package that draws a report, or say that matplotlib is not installed."""
+def plotting() -> Any:
+    """Return the module that draws, or say what it needs that is not installed."""
     try:
-        return importlib.import_module(f"..{module}", __package__)
+        return importlib.import_module(".plot", __package__)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"The picture needs {error.name}, which is not installed.",

@@ -16,7 +16,8 @@ from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
 from ..measure.workloads import DATA_SHARE
 from ..precision.report import TOLERANCES
-from ..sweep_search import HEADROOM_SHARE, KNEE_GAIN
+from ..sweep_knee import KNEE_GAIN
+from ..sweep_measurement import HEADROOM_SHARE
 from .evidence import (
     BATCH,
     DATA_PLANE,

@@ -12,7 +12,7 @@ from openmed_nb.runbook.logbook.logbook import reported_device
 from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_search import Point
+from openmed_nb.runbook.sweep_knee import Point
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.loader import LoaderCheck
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import mps_is_simulated
-from openmed_nb.runbook.sweep_search import (
+from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.sweep_measurement import (
     ALLOCATOR,
     HEADROOM,
     HEADROOM_SHARE,
     NOT_KNOWN,
     PROFILER,
-    Point,
     expected_memory,
     given_by_system,
     in_container,

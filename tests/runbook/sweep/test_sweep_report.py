@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_plot import draw
-from openmed_nb.runbook.sweep_search import (
+from openmed_nb.runbook.sweep import SweepReport, drawn
+from openmed_nb.runbook.sweep_knee import (
     LARGEST,
     MEMORY,
     OUT_OF_MEMORY,
@@ -19,7 +18,6 @@ from openmed_nb.runbook.sweep_search import (
     best_of,
     close_points,
     knee_of,
-    rates,
 )
 
 MEBIBYTE = 1 << 20
@@ -89,11 +87,10 @@ def test_sizes_near_the_best():
 )
 def test_spread_is_within_the_steps(seconds, throughput, spread):
     """The quartiles lie between the times of the steps, and one or two steps have none."""
-    assert rates(4, seconds) == {
-        "throughput": pytest.approx(throughput),
-        "spread": spread and pytest.approx(spread),
-        "steps": len(seconds),
-    }
+    point = Point(4).timed(seconds)
+
+    assert (point.throughput, point.steps) == (pytest.approx(throughput), len(seconds))
+    assert point.spread == (spread and pytest.approx(spread))
 
 
 @pytest.mark.parametrize(
@@ -199,10 +196,10 @@ def test_picture():
     """Both curves, the knee, what ran out of memory and a near limit are drawn and named once, and no figure stays open."""
     from matplotlib import pyplot as plt
 
-    above, below = draw(FULL).axes
+    above, below = drawn(FULL).axes
     names = [text.get_text() for axes in (above, below) for text in axes.get_legend().get_texts()]
-    far = draw(replace(OWN, limit=1 << 40)).axes[1]
-    draw(EMPTY)
+    far = drawn(replace(OWN, limit=1 << 40)).axes[1]
+    drawn(EMPTY)
 
     assert sorted(names) == ["knee: 32 rows", "limit", "median and quartiles", "memory of a step", "out of memory"]
     assert (above.get_ylabel(), below.get_ylabel(), below.get_xlabel()) == ("rows/s", "MiB", "rows in a batch")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.runbook.sweep_search import (
+from openmed_nb.runbook.sweep_knee import (
     KNEE_GAIN,
     LARGEST,
     MEMORY,

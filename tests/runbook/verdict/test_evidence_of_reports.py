@@ -28,7 +28,7 @@ from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
 from openmed_nb.runbook.profiling import OperatorTime, Profile
 from openmed_nb.runbook.signals import Signals
 from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_search import Point
+from openmed_nb.runbook.sweep_knee import Point
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.verdict import evidence_of

@@ -14,7 +14,7 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from openmed_nb.runbook.measure.workloads import DATA_SHARE
 from openmed_nb.runbook.precision.report import TOLERANCES
-from openmed_nb.runbook.sweep_search import HEADROOM_SHARE
+from openmed_nb.runbook.sweep_measurement import HEADROOM_SHARE
 from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
 from openmed_nb.training.curve import GROWTH_GATE
 
