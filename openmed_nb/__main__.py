@@ -91,7 +91,7 @@ def examine(arguments: list[str]) -> tuple[str, int]:
     from .runbook.doctor.report import doctor
     from .runbook.operators.forecast import forecast
 
-    answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops)
+    answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops, training=True)
     return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
 
 

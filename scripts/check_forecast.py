@@ -68,7 +68,7 @@ def check_models(table: OperatorTable) -> bool:
     good = True
     for name, make in models().items():
         model, example = make()
-        told = forecast(model, example)
+        told = forecast(model, example, training=True)
         wrong = disagreements(told, table, recorded) if recorded else []
         good &= not (told.troubles or wrong)
         print(f"{name:<14}{counts(told, ('inference',)):>12}{counts(told, TRAINING):>14}  {told.verdict}", *wrong)

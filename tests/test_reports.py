@@ -51,7 +51,7 @@ def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
     parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
     precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")
-    forecast = nb.runbook.forecast(linear, batch)
+    forecast = nb.runbook.forecast(linear, batch, training=True)
     loop = nb.epochs(2, "cpu")
     for _ in loop:
         pass

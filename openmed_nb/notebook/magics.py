@@ -248,7 +248,7 @@ class OpenMedMagics(Magics):
         from ..runbook.operators.forecast import forecast
 
         if arguments.ops is not None:
-            return forecast(self._named(arguments.ops))
+            return forecast(self._named(arguments.ops), training=True)
         return doctor(self._named(arguments.model))
 
     @magic_arguments()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +140,7 @@ def _are_flat(values: Iterable[Any]) -> bool:
 def trace(
     model: torch.nn.Module, example: Example, table: OperatorTable, training: bool
 ) -> tuple[CallRecord, tuple[str, ...]]:
-    """Return what a copy of a model calls on the CPU, and what could not be traced; the model and random numbers stay."""
+    """Return what a copy of a model calls on the CPU, and what was not traced; the model and random numbers stay."""
     import torch
 
     from .recorders import CallRecord
@@ -148,121 +148,107 @@ def trace(
     with TENSOR_LOCK, random_numbers_kept(), torch.inference_mode(mode=False):
         record = CallRecord(table)
         # Each run has a copy of its own: a step changes its numbers.
-        TracedRun(copy_of(model), example.copied(), record).inference()
-        notes = TracedRun(copy_of(model), example.copied(), record).training_step() if training else ()
-        return record, notes
+        _trace_inference(_running_copy(model, example), example.copied(), record)
+        if not training:
+            return record, (NOT_TRAINED,)
+        return record, _trace_training(_running_copy(model, example), example.copied(), record)
 
 
-@dataclass(frozen=True)
-class TracedRun:
-    """The run of a copied model that a record sees."""
+def _running_copy(model: torch.nn.Module, example: Example) -> torch.nn.Module:
+    """Return a copy that ran once while nobody watched: what fails then is the model's own error, and lazy weights have shapes."""
+    import torch
 
-    model: torch.nn.Module
-    example: Example
-    record: CallRecord
-
-    def inference(self) -> None:
-        """Trace a pass without gradients, below autograd if the model can run so: there, MPS's own choice is seen."""
-        import torch
-
-        from .recorders import watching
-
-        self._check()
-        self.record.phase = INFERENCE
-        for name, place, _tensor in self._wide_tensors():
-            self.record.refuse(name, [FLOAT64], place)
-        seen = Counter(self.record.calls), Counter(self.record.refusals)
-        try:
-            with torch.inference_mode(), watching(self.record, self.model):
-                self.example(self.model)
-        except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
-            self.record.calls, self.record.refusals = seen
-            with torch.no_grad(), watching(self.record, self.model):
-                self.example(self.model)
-
-    def training_step(self) -> tuple[str, ...]:
-        """Trace a training step; return what could not be traced.
-
-        Attention is taken apart, as on MPS when gradients are needed; optimizer and clipping go one by one, because MPS is
-        not among the devices of ``torch.utils._foreach_utils``.
-        """
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        from .recorders import watching
-
-        self._check()  # After which lazy weights have their shapes.
-        self._wide_tensors()
-        self.model.train()
-        if not any(parameter.requires_grad for parameter in self.model.parameters()):
-            return ("No training step: no parameter of the model needs gradients.",)
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            try:
-                with watching(self.record, self.model):
-                    return self._step()
-            except Exception:
-                error = _own_error(self._step)
-                if error is None:
-                    raise
-                raise self._failed("A training step", error, "Check example_inputs, or pass training=False.") from error
-
-    def _check(self) -> None:
-        """Run a pass that nobody watches, so that what fails then is the model's own error."""
-        import torch
-
-        self.model.eval()
-        with torch.no_grad():
-            error = _own_error(lambda: self.example.copied()(self.model))
-        if error is not None:
-            remedy = "Check example_inputs: the model must run with them."
-            raise self._failed("The forward pass", error, remedy) from error
-
-    def _failed(self, what: str, error: Exception, remedy: str) -> ConfigurationError:
-        where = f"{what} of {type(self.model).__name__} failed on the CPU"
-        return ConfigurationError(f"{where}: {type(error).__name__}: {cause(error)}.", remedy)
-
-    def _wide_tensors(self) -> list[tuple[str, ModulePlace, torch.Tensor]]:
-        """Return the tensors of the model, and of its inputs, of a type that MPS does not have, and let the record know them."""
-        from .recorders import WIDE
-
-        named = [
-            (f"{kind} {name}", ModulePlace(path, type(module).__name__), tensor)
-            for path, module in self.model.named_modules()
-            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers))  # noqa: SLF001
-            for name, tensor in tensors.items()
-            if tensor is not None
-        ]
-        inputs = named_tensors(self.example.tensors)
-        named += [(f"example input {name}", ModulePlace(), tensor) for name, tensor in inputs]
-        wide = [one for one in named if one[2].dtype in WIDE]
-        self.record.wide.update((tensor, True) for _, _, tensor in wide)
-        return wide
-
-    def _step(self) -> tuple[str, ...]:
-        import torch
-
-        self.record.phase = FORWARD
-        output = self.example(self.model)
-        loss = loss_or_mean(output)
-        if loss is None:
-            nothing = "no tensor was found that depends on the parameters in what the model returns"
-            return (f"No training step: {nothing}, a {type(output).__name__}.",)
-        self.record.phase = BACKWARD
-        loss.backward()
-        self.record.phase = OPTIMIZER
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
-        torch.optim.AdamW(parameters, foreach=False, fused=False).step()
-        return ()
-
-
-def _own_error(run: Callable[[], Any]) -> Exception | None:
-    """Return what a run raises while nobody watches."""
+    copied = copy_of(model).eval()
     try:
-        run()
-    except Exception as error:  # noqa: BLE001 - the code of any model can raise anything; the person reads it
-        return error
-    return None
+        with torch.no_grad():
+            example.copied()(copied)
+    except Exception as error:  # The code of any model can raise anything; the person reads it.
+        remedy = "Check example_inputs: the model must run with them."
+        raise _failed("The forward pass", copied, error, remedy) from error
+    return copied
+
+
+def _failed(what: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
+    where = f"{what} of {type(model).__name__} failed on the CPU"
+    return ConfigurationError(f"{where}: {type(error).__name__}: {cause(error)}.", remedy)
+
+
+def _trace_inference(model: torch.nn.Module, example: Example, record: CallRecord) -> None:
+    """Trace a pass without gradients, below autograd if the model can run so: there, MPS's own choice is seen."""
+    import torch
+
+    from .recorders import watching
+
+    record.phase = INFERENCE
+    for name, place in _wide_tensors(model, example, record):
+        record.refuse(name, [FLOAT64], place)
+    seen = Counter(record.calls), Counter(record.refusals)
+    try:
+        with torch.inference_mode(), watching(record, model):
+            example(model)
+    except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
+        record.calls, record.refusals = seen
+        with torch.no_grad(), watching(record, model):
+            example(model)
+
+
+def _trace_training(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple[str, ...]:
+    """Trace a training step with attention taken apart, as on MPS when gradients are needed; return what was not traced."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from .recorders import watching
+
+    _wide_tensors(model, example, record)
+    if not any(parameter.requires_grad for parameter in model.train().parameters()):
+        return ("No training step: no parameter of the model needs gradients.",)
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        try:
+            with watching(record, model):
+                return _step(model, example, record)
+        except Exception:
+            try:
+                _step(model, example, record)
+            except Exception as error:  # It is the model's own.
+                remedy = "Check example_inputs, or pass training=False."
+                raise _failed("A training step", model, error, remedy) from error
+            raise
+
+
+def _step(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple[str, ...]:
+    """Take a training step; MPS is not in ``torch.utils._foreach_utils``, so that parameters are clipped and changed one by one."""
+    import torch
+
+    record.phase = FORWARD
+    output = example(model)
+    loss = loss_or_mean(output)
+    if loss is None:
+        nothing = "no tensor was found that depends on the parameters in what the model returns"
+        return (f"No training step: {nothing}, a {type(output).__name__}.",)
+    record.phase = BACKWARD
+    loss.backward()
+    record.phase = OPTIMIZER
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
+    torch.optim.AdamW(parameters, foreach=False, fused=False).step()
+    return ()
+
+
+def _wide_tensors(model: torch.nn.Module, example: Example, record: CallRecord) -> list[tuple[str, ModulePlace]]:
+    """Return the tensors of a model, and of its inputs, of a type that MPS does not have, and let the record know them."""
+    from .recorders import WIDE
+
+    named = [
+        (f"{kind} {name}", ModulePlace(path, type(module).__name__), tensor)
+        for path, module in model.named_modules()
+        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers))  # noqa: SLF001
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+    named += [(f"example input {name}", ModulePlace(), tensor) for name, tensor in named_tensors(example.tensors)]
+    wide = [one for one in named if one[2].dtype in WIDE]
+    record.wide.update((tensor, True) for _, _, tensor in wide)
+    return [(name, place) for name, place, _ in wide]
 
 
 def loss_or_mean(output: Any) -> torch.Tensor | None:
@@ -293,6 +279,9 @@ LIMITS = (
     "Not seen: branches of the model's own code on the type of the device, the inside of operators that others wrote "
     "in C++, and what torch.compile makes."
 )
+
+# What is said of a forecast without training.
+NOT_TRAINED = "A training step was not looked at: training=True looks at one too."
 
 SHOWN_ROWS = 20
 SHOWN_NAMES = 6
@@ -336,7 +325,7 @@ class Forecast(Shown):
         torch: The version of torch.
         source: Where it was read what MPS has.
         rows: The operators, and what is refused, the worst first.
-        notes: What could not be traced, as sentences.
+        notes: What was not traced, as sentences.
         simulated: Whether a simulated MPS device was on.
     """
 
@@ -465,13 +454,14 @@ def rows_of(
     return tuple(sorted(rows, key=order))
 
 
-def forecast(model: Any = None, example_inputs: Any = None, training: bool = True) -> Forecast:
+def forecast(model: Any = None, example_inputs: Any = None, training: bool = False) -> Forecast:
     """Predict, on any computer, which operators of a model would leave MPS for the CPU in the installed torch.
 
-    A copy of the model runs on the CPU: one pass without gradients and one training step (loss, backward pass, clipped
-    gradients, AdamW). What it calls is compared with torch's own list of what MPS has, ``native_functions.yaml``, or with
-    the registrations of a torch that was built with MPS. The model, its mode, its gradients and random numbers stay as
-    they are, wherever it is. In the training step, the CPU's memory holds about four times the model.
+    A copy of the model runs on the CPU: one pass without gradients and, with ``training``, one training step (loss, backward
+    pass, clipped gradients, AdamW). What it calls is compared with torch's own list of what MPS has,
+    ``native_functions.yaml``, or with the registrations of a torch that was built with MPS. The model, its mode, its
+    gradients and random numbers stay as they are, wherever it is. In the training step, the CPU's memory holds about four
+    times the model.
 
     Args:
         model: A torch module; a pipeline; or the name of a model, as for :func:`openmed_nb.load_pipeline`, ``None`` for the
@@ -479,7 +469,7 @@ def forecast(model: Any = None, example_inputs: Any = None, training: bool = Tru
         example_inputs: What the model is called with: a tensor, a tuple of tensors, or a mapping of tensors or lists of
             numbers. With ``labels``, the model's own loss is traced, and otherwise the sum of the means of its outputs.
             ``None`` takes two synthetic sentences for a name and for a pipeline.
-        training: Whether to look at the training step too.
+        training: Whether to look at a training step too.
 
     Returns:
         The forecast: ``verdict``, a sentence; ``leaving``, the operators that leave MPS; ``refused``, what MPS refuses,

@@ -40,7 +40,7 @@ OTHERS = ("distilbert", "electra", "roberta", "xlm-roberta", "deberta-v2", "mode
 @pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_models_that_stay_on_mps(forecast_models: ModuleType, name: str):
     """Of the usual models, every operator of a pass and of an AdamW step runs on MPS, and so says the real binary."""
-    told = nb.runbook.forecast(*forecast_models.MODELS[name]())
+    told = nb.runbook.forecast(*forecast_models.MODELS[name](), training=True)
 
     assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
     assert told.troubles == ()
@@ -89,7 +89,7 @@ IDS = torch.tensor([0, 1, 2])
 @pytest.fixture(scope="module")
 def odd() -> Forecast:
     """The forecast of a model that leaves MPS."""
-    return nb.runbook.forecast(Odd(), IDS)
+    return nb.runbook.forecast(Odd(), IDS, training=True)
 
 
 def test_operators_that_leave_are_named(odd: Forecast):
@@ -136,7 +136,7 @@ def test_report_as_text(odd: Forecast):
     assert "inference, forward" in text
     assert "Not seen: branches of the model's own code" in text
     assert "aten::linear " not in text
-    assert str(nb.runbook.forecast(Odd(), IDS)) == text
+    assert str(nb.runbook.forecast(Odd(), IDS, training=True)) == text
 
 
 def test_text_is_the_same_for_every_build():
@@ -190,7 +190,7 @@ SINGULAR = [
 def test_singular_values_in_inference_and_in_training():
     """Singular vectors are always computed on the CPU, values alone fall back, with gradients and without."""
     for number, (function, operator, verdict) in enumerate(SINGULAR):
-        told = nb.runbook.forecast(Decomposing(function), torch.ones(3, 3))
+        told = nb.runbook.forecast(Decomposing(function), torch.ones(3, 3), training=True)
         assert {(row.operator, row.verdict, row.phase) for row in told.troubles} == {
             (operator, verdict, phase) for phase in ("inference", "forward")
         }, number
@@ -224,7 +224,7 @@ class Attention(nn.Module):
 
 def test_refusals_are_told():
     """What MPS refuses is named, with its own words, also where it happens in training only."""
-    told = nb.runbook.forecast(Attention(), torch.ones(3, 4))
+    told = nb.runbook.forecast(Attention(), torch.ones(3, 4), training=True)
 
     assert told.refused == ("attention with dropout and without gradients", "float64")
     assert told.verdict == (
@@ -238,18 +238,19 @@ def test_refusals_are_told():
     assert all(row.reason and row.remedy for row in told.troubles)
 
 
-def test_training_can_be_left_out():
-    """Without training, there is the pass without gradients only."""
-    told = nb.runbook.forecast(Values(), torch.ones(3, 3), training=False)
+def test_training_is_looked_at_where_it_is_asked_for():
+    """Unless training is asked for, there is the pass without gradients only, and the report says so."""
+    told = nb.runbook.forecast(Values(), torch.ones(3, 3))
 
     assert {row.phase for row in told.rows} == {"inference"}
     assert told.leaving == ("aten::_linalg_eigh",)
     assert told.verdict == f"1 of {len(told.operators)} operators leaves MPS: aten::_linalg_eigh."
+    assert "A training step was not looked at" in str(told)
 
 
 def test_what_could_not_be_trained_is_said():
     """A model without weights is forecast, and the report says why no training step was looked at."""
-    told = nb.runbook.forecast(nn.ReLU(), torch.ones(2))
+    told = nb.runbook.forecast(nn.ReLU(), torch.ones(2), training=True)
 
     assert told.notes == ("No training step: no parameter of the model needs gradients.",)
     assert told.notes[0] in str(told)
@@ -260,14 +261,14 @@ def test_labels_give_the_models_own_loss(forecast_models: ModuleType):
     model, inputs = forecast_models.MODELS["bert"]()
     unlabelled = {name: tensor for name, tensor in inputs.items() if name != "labels"}
 
-    assert "aten::nll_loss_backward" in nb.runbook.forecast(model, inputs).operators
-    assert "aten::nll_loss_backward" not in nb.runbook.forecast(model, unlabelled).operators
+    assert "aten::nll_loss_backward" in nb.runbook.forecast(model, inputs, training=True).operators
+    assert "aten::nll_loss_backward" not in nb.runbook.forecast(model, unlabelled, training=True).operators
 
 
 def test_model_by_name_and_as_a_pipeline(keyword_model: Path):
     """A pipeline and a name need no example inputs; their own loss is traced, and no word of a text is shown."""
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
-    by_name, of_pipe = nb.runbook.forecast(keyword_model), nb.runbook.forecast(pipe)
+    by_name, of_pipe = nb.runbook.forecast(keyword_model, training=True), nb.runbook.forecast(pipe, training=True)
 
     assert by_name == of_pipe
     assert of_pipe.model == "BertForTokenClassification"
@@ -281,9 +282,9 @@ def test_model_by_name_and_as_a_pipeline(keyword_model: Path):
 
 def test_bundled_model():
     """The bundled model, by its name or because nobody says which, stays on MPS."""
-    told = nb.runbook.forecast("bundled", training=False)
+    told = nb.runbook.forecast("bundled")
 
-    assert told == nb.runbook.forecast(training=False)
+    assert told == nb.runbook.forecast()
     assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
 
 
@@ -299,7 +300,7 @@ def test_bad_arguments():
     ]
     for model, inputs, error, said in cases:
         with pytest.raises(error, match=said):
-            nb.runbook.forecast(model, inputs)
+            nb.runbook.forecast(model, inputs, training=True)
 
 
 TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset())
@@ -348,7 +349,7 @@ def test_hostile_names_are_escaped():
     hostile = type("<script>alert(1)</script>", (nn.Module,), {"forward": lambda _self, numbers: numbers.mode(0)})
     model = nn.Sequential()
     model.add_module("<img src=x onerror=alert(1)>", hostile())
-    shown = nb.runbook.forecast(model, torch.ones(2, 2))._repr_html_()
+    shown = nb.runbook.forecast(model, torch.ones(2, 2), training=True)._repr_html_()
 
     assert "<script>" not in shown
     assert "<img" not in shown
@@ -361,7 +362,7 @@ def test_forecast_of_a_model_on_the_simulated_device():
     with nb.simulated_mps(fallback=False) as device:
         model = Values().to("mps")
         made = device.allocator.allocated
-        told = nb.runbook.forecast(model, torch.ones(3, 3, device="mps"))
+        told = nb.runbook.forecast(model, torch.ones(3, 3, device="mps"), training=True)
 
         assert model.inner.weight.device.type == "mps"
         assert device.allocator.allocated <= made + 512
@@ -369,7 +370,7 @@ def test_forecast_of_a_model_on_the_simulated_device():
     assert told.simulated
     assert str(told).splitlines()[1].strip() == "SIMULATED MPS is on; the forecast does not depend on it."
     assert told.leaving == ("aten::_linalg_eigh",)
-    assert told.rows == nb.runbook.forecast(Values(), torch.ones(3, 3)).rows
+    assert told.rows == nb.runbook.forecast(Values(), torch.ones(3, 3), training=True).rows
 
 
 class OftenRefused(nn.Module):

@@ -82,7 +82,7 @@ def refused(told: Forecast) -> set[tuple[str, str]]:
 
 def test_training_step_by_module_and_phase():
     """Each operator counts in the module whose forward called it; backward pass and optimizer have no module."""
-    told = nb.runbook.forecast(Model(), NUMBERS)
+    told = nb.runbook.forecast(Model(), NUMBERS, training=True)
 
     assert places_of(told, "aten::linear", "inference") == {"blocks.0.inner (Linear)": 1, "blocks.1.inner (Linear)": 1}
     assert places_of(told, "aten::gelu", "forward") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
@@ -134,7 +134,7 @@ def fails(model: nn.Module, inputs: torch.Tensor) -> bool:
 
     handle = model.register_forward_pre_hook(draw)
     try:
-        nb.runbook.forecast(model, inputs)
+        nb.runbook.forecast(model, inputs, training=True)
     except ConfigurationError:
         return True
     finally:
@@ -145,7 +145,7 @@ def fails(model: nn.Module, inputs: torch.Tensor) -> bool:
 def test_inputs_that_a_model_changes_stay_as_they_are():
     """A model that writes into its input writes into a copy, and every run begins with the same."""
     numbers = torch.ones(3)
-    nb.runbook.forecast(Calling(lambda given: given.add_(1)), numbers)
+    nb.runbook.forecast(Calling(lambda given: given.add_(1)), numbers, training=True)
 
     assert torch.equal(numbers, torch.ones(3))
 
@@ -159,7 +159,7 @@ def test_model_that_fails_by_itself():
     ]
     for inputs, said in cases:
         with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
-            nb.runbook.forecast(Model(), inputs)
+            nb.runbook.forecast(Model(), inputs, training=True)
         assert error.value.remedy.startswith("Check example_inputs"), said
         assert error.value.__cause__ is not None, said
 
@@ -180,7 +180,7 @@ def test_interrupt_passes_through():
     before = torch.get_rng_state()
     for function in (interrupt, interrupt_in_a_mode):
         with pytest.raises(KeyboardInterrupt):
-            nb.runbook.forecast(Calling(function), NUMBERS)
+            nb.runbook.forecast(Calling(function), NUMBERS, training=True)
 
         assert torch.equal(torch.get_rng_state(), before), function
         assert len(nn.modules.module._global_forward_hooks) == 0, function
@@ -204,7 +204,9 @@ def test_outputs_that_can_be_trained():
         torch.fft.fft,
     ]
     for function in functions:
-        told = nb.runbook.forecast(nn.Sequential(nn.Linear(4, 4), Calling(function, weight=False)), NUMBERS)
+        told = nb.runbook.forecast(
+            nn.Sequential(nn.Linear(4, 4), Calling(function, weight=False)), NUMBERS, training=True
+        )
         assert (told.notes, phases_of(told)) == ((), PHASES), function
 
 
@@ -212,9 +214,9 @@ def test_training_step_inside_of_inference_mode():
     """A trace that is asked for in inference mode has its training step, also of a model that was made there."""
     with torch.inference_mode():
         made_there = Model()
-        told = nb.runbook.forecast(made_there, NUMBERS)
+        told = nb.runbook.forecast(made_there, NUMBERS, training=True)
 
-    assert told == nb.runbook.forecast(Model(), NUMBERS)
+    assert told == nb.runbook.forecast(Model(), NUMBERS, training=True)
 
 
 def nested(layout: torch.layout) -> torch.Tensor:
@@ -248,7 +250,7 @@ def test_model_that_cannot_be_trained():
         ),
     ]
     for model, note in cases:
-        told = nb.runbook.forecast(model, NUMBERS)
+        told = nb.runbook.forecast(model, NUMBERS, training=True)
         assert told.notes == (note,)
         assert phases_of(told) <= {"inference", "forward"}, note
 
@@ -261,7 +263,7 @@ def test_model_that_needs_gradients_of_its_own():
             numbers = numbers.detach().requires_grad_()
             return torch.autograd.grad(numbers.exp().sum(), numbers)[0]
 
-    told = nb.runbook.forecast(Calling(slope), NUMBERS)
+    told = nb.runbook.forecast(Calling(slope), NUMBERS, training=True)
 
     assert places_of(told, "aten::exp", "inference") == {"(Calling)": 1}
 
@@ -277,7 +279,7 @@ def test_composite_operators_are_taken_apart():
 def test_transformer_layer_takes_the_path_that_mps_takes():
     """Torch's fast path for Transformer layers, which MPS does not have, is not taken; it is on again afterwards."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    told = nb.runbook.forecast(layer, torch.ones(1, 3, 8))
+    told = nb.runbook.forecast(layer, torch.ones(1, 3, 8), training=True)
 
     assert "aten::_transformer_encoder_layer_fwd" not in told.operators
     assert torch.backends.mha.get_fastpath_enabled()
@@ -341,7 +343,7 @@ def test_refusals():
         ),
     ]
     for model, inputs, names in cases:
-        assert refused(nb.runbook.forecast(model, inputs)) == names, (model, names)
+        assert refused(nb.runbook.forecast(model, inputs, training=True)) == names, (model, names)
 
 
 def test_too_many_elements():
@@ -380,7 +382,7 @@ def test_float64_is_told_where_it_begins():
         (Calling(torch.linalg.pinv), NUMBERS, set()),
     ]
     for model, inputs, names in cases:
-        told = nb.runbook.forecast(model, inputs)
+        told = nb.runbook.forecast(model, inputs, training=True)
         assert {operator for name, operator in refused(told) if name == "float64"} == names, (model, names)
 
 
@@ -415,13 +417,13 @@ def test_what_cannot_be_copied():
     ]
     for made, inputs, says in cases:
         with pytest.raises(ConfigurationError, match=says):
-            nb.runbook.forecast(made, inputs)
+            nb.runbook.forecast(made, inputs, training=True)
 
 
 def test_lazy_model_is_traced():
     """A model whose weights get their shapes in the first pass is traced, and stays without shapes."""
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
-    told = nb.runbook.forecast(model, NUMBERS)
+    told = nb.runbook.forecast(model, NUMBERS, training=True)
 
     assert places_of(told, "aten::linear", "inference") == {"0 (Linear)": 1}
     assert phases_of(told) == PHASES
@@ -450,7 +452,9 @@ def test_compiled_model_is_traced_as_what_it_was_made_of(backend: str):
 )
 def test_model_of_torchscript_is_traced():
     """A model of TorchScript is traced, and its training step too."""
-    told = nb.runbook.forecast(torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS)
+    told = nb.runbook.forecast(
+        torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS, training=True
+    )
 
     assert phases_of(told) == PHASES
 
@@ -459,7 +463,7 @@ def test_model_on_another_device_is_traced_on_the_cpu(second_device: str):
     """A model on any device is traced from a copy on the CPU, and stays where it is."""
     model = Model().to(second_device)
 
-    assert nb.runbook.forecast(model, NUMBERS) == nb.runbook.forecast(Model(), NUMBERS)
+    assert nb.runbook.forecast(model, NUMBERS, training=True) == nb.runbook.forecast(Model(), NUMBERS, training=True)
     assert {str(parameter.device) for parameter in model.parameters()} == {second_device}
 
 
@@ -497,7 +501,7 @@ def test_bad_example_inputs():
     """Anything without a tensor is an error that says what to pass, and shows nothing of it."""
     for inputs in ("a note", 5, {}, {"text": "a note"}, (), [[1], [2, 3]], {"input_ids": ["a note"]}):
         with pytest.raises(ConfigurationError) as error:
-            nb.runbook.forecast(nn.ReLU(), inputs)
+            nb.runbook.forecast(nn.ReLU(), inputs, training=True)
         assert "Pass a tensor" in error.value.remedy or "Pad the rows" in error.value.remedy, inputs
         assert "a note" not in str(error.value)
 
@@ -512,4 +516,4 @@ def test_same_trace_every_time(forecast_models: ModuleType):
     """Two traces of a model are the same, although dropout draws other numbers."""
     model, inputs = forecast_models.MODELS["bert"]()
 
-    assert nb.runbook.forecast(model, inputs) == nb.runbook.forecast(model, inputs)
+    assert nb.runbook.forecast(model, inputs, training=True) == nb.runbook.forecast(model, inputs, training=True)
