@@ -23,7 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
-from openmed_nb.runbook.measure.benches import subject_of
+from openmed_nb.runbook.benches import subject_of
 from openmed_nb.runbook.sweep import SweepReport, sweep
 from openmed_nb.runbook.sweep_knee import Point, best_of, fitting
 from openmed_nb.runbook.sweep_measurement import Measurement, clean, limit_of

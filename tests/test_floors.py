@@ -112,7 +112,7 @@ ALLOWED = {
     "notebook.panel.view": {"ipywidgets"},
     "runbook.doctor.silent_errors": {"torch"},
     "runbook.operators.recorders": {"torch"},
-    "runbook.profile_recorder": {"torch"},
+    "runbook.profile_watch": {"torch"},
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},
     "training.plot": {"ipywidgets", "matplotlib"},

@@ -20,8 +20,8 @@ from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
 from ..session import SESSION
 from ..training.epochs import named
-from .measure.workloads import TRANSFER, Split, StepReport, Workload, put_on_devices, whole_rounds
 from .signals import Busy, busy_reader
+from .workloads import TRANSFER, Split, StepReport, Workload, put_on_devices, whole_rounds
 
 CPU = "cpu"
 
@@ -342,7 +342,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> list(comparison.of("cpu").shares), comparison.of("cpu").speed_up is None
         (['data', 'transfer', 'forward'], True)
     """
-    from .measure.benches import is_own_step, subject_of  # It imports numpy.
+    from .benches import is_own_step, subject_of  # It imports numpy.
 
     batch_size, pairs = whole_or_none("batch_size", batch_size), whole("pairs", pairs, FEWEST_VALUES)
     seconds = number("seconds", seconds, LONGEST_WATCH, such_as=f"{SECONDS:g}; 0 leaves the utilisation out")

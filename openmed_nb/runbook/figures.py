@@ -18,7 +18,6 @@ from .doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
 from .doctor.report import DoctorReport, sentence_of
 from .logbook.privacy import short_path
 from .logbook.sections import ReportFigures, Run, numbers
-from .measure.workloads import ANNOTATION
 from .operators.fallbacks import FELL_BACK, REFUSED, Fallback, FallbackLedger
 from .operators.forecast import Forecast
 from .precision.report import ParityReport
@@ -29,6 +28,7 @@ from .sweep import SweepReport
 from .sweep_knee import LARGEST, TIME, Point, best_of, fitting
 from .verdict.evidence import INFERENCE, TRAINING
 from .verdict.gates import Gates
+from .workloads import ANNOTATION
 
 REPORTS = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
 

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
-from ..devices.backend import TENSOR_LOCK, finish
-from ..devices.profilers import (
-    check_metal_capture,
-    check_no_profiler,
-    check_signposts,
-    metal_capture,
-    profiling,
-    signposts,
-)
+from ..devices.profilers import check_metal_capture, check_no_profiler, check_signposts, metal_capture, signposts
 from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
 from ..errors import ConfigurationError, check_flag, given_path, whole, whole_or_none
 from ..plain import write_whole
 from ..session import SESSION
-from .measure.workloads import (
+from .workloads import (
     DATA,
     DATA_SHARE,
     OWN_STEP,
@@ -40,8 +30,10 @@ from .measure.workloads import (
     put_on_devices,
     series,
 )
-from .operators.fallbacks import Fallback, fallbacks
-from .profile_operators import CALLS, EMPTY, PREFIX, OperatorTime, Synchronisation, operator_times, total
+
+if TYPE_CHECKING:
+    from .operators.fallbacks import Fallback
+    from .profile_watch import OperatorTime, Synchronisation
 
 # What is looked for, by the names of the findings.
 DATA_FINDING, SYNCHRONISATION, TINY_BATCH, FALLBACK = "data", "synchronisation", "tiny batch", "fallback"
@@ -275,7 +267,6 @@ class Profile(StepReport):
 
 
 STEPS, WARM_UP = 50, 5
-WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
 
 
 def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -341,7 +332,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [one.name for one in found.findings], found.operators_per_step
         (['data', 'synchronisation', 'tiny batch', 'fallback'], 1.0)
     """
-    from .measure.benches import subject_of  # It imports numpy.
+    from .benches import subject_of  # It imports numpy.
 
     check_flag("signposts", signposts)
     steps, warm_up = whole("steps", steps), whole("warm_up", warm_up, 0)
@@ -397,6 +388,8 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
     capture: str | None,
 ) -> Profile:
     """Return the profile of steps that are ready."""
+    from .profile_watch import CALLS, WATCHED, empty_operators, operators_of, total, watched
+
     empty, kind = empty_operators(device), kind_of(device)
     with workload.begun() as batches:
         batch = next(batches)
@@ -436,65 +429,3 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         operator_seconds=(total(operators, "seconds") or 0.0) if kind == "cpu" else None,
         starting_seconds=per_step * started / CALLS if kind == "mps" else total(operators, "starting_seconds"),
     )
-
-
-def empty_operators(device: str) -> Workload:
-    """Return steps of a few linear layers of one number: what models mostly consist of, and among what costs most to start."""
-    import torch
-
-    row, weight, bias = (torch.ones(size, dtype=torch.float32).to(device) for size in ((1, 1), (1, 1), (1,)))
-
-    def start(_batch: Any) -> None:
-        for _ in range(CALLS):
-            torch.nn.functional.linear(row, weight, bias)
-
-    return Workload(EMPTY, OWN_STEP, device, 1, None, lambda: itertools.repeat(None), ((EMPTY, start),))
-
-
-def operators_of(
-    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, beside: Workload | None
-) -> tuple[OperatorTime, ...]:
-    """Run steps under torch's profiler and return their operators, those that take longest first.
-
-    ``beside`` are operators with nothing to compute, which follow each step; the trace is written in the format of Chrome.
-    """
-    from torch.profiler import record_function
-
-    def marked_step() -> None:
-        with record_function(f"{PREFIX}{DATA}"):
-            value = next(batches)
-        marked_phases(workload, value)
-
-    def marked_phases(work: Workload, value: Any) -> None:
-        with TENSOR_LOCK:
-            for name, phase in work.phases:
-                with record_function(f"{PREFIX}{name}"):
-                    value = phase(value)
-            finish(work.torch_device)
-
-    with profiling(workload.device):  # The first profile of a process takes long to start.
-        marked_step()
-    with profiling(workload.device) as profiler:
-        for _ in range(steps):
-            marked_step()
-            if beside is not None:
-                marked_phases(beside, None)
-    if trace is not None:
-        profiler.export_chrome_trace(str(trace))
-    return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")
-
-
-def watched(
-    workload: Workload, batches: Iterator[Any]
-) -> tuple[float, tuple[Synchronisation, ...], tuple[Fallback, ...]]:
-    """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
-    from .profile_recorder import StepRecord, watching
-
-    record = StepRecord(kind_of(workload.device))
-    ledger = fallbacks() if record.kind == "mps" else contextlib.nullcontext()
-    with ledger as seen:
-        for _ in range(WATCHED):
-            batch = next(batches)
-            with watching(record):
-                workload.run(batch)
-    return record.started / WATCHED, record.synchronisations(WATCHED), () if seen is None else seen.entries

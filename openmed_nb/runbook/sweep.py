@@ -13,41 +13,12 @@ from ..display import NOTE, UNITS, Report, Table, counted, in_bytes, plain, to_h
 from ..errors import ConfigurationError, number, shorten, whole_or_none
 from ..session import SESSION
 from ..training.curve import plotting
-from .measure.workloads import ANNOTATION, Bench, StepReport, Subject, put_on_devices
-from .sweep_knee import (
-    KNEE_GAIN,
-    LARGEST,
-    MEMORY,
-    OUT_OF_MEMORY,
-    THROUGHPUT,
-    TIME,
-    Point,
-    Search,
-    best_of,
-    fitting,
-    knee_of,
-)
+from .sweep_knee import ENDS, KNEE_GAIN, RISING, Point, Search, best_of, fitting, knee_of
 from .sweep_measurement import Measurement, clean, limit_of
+from .workloads import ANNOTATION, Bench, StepReport, Subject, put_on_devices
 
 SECONDS = 30.0  # About how long a sweep takes.
 SMALLEST_TRAINING = 2  # ``torch.nn.functional.batch_norm`` refuses a single value for each channel.
-
-# Why nothing larger was measured than the size at which throughput still rises, in words without figures.
-RISING = {
-    MEMORY: "nothing larger was tried, because of the memory",
-    OUT_OF_MEMORY: "nothing larger fits into the memory",
-    LARGEST: "nothing larger was asked for",
-    TIME: "nothing larger was tried, because of the time",
-}
-
-# Why a sweep ended, from the largest size that fits and the limit.
-ENDS = {
-    THROUGHPUT: "The last batches up to {rows} gained too little, so none beyond was tried.",
-    MEMORY: "A batch of more than {rows} is expected to come too near the limit of {limit}.",
-    OUT_OF_MEMORY: "Batches up to {rows} fit, and a larger one ran out of memory.",
-    LARGEST: "No batch of more than {rows} was asked for.",
-    TIME: "A batch of more than {rows} would have taken too long: pass more seconds.",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,7 +243,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
-    from .measure.benches import annotates, subject_of  # It imports numpy.
+    from .benches import annotates, subject_of  # It imports numpy.
 
     seconds = number("seconds", seconds, above=0, such_as="30")
     if number("gain", gain, 1, above=0, such_as="0.03") == 1:

@@ -95,6 +95,23 @@ def close_points(points: Iterable[Point]) -> list[Point]:
 # Why a search ends: larger batches no longer pay, would come near the limit, do not fit, were not asked for, take too long.
 THROUGHPUT, MEMORY, OUT_OF_MEMORY, LARGEST, TIME = "throughput", "memory", "out of memory", "largest", "time"
 
+# The same in a sentence, from the largest size that fits and the limit.
+ENDS = {
+    THROUGHPUT: "The last batches up to {rows} gained too little, so none beyond was tried.",
+    MEMORY: "A batch of more than {rows} is expected to come too near the limit of {limit}.",
+    OUT_OF_MEMORY: "Batches up to {rows} fit, and a larger one ran out of memory.",
+    LARGEST: "No batch of more than {rows} was asked for.",
+    TIME: "A batch of more than {rows} would have taken too long: pass more seconds.",
+}
+
+# Why nothing larger was measured than the size at which throughput still rises, in words without figures.
+RISING = {
+    MEMORY: "nothing larger was tried, because of the memory",
+    OUT_OF_MEMORY: "nothing larger fits into the memory",
+    LARGEST: "nothing larger was asked for",
+    TIME: "nothing larger was tried, because of the time",
+}
+
 # After so many doublings in a row that do not pay, the search ends; one can be an unlucky size of a kernel.
 PATIENCE = 2
 

@@ -14,8 +14,8 @@ from ..devices.machine import import_psutil, now
 from ..devices.memory import allocator, empty_cache, is_out_of_memory
 from ..devices.profilers import memory_changes, profiler_is_on, profiling
 from ..devices.request import kind_of
-from .measure.workloads import Bench, Workload
 from .sweep_knee import MEMORY, TIME, Point, close_points, fitting
+from .workloads import Bench, Workload
 
 # The share of the memory of a GPU that must stay free: the allocator splits blocks, and other batches are larger.
 HEADROOM_SHARE = 0.1

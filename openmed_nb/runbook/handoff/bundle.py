@@ -31,16 +31,16 @@ from ...models.files import ADAPTER, SETTINGS, TOKENIZER, Content, content_of, d
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import MemoryCurve, take_sample
+from ..benches import TEXTS as SHORT_TEXTS
+from ..benches import checked_texts, subject_of_files
 from ..logbook.gathering import gather
 from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
 from ..logbook.privacy import dataset_of, golden_variables, model_of_files, short_path
 from ..logbook.sections import Dataset, ReportFigures, Run, numbers
-from ..measure.benches import TEXTS as SHORT_TEXTS
-from ..measure.benches import checked_texts, subject_of_files
 from .environment import lock, requirements_text, write_wheel
 
 if TYPE_CHECKING:
-    from ..measure.workloads import Bench
+    from ..workloads import Bench
 
 SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
 SUMS, MODEL, TEXTS, GOLDEN, LOGBOOK = "SHA256SUMS", "model", "texts.json", "golden.json", "logbook.json"

@@ -22,10 +22,10 @@ from ...models.files import content_of
 from ...models.loading import LoadSpec, model_folder
 from ...plain import from_plain, write_whole
 from ...training.curve import FLAT, GROWING, MEASURES
+from ..benches import subject_of_files
 from ..logbook.gathering import gather, own_version, version_of
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import dataset_of, model_of_files
-from ..measure.benches import subject_of_files
 from .bundle import (
     GOLDEN,
     LOGBOOK,

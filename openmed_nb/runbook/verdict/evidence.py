@@ -12,8 +12,8 @@ from ...display import Report, Shown, Table
 from ...errors import ConfigurationError, shorten
 from ...models.certificates import ROUNDING
 from ...training.curve import TOO_SHORT
-from ..measure.workloads import ANNOTATION, DATA, TRANSFER
 from ..precision.report import TOLERANCES
+from ..workloads import ANNOTATION, DATA, TRANSFER
 
 INFERENCE, TRAINING, GENERATION = "inference", "training", "generation"
 # What a model is used for: finding entities, forward passes of a module of one's own, training, or writing text.

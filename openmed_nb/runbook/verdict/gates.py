@@ -14,10 +14,10 @@ from ...display import Report, Shown, Table, to_text
 from ...errors import ConfigurationError, number, offered, shorten
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
-from ..measure.workloads import DATA_SHARE
 from ..precision.report import TOLERANCES
 from ..sweep_knee import KNEE_GAIN
 from ..sweep_measurement import HEADROOM_SHARE
+from ..workloads import DATA_SHARE
 from .evidence import (
     BATCH,
     DATA_PLANE,

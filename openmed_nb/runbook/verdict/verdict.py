@@ -11,7 +11,7 @@ from ...display import MARK, Plain, Report, Shown, Table
 from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
-from ..measure.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
 from .evidence import INFERENCE, RANKS, TRAINING, Case, Evidence, Figures, Requirement
 from .gates import FALL_BACK, LEANING, MEASURING, RULES, STAYING, Gates, VerdictRule
 

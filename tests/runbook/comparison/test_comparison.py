@@ -17,7 +17,7 @@ from openmed_nb.runbook.comparison import (
     devices_to_compare,
     figures_of,
 )
-from openmed_nb.runbook.measure.workloads import Split, Workload, split_of
+from openmed_nb.runbook.workloads import Split, Workload, split_of
 
 EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 LOAD = Utilisation(0.05, 0.65, 5)

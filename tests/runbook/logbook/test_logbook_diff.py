@@ -9,10 +9,10 @@ import pytest
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.logbook.logbook import CANNOT_BE_TOLD, deciding, listed
 from openmed_nb.runbook.logbook.sections import Run
-from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.workloads import Split
 
 OTHERS = [
     ("simulation", "", {"simulated": True}),

@@ -9,10 +9,10 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval
 from openmed_nb.runbook.figures import figures_of
 from openmed_nb.runbook.logbook.logbook import reported_device
-from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.workloads import Split
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.loader import LoaderCheck
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from openmed_nb.devices.machine import timed_by
 from openmed_nb.runbook.comparison import seconds_in_turn, steps_of_turn
-from openmed_nb.runbook.measure.workloads import (
+from openmed_nb.runbook.workloads import (
     FORWARD,
     FORWARD_PASS,
     Workload,

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.table import ModulePlace
-from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
-from openmed_nb.runbook.profiling import OperatorTime, Profile
+from openmed_nb.runbook.profile_watch import CodePlace, OperatorTime, Synchronisation
+from openmed_nb.runbook.profiling import Profile
+from openmed_nb.runbook.workloads import Split
 
 HEALTHY = Profile(
     name="bundled",

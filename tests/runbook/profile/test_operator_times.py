@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.runbook.profile_operators import operator_times, total
+from openmed_nb.runbook.profile_watch import operator_times, total
 
 
 def event(name: str, span: tuple[float, float], host: float = 0, device: float = 0, where: str = "CPU"):

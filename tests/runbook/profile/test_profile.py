@@ -19,7 +19,7 @@ import openmed_nb as nb
 from openmed_nb.devices.profilers import without_notes
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
-from openmed_nb.runbook.profile_operators import CALLS
+from openmed_nb.runbook.profile_watch import CALLS
 from openmed_nb.runbook.profiling import Profile
 from openmed_nb.session import SESSION
 

@@ -19,8 +19,15 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
-from openmed_nb.runbook.profile_recorder import StepRecord, owner_of, place_of, shown_file, watching
+from openmed_nb.runbook.profile_watch import (
+    CodePlace,
+    StepRecord,
+    Synchronisation,
+    owner_of,
+    place_of,
+    shown_file,
+    watching,
+)
 from openmed_nb.runbook.profiling import Profile
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
@@ -212,7 +219,7 @@ def test_cell_of_a_notebook_is_named_as_ipython_names_it():
     """A line in a cell is named by the number of the cell, as in IPython's own tracebacks."""
     program = """
         from IPython.core.interactiveshell import InteractiveShell
-        from openmed_nb.runbook.profile_recorder import owner_of, shown_file
+        from openmed_nb.runbook.profile_watch import owner_of, shown_file
         shell = InteractiveShell.instance()
         shell.run_cell("first = 1", store_history=True)
         shell.run_cell("def step(batch):\\n    return batch", store_history=True)

@@ -17,21 +17,21 @@ from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval, Utilisation
 from openmed_nb.runbook.doctor.report import DoctorReport
-from openmed_nb.runbook.measure.workloads import Split
 from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.operators.table import FALLS_BACK, ModulePlace
 from openmed_nb.runbook.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
 from openmed_nb.runbook.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.profile_operators import CodePlace, Synchronisation
-from openmed_nb.runbook.profiling import OperatorTime, Profile
+from openmed_nb.runbook.profile_watch import CodePlace, OperatorTime, Synchronisation
+from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.signals import Signals
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_knee import Point
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.verdict import evidence_of
+from openmed_nb.runbook.workloads import Split
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 MIB = 1 << 20

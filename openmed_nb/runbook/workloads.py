@@ -7,21 +7,18 @@ waited for at its end alone; phase by phase, the device is waited for after each
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
-from ...devices.machine import mps_is_simulated, now
-from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
-from ...devices.moving import named_tensors, with_tensors
-from ...devices.request import canonical
-from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
-from ...errors import ConfigurationError
+from ..devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
+from ..devices.machine import mps_is_simulated, now
+from ..devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
+from ..devices.request import canonical
+from ..display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +26,8 @@ if TYPE_CHECKING:
 # The tasks.
 ANNOTATION, FORWARD_PASS, TRAINING_STEP, OWN_STEP = "annotation", "forward pass", "training step", "own step"
 
-# The names of phases.
+# The names of phases that are looked at; training adds its own.
 DATA, TRANSFER, FORWARD, DECODE = "data", "transfer", "forward", "decode"
-BACKWARD, OPTIMIZER, STEP = "backward", "optimizer", "step"
 
 # A name, and what takes the value of the phase before it; the first phase takes a batch.
 Phase = tuple[str, Callable[[Any], Any]]
@@ -196,15 +192,6 @@ def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
     return batch, now() - begin - starting(batches)
 
 
-def read_ahead(loader: Any) -> tuple[int, int]:
-    """Return how many processes of a loader read ahead, and how many batches they hold ready.
-
-    It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
-    """
-    workers = int(getattr(loader, "num_workers", 0))
-    return workers, workers * int(getattr(loader, "prefetch_factor", None) or 1)
-
-
 class Bench(Protocol):
     """A model, or a function, on a device, ready to be measured with batches of any size."""
 
@@ -303,72 +290,16 @@ def split_of(steps: Sequence[Mapping[str, float]], typical: Callable[[list[float
     return Split({name: typical([step[name] for step in steps]) for name in names})
 
 
-class Repeated(Iterator[Any]):
-    """The batches of a loader, again and again without an end; ``sizes`` counts those of each number of rows."""
-
-    def __init__(
-        self, loader: Iterable[Any], sizes: Counter[int], form: Callable[[Any], Any] = lambda batch: batch
-    ) -> None:
-        # How many seconds of the last batch went into starting the processes of a loader that begins anew. A loader with
-        # persistent_workers starts none; and if each pass over the data has one batch, it is a part of the data.
-        self.starting = 0.0
-        self._loader, self._sizes, self._form = loader, sizes, form
-        self._batches: Iterator[Any] = iter(())
-        self._given = 0
-        self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
-
-    def __next__(self) -> Any:
-        begin, ended = now(), object()
-        batch = next(self._batches, ended)
-        self.starting = 0.0
-        if batch is ended:
-            several, self._given = self._given > 1, 0
-            self._batches = iter(self._loader)
-            batch = first_of(self._batches)
-            self.starting = now() - begin if several and self._starts else 0.0
-        self._given += 1
-        self._sizes[rows_in(batch)] += 1
-        return self._form(batch)
-
-    def close(self) -> None:
-        """Let the loader go, with its processes."""
-        self._batches = iter(())
-
-
-def first_of(loader: Iterable[Any]) -> Any:
-    """Return the first batch of a loader; one that gives none, such as one that can be read only once, is an error."""
-    for batch in loader:
-        return batch
-    raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")
-
-
-def rows_in(batch: Any) -> int:
-    """Return how many rows a batch has: the first size of its first tensor that has one.
-
-    Example:
-        >>> import torch
-        >>> rows_in({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), rows_in("no tensor")
-        (4, 1)
-    """
-    return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)
-
-
-def fresh(batch: Any) -> Any:
-    """Return a batch out of which a step may take things: its mappings and lists are copies, its tensors are not."""
-    copied = with_tensors(batch, lambda tensor: tensor)
-    return copy.copy(copied) if copied is batch and isinstance(batch, (dict, list)) else copied
-
-
 @contextlib.contextmanager
 def generators_kept(data: Any) -> Iterator[None]:
     """Let the random generators of a loader and of its samplers go on after a block from where they were."""
     import torch
 
-    holders = [data] if isinstance(data, torch.utils.data.DataLoader) else []
-    holders += [getattr(data, name, None) for name in ("sampler", "batch_sampler") if holders]
-    holders += [getattr(holders[-1], "sampler", None)] if holders else []
-    found = {id(one): one for one in (getattr(holder, "generator", None) for holder in holders)}
-    states = [(one, one.get_state()) for one in found.values() if isinstance(one, torch.Generator)]
+    loader = data if isinstance(data, torch.utils.data.DataLoader) else None
+    batches = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = (getattr(holder, "generator", None) for holder in holders)
+    states = [(one, one.get_state()) for one in found if isinstance(one, torch.Generator)]
     try:
         yield
     finally:

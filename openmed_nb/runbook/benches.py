@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...devices.backend import random_numbers_kept, to_array
-from ...devices.moving import copy_of, named_tensors, to_device, with_tensors
-from ...errors import ConfigurationError, cause, check_flag, whole_or_none
-from ...models.loading import LoadSpec, dtype_of, is_quantized, load
-from ...session import SESSION
-from ...training.epochs import named
-from ...training.steps import adamw
-from ..operators.forecast import Example, loss_or_mean, read_example
-from ..precision.parity import whole_texts, with_model
+from ..devices.backend import random_numbers_kept, to_array
+from ..devices.machine import now
+from ..devices.moving import copy_of, named_tensors, to_device, with_tensors
+from ..errors import ConfigurationError, cause, check_flag, whole_or_none
+from ..models.loading import LoadSpec, dtype_of, is_quantized, load
+from ..session import SESSION
+from ..training.epochs import named
+from ..training.steps import adamw
+from .operators.forecast import Example, loss_or_mean, read_example
+from .precision.parity import whole_texts, with_model
 from .workloads import (
     ANNOTATION,
-    BACKWARD,
     DECODE,
     FORWARD,
     FORWARD_PASS,
-    OPTIMIZER,
     OWN_STEP,
-    STEP,
     TRAINING_STEP,
     TRANSFER,
     Phase,
-    Repeated,
     Subject,
     Workload,
-    first_of,
-    fresh,
     generators_kept,
-    read_ahead,
-    rows_in,
 )
 
 if TYPE_CHECKING:
     import torch
 
-    from ...annotation.forward import Batch
-    from ...annotation.pipeline import AnnotationPipeline
-    from ...annotation.stream import Annotator, Answer, Prepared
+    from ..annotation.forward import Batch
+    from ..annotation.pipeline import AnnotationPipeline
+    from ..annotation.stream import Annotator, Answer, Prepared
 
     # Texts, tokenised and filled into batches, with the arrays, or the outputs, of each batch.
     Filled = tuple[Prepared, list[Batch], list[Any]]
@@ -107,7 +101,7 @@ class AnnotationBench:
                 yield filled(annotator, list(itertools.islice(texts, size)))
 
         def decode(done: Filled) -> list[Answer]:
-            from ...annotation.forward import ForwardRun, settled
+            from ..annotation.forward import ForwardRun, settled
 
             prepared, batches, outputs = done
             arrays = [[to_array(tensor) for tensor in tensors] for tensors in outputs]
@@ -121,7 +115,7 @@ class AnnotationBench:
     @property
     def row_length(self) -> int:
         """How many tokens a full row has: at most as many as the model reads."""
-        longest = self.annotator.settings.limit + self.annotator.network.frame.size
+        longest = longest_row(self.annotator)
         if self.length is not None and self.length > longest:
             what = f"length={self.length} is more than the {longest} tokens that {self.name} reads at once."
             raise ConfigurationError(what, f"Pass length={longest}, or less.")
@@ -143,6 +137,11 @@ class AnnotationBench:
         )
 
 
+def longest_row(annotator: Annotator) -> int:
+    """Return how many tokens the model reads at once."""
+    return annotator.settings.limit + annotator.network.frame.size
+
+
 def on_each(phase: Callable[[Any], Any]) -> Callable[[Filled], Filled]:
     """Return what does a phase with each batch of filled texts."""
     return lambda filled: (*filled[:2], [phase(one) for one in filled[2]])
@@ -150,8 +149,8 @@ def on_each(phase: Callable[[Any], Any]) -> Callable[[Filled], Filled]:
 
 def filled(annotator: Annotator, texts: list[Any]) -> Filled:
     """Return texts tokenised and filled into batches; the first text that cannot be read raises its error."""
-    from ...annotation.forward import fill
-    from ...annotation.stream import Chunk
+    from ..annotation.forward import fill
+    from ..annotation.stream import Chunk
 
     prepared = annotator.prepare(Chunk(0, texts))
     if prepared is None:
@@ -176,15 +175,15 @@ def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | 
 
 def pipeline_of_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
     """Return a pipeline over a model from its files, of which the session knows nothing."""
-    from ...annotation.pipeline import build_pipeline
-    from ...models.config import DEFAULT_STRATEGY
+    from ..annotation.pipeline import build_pipeline
+    from ..models.config import DEFAULT_STRATEGY
 
     return build_pipeline(load(spec, device), DEFAULT_STRATEGY, {})
 
 
 def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> Subject:
     """Return a pipeline, itself on its own device and with a copy of its model on others; int8 cannot leave the CPU."""
-    from ...annotation.pipeline import device_budget
+    from ..annotation.pipeline import device_budget
 
     name, annotator = type(pipe.model).__name__, whole_texts(pipe.own_annotator())
 
@@ -203,7 +202,7 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
     return Subject(name, ANNOTATION, on)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModuleBench:
     """A copy of a module on a device, and batches for it."""
 
@@ -213,8 +212,8 @@ class ModuleBench:
     training: bool  # Whether a step trains.
     example: Example  # A batch, on the CPU, for rows of one shape.
     loader: Iterable[Any] | None = None  # Gives batches, again and again; ``None`` to take the example.
-    optimizers: list[Any] = field(default_factory=list)  # The one optimizer, once a step was made with it.
-    written: list[bool] = field(default_factory=list)  # Whether the model wrote into its first batch, once it had one.
+    optimizer: Any = None  # Made with the first step.
+    writes: bool | None = None  # Whether the model wrote into its first batch; ``None`` before it had one.
 
     def bucket(self, rows: int) -> Workload:
         """Return steps over batches like the example, with so many rows."""
@@ -233,17 +232,16 @@ class ModuleBench:
 
     def transfer(self, example: Example) -> Example:
         """Return a batch on the device; on the CPU that is the person's own, and a copy for a model that writes into it."""
-        if self.device == "cpu" and self.written != [False]:
+        if self.device == "cpu" and self.writes is not False:
             return example.copied()
         return Example(to_device(example.args, self.device), to_device(example.kwargs, self.device))
 
     def called(self, example: Example) -> Any:
         """Return what the model returns, and note at its first batch whether it writes into that."""
-        if self.written:
-            return example(self.model)
-        before = versions(example)
+        before = versions(example) if self.writes is None else []
         answer = example(self.model)
-        self.written.append(None in before or versions(example) != before)
+        if self.writes is None:
+            self.writes = None in before or versions(example) != before
         return answer
 
     def forward(self, example: Example) -> Any:
@@ -265,13 +263,13 @@ class ModuleBench:
 
     def step(self, _done: None) -> None:
         """Do the optimizer's step, and drop the gradients."""
-        if not self.optimizers:
-            self.optimizers.append(adamw([one for one in self.model.parameters() if one.requires_grad], lr=RATE))
-        self.optimizers[0].step()
-        self.optimizers[0].zero_grad()
+        if self.optimizer is None:
+            self.optimizer = adamw([one for one in self.model.parameters() if one.requires_grad], lr=RATE)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def _workload(self, rows: int, batches: Any, sizes: Counter[int] | None = None) -> Workload:
-        training = ((FORWARD, self.loss), (BACKWARD, lambda loss: loss.backward()), (OPTIMIZER, self.step))
+        training = ((FORWARD, self.loss), ("backward", lambda loss: loss.backward()), ("optimizer", self.step))
         ids = self.example.kwargs.get("input_ids")
         workers, ahead = read_ahead(self.loader)
         return Workload(
@@ -423,7 +421,7 @@ class OwnBench:
             rows,
             None,
             lambda: Repeated(batches, sizes),
-            ((STEP, lambda batch: self.step(fresh(batch))),),
+            (("step", lambda batch: self.step(fresh(batch))),),
             workers,
             ahead=ahead,
             sizes=Counter() if callable(self.data) else sizes,
@@ -446,13 +444,78 @@ def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
     return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device), data)
 
 
+def read_ahead(loader: Any) -> tuple[int, int]:
+    """Return how many processes of a loader read ahead, and how many batches they hold ready.
+
+    It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
+    """
+    workers = int(getattr(loader, "num_workers", 0))
+    return workers, workers * int(getattr(loader, "prefetch_factor", None) or 1)
+
+
+class Repeated(Iterator[Any]):
+    """The batches of a loader, again and again without an end; ``sizes`` counts those of each number of rows."""
+
+    def __init__(
+        self, loader: Iterable[Any], sizes: Counter[int], form: Callable[[Any], Any] = lambda batch: batch
+    ) -> None:
+        # How many seconds of the last batch went into starting the processes of a loader that begins anew. A loader with
+        # persistent_workers starts none; and if each pass over the data has one batch, it is a part of the data.
+        self.starting = 0.0
+        self._loader, self._sizes, self._form = loader, sizes, form
+        self._batches: Iterator[Any] = iter(())
+        self._given = 0
+        self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
+
+    def __next__(self) -> Any:
+        begin, ended = now(), object()
+        batch = next(self._batches, ended)
+        self.starting = 0.0
+        if batch is ended:
+            several, self._given = self._given > 1, 0
+            self._batches = iter(self._loader)
+            batch = first_of(self._batches)
+            self.starting = now() - begin if several and self._starts else 0.0
+        self._given += 1
+        self._sizes[rows_in(batch)] += 1
+        return self._form(batch)
+
+    def close(self) -> None:
+        """Let the loader go, with its processes."""
+        self._batches = iter(())
+
+
+def first_of(loader: Iterable[Any]) -> Any:
+    """Return the first batch of a loader; one that gives none, such as one that can be read only once, is an error."""
+    for batch in loader:
+        return batch
+    raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")
+
+
+def rows_in(batch: Any) -> int:
+    """Return how many rows a batch has: the first size of its first tensor that has one.
+
+    Example:
+        >>> import torch
+        >>> rows_in({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), rows_in("no tensor")
+        (4, 1)
+    """
+    return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)
+
+
+def fresh(batch: Any) -> Any:
+    """Return a batch out of which a step may take things: its mappings and lists are copies, its tensors are not."""
+    copied = with_tensors(batch, lambda tensor: tensor)
+    return copy.copy(copied) if copied is batch and isinstance(batch, (dict, list)) else copied
+
+
 def is_named(model: Any) -> bool:
     return model is None or isinstance(model, (str, os.PathLike))
 
 
 def annotates(model: Any) -> bool:
     """Tell whether a model is one for token classification, by name or as a pipeline."""
-    from ...annotation.pipeline import AnnotationPipeline
+    from ..annotation.pipeline import AnnotationPipeline
 
     return is_named(model) or isinstance(model, AnnotationPipeline)
 
@@ -499,24 +562,24 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
 
 def subject_of_model(model: Any, data: Any, training: bool, length: int | None, given: Mapping[str, Any]) -> Subject:
     """Return a model for token classification, by name or as a pipeline, that annotates texts or is trained."""
-    texts = None if training else checked_texts(data)
-    if training and isinstance(data, (list, tuple)) and any(isinstance(one, str) for one in data):
+    if not training:
+        texts = checked_texts(data)
+        if is_named(model):
+            return subject_of_files(SESSION.files(model, given)[0], texts, length)
+        return subject_of_pipeline(model, texts, length)
+    if isinstance(data, (list, tuple)) and any(isinstance(one, str) for one in data):
         remedy = "Pass a DataLoader or a batch with labels, or leave data out."
         raise ConfigurationError("Texts cannot train a model: they have no labels.", remedy)
     name = None
     if is_named(model):
         spec = SESSION.files(model, given)[0]
-        if not training:
-            return subject_of_files(spec, texts, length)
         model, name = pipeline_of_files(spec), spec.reference.name
-    if not training:
-        return subject_of_pipeline(model, texts, length)
     return subject_of_module(model.model, data, True, lambda: labelled_rows(model, length or LENGTH), name)
 
 
 def checked_texts(data: Any) -> Sequence[Any] | None:
     """Return texts as a list, ``None`` for none; a series without a text, or without a word in any, is an error."""
-    from ...annotation.corpus import stream_of
+    from ..annotation.corpus import stream_of
 
     if data is None:
         return None
@@ -533,7 +596,6 @@ def labelled_rows(pipe: AnnotationPipeline, length: int) -> Example:
     import torch
 
     annotator = pipe.own_annotator()
-    longest = annotator.settings.limit + annotator.network.frame.size
-    arrays = annotator.network.full_rows(EXAMPLE_ROWS, min(length, longest))
+    arrays = annotator.network.full_rows(EXAMPLE_ROWS, min(length, longest_row(annotator)))
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Example(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})

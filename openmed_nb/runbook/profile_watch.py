@@ -1,0 +1,462 @@
+"""What a profile runs, and what it sees of steps: operators with their times, and calls that wait for the device with their lines.
+
+This file imports torch, because a subclass needs its base; it is itself imported only when steps are profiled.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import itertools
+import re
+import statistics
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..devices.backend import TENSOR_LOCK, finish
+from ..devices.profilers import is_of_host, modes_on, profiling
+from ..devices.request import kind_of
+from ..display import Plain
+from . import workloads
+from .operators.fallbacks import Fallback, fallbacks
+from .workloads import DATA, OWN_STEP, Workload
+
+PREFIX = "openmed_nb: "  # Begins the names under which the phases stand in a trace.
+MICRO = 1e-6  # torch's profiler counts microseconds.
+
+# How names of operators look, and what is shown instead of any other name.
+OPERATOR, RANGE = re.compile(r"\w+(::[\w.]+)+"), "a range of yours"
+
+# The phase of operators with nothing to compute, and how many of them follow a step, so that waiting for the device once, at
+# their end, is a small part of their time.
+EMPTY, CALLS = "empty operators", 20
+
+
+@dataclass(frozen=True)
+class OperatorTime(Plain):
+    """An operator in one phase.
+
+    Attributes:
+        operator: Its name, such as ``"aten::addmm"``.
+        phase: The phase in which it is called.
+        count: How often in a step.
+        seconds: How long the host is busy with it in a step, in seconds, without the operators that it calls: each of its
+            calls counts as long as in the median of the steps.
+        device_seconds: How long its kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler does not see
+            the device, as with MPS.
+        starting_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
+            nothing to compute. ``None`` if no such operator was run.
+    """
+
+    operator: str
+    phase: str
+    count: float
+    seconds: float
+    device_seconds: float | None = None
+    starting_seconds: float | None = None
+
+
+def empty_operators(device: str) -> Workload:
+    """Return steps of a few linear layers of one number: what models mostly consist of, and among what costs most to start."""
+    row, weight, bias = (torch.ones(size, dtype=torch.float32).to(device) for size in ((1, 1), (1, 1), (1,)))
+
+    def start(_batch: Any) -> None:
+        for _ in range(CALLS):
+            torch.nn.functional.linear(row, weight, bias)
+
+    return Workload(EMPTY, OWN_STEP, device, 1, None, lambda: itertools.repeat(None), ((EMPTY, start),))
+
+
+def operators_of(
+    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, beside: Workload | None
+) -> tuple[OperatorTime, ...]:
+    """Run steps under torch's profiler and return their operators, those that take longest first.
+
+    ``beside`` are operators with nothing to compute, which follow each step; the trace is written in the format of Chrome.
+    """
+
+    def marked_step() -> None:
+        with record_function(f"{PREFIX}{DATA}"):
+            value = next(batches)
+        marked_phases(workload, value)
+
+    def marked_phases(work: Workload, value: Any) -> None:
+        with TENSOR_LOCK:
+            for name, phase in work.phases:
+                with record_function(f"{PREFIX}{name}"):
+                    value = phase(value)
+            finish(work.torch_device)
+
+    with profiling(workload.device):  # The first profile of a process takes long to start.
+        marked_step()
+    with profiling(workload.device) as profiler:
+        for _ in range(steps):
+            marked_step()
+            if beside is not None:
+                marked_phases(beside, None)
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
+    return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")
+
+
+def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
+    """Return the operators of so many steps, those that take longest first, from ``torch.profiler.profile.events``."""
+    listed = list(events)
+    phases = PhaseTimes(listed)
+    seen = defaultdict[tuple[str, str], Calls](Calls)
+    for event in listed:
+        # Not a mark, a call of the driver, a kernel or a node of autograd.
+        if "::" in event.name and not event.name.startswith(("autograd::", PREFIX)) and is_of_host(event):
+            step, phase = phases.of(event.time_range.start)
+            # A person's own range may be named anything.
+            name = event.name if OPERATOR.fullmatch(event.name) else RANGE
+            seen[name, phase].add(step, event)
+    empty = max((calls.median for (_name, phase), calls in seen.items() if phase == EMPTY), default=None)
+    times = [
+        OperatorTime(
+            name,
+            phase,
+            calls.count / steps,
+            calls.host() / steps,
+            calls.device / steps if sees_device else None,
+            None if empty is None else calls.host(most=empty) / steps,
+        )
+        for (name, phase), calls in seen.items()
+        if phase != EMPTY
+    ]
+    times.sort(key=lambda one: (one.operator, one.phase))
+    return tuple(
+        sorted(times, key=lambda one: one.seconds if one.device_seconds is None else one.device_seconds, reverse=True)
+    )
+
+
+def total(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> float | None:
+    """Return the sum of a figure of operators, usually without those that make the data; ``None`` if it is not known of any.
+
+    Example:
+        >>> times = [OperatorTime("aten::mm", "forward", 2.0, 0.25), OperatorTime("aten::stack", "data", 1.0, 0.1)]
+        >>> total(times, "seconds"), total(times, "starting_seconds")
+        (0.25, None)
+    """
+    values = [getattr(one, name) for one in times if with_data or one.phase != DATA]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+class Calls:
+    """The calls of an operator in a phase of all steps, in seconds.
+
+    The first call of each step is compared with the first of the others, and so on. The median over the steps is what such a
+    call takes: on a busy computer the system stops the process now and then, and a call in which it does takes a thousand times
+    as long, so that a mean would tell of other programs.
+    """
+
+    def __init__(self) -> None:
+        self.device, self.count = 0.0, 0
+        self._places = defaultdict[int, list[float]](list)
+        self._in_step = Counter[int]()
+
+    def add(self, step: int, event: Any) -> None:
+        """Take an event of torch's profiler that is a call in a step."""
+        self._places[self._in_step[step]].append(event.self_cpu_time_total * MICRO)
+        self._in_step[step] += 1
+        self.count += 1
+        self.device += event.self_device_time_total * MICRO
+
+    @property
+    def median(self) -> float:
+        """How long the host is busy with any of them."""
+        return statistics.median(itertools.chain.from_iterable(self._places.values()))
+
+    def host(self, most: float = float("inf")) -> float:
+        """Return how long the host is busy with all of them, if none counts more than ``most``."""
+        return sum(min(most, statistics.median(seconds)) * len(seconds) for seconds in self._places.values())
+
+
+class PhaseTimes:
+    """When each phase of each step ran, by the marks in the trace.
+
+    A backward pass on a GPU runs in a thread of its own, so that only the clock tells where its operators belong.
+    """
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        marks = [event for event in events if event.name.startswith(PREFIX) and is_of_host(event)]
+        self._marks = sorted(marks, key=lambda event: event.time_range.start)
+        self._starts = [mark.time_range.start for mark in self._marks]
+        self._steps = list(itertools.accumulate(mark.name == f"{PREFIX}{DATA}" for mark in self._marks))
+
+    def of(self, moment: float) -> tuple[int, str]:
+        """Return the number of the step and the phase of a moment; the phase is empty outside of all."""
+        index = bisect.bisect_right(self._starts, moment) - 1
+        if index < 0:
+            return 0, ""
+        mark = self._marks[index]
+        return self._steps[index], mark.name.removeprefix(PREFIX) if moment <= mark.time_range.end else ""
+
+
+@dataclass(frozen=True, order=True)
+class CodePlace(Plain):
+    """A line of a person's own code, or the library in which a model that was called from there does something.
+
+    Attributes:
+        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
+        line: The number of the line, 0 if there is none.
+        function: The name of the function.
+        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
+            through a library, such as one that shows progress.
+        in_model: Whether it happened in a model of a library, which the person cannot change.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    library: str = ""
+    in_model: bool = False
+
+    ALSO = ("is_own",)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the person's own line asked for it."""
+        return bool(self.file) and not self.in_model
+
+    def __str__(self) -> str:
+        own = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+        return own if self.is_own else f"inside of {self.library}"
+
+
+@dataclass(frozen=True)
+class Synchronisation(Plain):
+    """A call that waits for the device.
+
+    Attributes:
+        call: What is called, such as ``".item()"``.
+        place: Where.
+        count: How often in a step.
+    """
+
+    call: str
+    place: CodePlace
+    count: float
+
+    def __str__(self) -> str:
+        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a mapping, ready for JSON, with the fields of its place."""
+        return {"call": self.call, "count": self.count, **self.place.to_dict()}
+
+
+WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
+
+
+def watched(
+    workload: Workload, batches: Iterator[Any]
+) -> tuple[float, tuple[Synchronisation, ...], tuple[Fallback, ...]]:
+    """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
+    record = StepRecord(kind_of(workload.device))
+    ledger = fallbacks() if record.kind == "mps" else contextlib.nullcontext()
+    with ledger as seen:
+        for _ in range(WATCHED):
+            batch = next(batches)
+            with watching(record):
+                workload.run(batch)
+    return record.started / WATCHED, record.synchronisations(WATCHED), () if seen is None else seen.entries
+
+
+@dataclass
+class StepRecord:
+    """What was seen so far."""
+
+    kind: str  # The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
+    # How often each call waited for the device, and where.
+    waits: Counter[tuple[str, CodePlace]] = field(default_factory=Counter)
+    started: int = 0  # How many operators were started that compute something.
+
+    def note(self, call: str, frame: FrameType) -> None:
+        """Count a call that waits, unless the measurement itself makes it."""
+        place = place_of(frame)
+        if place is not None:
+            self.waits[call, place] += 1
+
+    def synchronisations(self, steps: int) -> tuple[Synchronisation, ...]:
+        """Return the calls that waited, the most frequent first."""
+        found = sorted(self.waits.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(Synchronisation(call, place, count / steps) for (call, place), count in found)
+
+
+class WaitingFunctions(TorchFunctionMode):
+    """Sees the functions of torch that Python calls, and notes where one is called from that waits."""
+
+    def __init__(self, record: StepRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = waiting_call(getattr(function, "__name__", ""), args, kwargs, self._record.kind)
+        if call:
+            self._record.note(call, sys._getframe(1))  # noqa: SLF001 - Python has no other name for it
+        return function(*args, **kwargs)
+
+
+class StartedOperators(TorchDispatchMode):
+    """Counts the operators that compute; a view starts nothing on a device."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, record: StepRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
+        aliases = [one.alias_info for one in schema.returns] if schema is not None else []
+        self._record.started += not any(alias is not None and not alias.is_write for alias in aliases)
+        return operator(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def watching(record: StepRecord) -> Iterator[None]:
+    """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
+    with contextlib.ExitStack() as stack:
+        if record.kind != "cpu":
+            for module in (getattr(torch, record.kind), torch.accelerator):
+                stack.enter_context(synchronize_noted(module, record))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(modes_on(StartedOperators(record), WaitingFunctions(record)))
+        yield
+
+
+@contextlib.contextmanager
+def synchronize_noted(module: Any, record: StepRecord) -> Iterator[None]:
+    """Note calls of ``synchronize`` of a module of torch for a block: it takes no tensor, so that no mode sees it."""
+    original = getattr(module, SYNCHRONIZE)
+
+    def synchronize(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
+        if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
+            record.note(f"{module.__name__}.{SYNCHRONIZE}()", caller)
+        return original(*args, **kwargs)
+
+    setattr(module, SYNCHRONIZE, synchronize)
+    try:
+        yield
+    finally:
+        setattr(module, SYNCHRONIZE, original)
+
+
+# Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make.
+WAITS: Mapping[str, str] = {
+    **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu")},
+    **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int", "complex")},
+    **dict.fromkeys(("__repr__", "__str__"), "printing a tensor"),
+    **{name: f"torch.{name}()" for name in ("equal", "allclose")},
+    **{name: f"{name}()" for name in ("nonzero", "argwhere", "masked_select", "bincount")},
+    **{name: f"{name}()" for name in ("unique", "unique_consecutive")},
+    "__array__": "an array of numpy",
+    "is_nonzero": "bool()",
+    "__index__": "a Python index",
+    "__format__": "formatting a tensor",
+    "__contains__": "in",
+}
+
+SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
+
+
+def waiting_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
+    """Return how a call of torch that waits for a kind of device is shown, empty for any other."""
+
+    def is_here(thing: Any) -> bool:
+        return isinstance(thing, torch.Tensor) and thing.device.type == kind
+
+    first, *others = [*args, *kwargs.values()] or [None]
+    if name == "copy_":
+        waits = is_here(others[0]) and not is_here(first) and not any(one is True for one in others[1:])
+        return ".copy_() to the host" if waits else ""
+    if not is_here(first):
+        return ""
+    if name == "to":
+        blocks = not any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
+        return ".to('cpu')" if blocks and "cpu" in [str(getattr(one, "device", one)) for one in others] else ""
+    if name == "__getitem__":  # torch has to count the true values of a mask.
+        parts = others[0] if isinstance(others[0], (tuple, list)) else others
+        masked = any(str(getattr(part, "dtype", "")) in {"torch.bool", "torch.uint8"} for part in parts)
+        return "a boolean mask" if masked else ""
+    if name == "where":
+        return "" if others else "torch.where() with a condition alone"
+    return WAITS.get(name, "")
+
+
+# Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``.
+OWN, LIBRARY, TORCH, PYTHON = "own", "library", "torch", "python"
+
+HARNESS = workloads.__file__  # The file that calls a step; what is outside of it is not the step.
+PACKAGE = Path(__file__).parents[1]
+INSTALLED = {"site-packages", "dist-packages"}
+
+# torch's optimizers read counters that they keep on the CPU (``torch/optim/adam.py``), so they wait for nothing.
+OPTIMIZERS = Path(torch.optim.__file__).parent
+
+# How ``torch.nn.Module`` runs a ``forward`` (``torch/nn/modules/module.py``); no public name tells that.
+CALL_OF_A_MODULE = "_call_impl"
+
+
+def place_of(frame: FrameType | None) -> CodePlace | None:
+    """Return where the code is that led to the innermost frame, ``None`` if that is the measurement itself.
+
+    torch's and Python's own code is passed over: whoever asks a logger to print a tensor prints it.
+    """
+    library, in_model = "", False
+    while frame is not None and frame.f_code.co_filename != HARNESS:
+        code = frame.f_code
+        file, owner = code.co_filename, owner_of(code.co_filename)
+        if owner == TORCH and OPTIMIZERS in Path(file).parents:
+            return None
+        if owner == OWN:
+            return CodePlace(shown_file(file), frame.f_lineno, code.co_name, library if in_model else "", in_model)
+        if owner == LIBRARY:
+            library = library or str(frame.f_globals.get("__name__", Path(file).stem))
+        in_model = in_model or bool(library and owner == TORCH and code.co_name == CALL_OF_A_MODULE)
+        frame = frame.f_back
+    return CodePlace(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
+
+
+@functools.cache
+def owner_of(file: str) -> str:
+    """Return whose code a file is.
+
+    Example:
+        >>> import logging
+        >>> owner_of(logging.__file__), owner_of(torch.nn.__file__), owner_of("/home/a/study/train.py")
+        ('python', 'torch', 'own')
+        >>> owner_of("/usr/lib/python3/dist-packages/tqdm/std.py"), owner_of(__file__)
+        ('library', 'library')
+    """
+    path = Path(file)
+    if Path(torch.__file__).parent in path.parents:
+        return TORCH
+    if PACKAGE in path.parents or INSTALLED & set(path.parts):
+        return LIBRARY
+    homes = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    return PYTHON if file.startswith("<frozen") or homes & set(path.parents) else OWN
+
+
+def shown_file(file: str) -> str:
+    """Return a file by its name, and a cell of a notebook as IPython names it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    return " ".join(cell) if cell else Path(file).name
