@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 from .errors import OpenMedWarning
 
@@ -100,9 +102,23 @@ class Listeners:
     def __enter__(self) -> None:
         self._depth.verbs += 1
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        # IPython would show how torch and transformers were called, frame by frame, which takes it seconds.
+        if type(error) is KeyboardInterrupt and not hasattr(error, "_render_traceback_"):
+            line = f"KeyboardInterrupt: Stopped{in_own_line(trace)}."
+            error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
             if self._depth.verbs == 1:
                 self.tell(None)
         finally:
             self._depth.verbs -= 1
+
+
+def in_own_line(trace: TracebackType | None) -> str:
+    """Return the innermost line of a notebook's or script's own functions in a traceback, empty if none was running."""
+    own = [
+        f" in line {line} of {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(trace)
+        if frame.f_globals.get("__name__") == "__main__"
+    ]
+    return own[-1] if own else ""

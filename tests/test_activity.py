@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
+import openmed_nb as nb
 from openmed_nb.activity import Activity, Listeners
 from openmed_nb.errors import OpenMedWarning
 
@@ -72,6 +74,33 @@ def test_a_verb_that_fails_tells_too(listeners, heard, failure):
     with listeners.told_after():
         pass
     assert heard == [None, None]
+
+
+SCRIPT = """
+def step(batch):
+    total = batch.sum()
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(("module", "shown"), [("__main__", "Stopped in line 4 of step."), ("somewhere", "Stopped.")])
+def test_an_interrupt_is_shown_in_one_line(module, shown):
+    """A notebook shows an interrupt in one line with the person's own line; a traceback through torch takes seconds."""
+    own = {"__name__": module}
+    exec(SCRIPT, own)  # noqa: S102 - a function of a notebook
+    with pytest.raises(KeyboardInterrupt) as caught:
+        nb.sweep(own["step"], torch.ones, device="cpu")
+
+    assert caught.value._render_traceback_() == [f"KeyboardInterrupt: {shown}"]
+
+
+def test_an_interrupt_within_verbs_is_shown_with_the_innermost_line(listeners):
+    """Of verbs inside one another, the innermost that was interrupted says where; what is shown holds no frames."""
+    with pytest.raises(KeyboardInterrupt) as caught, listeners.told_after(), listeners.told_after():
+        raise KeyboardInterrupt
+
+    assert caught.value._render_traceback_() == ["KeyboardInterrupt: Stopped."]
+    assert vars(caught.value).keys() == {"_render_traceback_"}
 
 
 def test_each_thread_has_its_own_verbs(listeners, heard):

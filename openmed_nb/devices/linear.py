@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .profilers import modes_on
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,7 +31,7 @@ def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextMa
             function that torch calls, which takes longer than it gains.
     """
     useful = device.type == "cpu" and rows >= FEWEST_ROWS and onednn_gain() >= WORTH
-    return linear_mode()() if useful else contextlib.nullcontext()
+    return modes_on(linear_mode()()) if useful else contextlib.nullcontext()
 
 
 @functools.cache

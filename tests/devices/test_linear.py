@@ -7,8 +7,10 @@ import contextlib
 import pytest
 import torch
 from torch.nn import functional
+from torch.overrides import BaseTorchFunctionMode, _pop_mode
 
-from openmed_nb.devices.linear import FEWEST_ROWS, fast_linear, linear_mode, onednn_gain, suits
+from openmed_nb.devices.linear import FEWEST_ROWS, WORTH, fast_linear, linear_mode, onednn_gain, suits
+from openmed_nb.devices.profilers import modes_like
 
 pytestmark = pytest.mark.skipif(onednn_gain() == 0, reason="this torch has no oneDNN")
 
@@ -136,6 +138,15 @@ class TestLeftAlone:
         with contextlib.suppress(ZeroDivisionError), linear_mode()():
             raise ZeroDivisionError
         assert torch._C._len_torch_function_stack() == 0
+
+    @pytest.mark.skipif(onednn_gain() < WORTH, reason="the context does nothing here")
+    def test_interrupt_while_torch_has_taken_it_off(self):
+        """An interrupt while torch computes without the mode takes no other mode along, such as one of the person's."""
+        with BaseTorchFunctionMode() as own:
+            with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
+                _pop_mode()
+                raise KeyboardInterrupt
+            assert modes_like(own) == [own]
 
 
 @pytest.mark.parametrize(

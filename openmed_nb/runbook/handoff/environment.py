@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.metadata
 import zipfile
@@ -63,6 +64,7 @@ def lock(package: str = TOOLKIT, find: FindPackage = find_installed) -> tuple[Pi
     markers: dict[str, set[str]] = {}  # On which computers each package is needed; an empty marker is all of them.
     seen: set[tuple[str, str, str]] = set()  # The packages that were followed, with the extra and the marker.
 
+    @functools.cache
     def installed(name: str) -> InstalledPackage:
         found = find(name)
         if found is None:
@@ -168,7 +170,9 @@ def write_wheel(folder: Path) -> Path:
     contents[f"{about}/RECORD"] = f"{''.join(lines)}{about}/RECORD,,\n".encode()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for inside, content in contents.items():
-            archive.writestr(zipfile.ZipInfo(inside, LONG_AGO), content, zipfile.ZIP_DEFLATED, compresslevel=1)
+            # Weights hardly shrink, and compressing them takes longer than all the rest.
+            kind = zipfile.ZIP_STORED if inside.endswith(".safetensors") else zipfile.ZIP_DEFLATED
+            archive.writestr(zipfile.ZipInfo(inside, LONG_AGO), content, kind, compresslevel=1)
     return file
 
 
