@@ -7,7 +7,6 @@ import copy
 import pickle
 import re
 import signal
-import threading
 import weakref
 
 import datasets
@@ -101,18 +100,6 @@ class TestSeries:
             annotated(pipe, series)
         assert "asthma" not in str(caught.value)
 
-    def test_unknown_length(self, annotated, pipe):
-        """A series that has a length but says that it does not know it, as some loaders of torch do, is read to its end."""
-
-        class Loader:
-            def __iter__(self):
-                return iter(["no asthma"])
-
-            def __len__(self):
-                raise TypeError("object of type 'Loader' has no len()")
-
-        assert len(annotated(pipe, Loader())) == 1
-
     @pytest.mark.parametrize(
         "table",
         [
@@ -165,46 +152,27 @@ class TestReading:
         assert max(ahead) <= 3 * chunk < 100
         assert next(number for number, one in enumerate(ahead) if one < number) <= chunk
 
-    def test_only_the_first_texts_are_kept(self, annotated, pipe):
-        """When a run is over, all texts but those that are shown can be freed, although the answers are held."""
+    def test_few_texts_are_held(self, annotated, few_at_once):
+        """During a run the texts of a few chunks are alive, and after it those that are shown, although the answers are held."""
 
         class Note(str):
             __slots__ = ("__weakref__",)
 
-        references = []
-
-        def stream():
-            for number in range(50):
-                note = Note(f"asthma {number}")
-                references.append(weakref.ref(note))
-                yield note
-                del note
-
-        found = annotated(pipe, stream())
-        assert {number for number, one in enumerate(references) if one() is not None} <= set(range(SHOWN_TEXTS))
-        assert len(found.first_texts) == SHOWN_TEXTS
-        assert len(found) == 50
-
-    def test_during_a_run_few_texts_are_held(self, annotated, few_at_once):
-        """While a long stream is read, only those of a few chunks are alive."""
-
-        class Note(str):
-            __slots__ = ("__weakref__",)
-
-        alive, most = weakref.WeakSet(), []
+        notes, alive = [], []
 
         def stream():
             for _ in range(150):
                 note = Note(LONG)
-                alive.add(note)
-                most.append(len(alive))
+                notes.append(weakref.ref(note))
+                alive.append(sum(one() is not None for one in notes))
                 yield note
                 del note
 
-        Note.__hash__ = object.__hash__
-        Note.__eq__ = object.__eq__
-        assert len(annotated(few_at_once, stream())) == 150
-        assert max(most) <= 4 * (chunk_characters(few_at_once.own_annotator().budget) // len(LONG) + 1) < 100
+        found = annotated(few_at_once, stream())
+
+        assert max(alive) <= 4 * (chunk_characters(few_at_once.own_annotator().budget) // len(LONG) + 1) < 100
+        assert {number for number, one in enumerate(notes) if one() is not None} <= set(range(SHOWN_TEXTS))
+        assert (len(found), len(found.first_texts)) == (150, SHOWN_TEXTS)
 
 
 BAD = {
@@ -214,6 +182,8 @@ BAD = {
     "NA": (pd.NA, "Text 1 must be a string, not NAType."),
     "bytes": (b"secret", "Text 1 must be a string, not bytes."),
     "list": (["secret"], "Text 1 must be a string, not list."),
+    "mapping": ({"note": "secret"}, "Text 1 must be a string, not dict."),
+    "array": (np.array(["secret"]), "Text 1 must be a string, not ndarray."),
     "lone surrogate": ("secret \udc00", "Text 1 has half of a surrogate pair at character 7."),
 }
 
@@ -227,6 +197,7 @@ class TestTextThatCannotBeRead:
         with pytest.raises(UnreadableText) as caught:
             annotated(pipe, ["asthma", text, "asthma"])
         assert caught.value.what == what
+        assert caught.value.remedy == "Pass a string, '' where there is no text." or "surrogate" in what
         assert "secret" not in str(caught.value)
         assert words(caught.value.annotations) == [["asthma"]]
         assert caught.value.annotations.first_texts == ("asthma",)
@@ -447,23 +418,6 @@ class TestOptions:
         """Arguments that would build a pipeline are refused beside one that is built."""
         with pytest.raises(ConfigurationError, match="cannot take aggregation_strategy, device"):
             nb.annotate(TEXTS, pipe, device="cpu", aggregation_strategy="max")
-
-
-def test_threads_with_one_pipeline(annotated, new_pipe, sentences, rounded):
-    """Several threads that annotate with one pipeline at once get the answers that each gets alone."""
-    pipe, texts = new_pipe(), [sentences(30, seed=seed) for seed in range(4)]
-    alone = [list(annotated(pipe, one)) for one in texts]
-    found = {}
-    threads = [
-        threading.Thread(target=lambda number: found.update({number: annotated(pipe, texts[number])}), args=(number,))
-        for number in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert [list(found[number]) for number in range(4)] == [rounded(one) for one in alone]
 
 
 class TestProgress:

@@ -78,13 +78,6 @@ class TestCare:
         assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
         assert not any(copy.non_blocking for copy in mps.copies)
 
-    def test_simulation_sees_such_a_copy(self, mps):
-        """A copy that goes on by itself is seen, however it is asked for."""
-        numbers = torch.zeros(2)
-        for arguments, keywords in ((("mps", torch.float32, True), {}), (("mps",), {"non_blocking": True})):
-            numbers.to(*arguments, **keywords)
-        assert [copy.non_blocking for copy in mps.copies] == [True, True]
-
     def test_onednn_stays_off(self, mps, new_pipe, sentences):
         """Linear layers are those of the device; the CPU's library has nothing to do with them."""
         pipe = new_pipe()

@@ -191,12 +191,6 @@ class TestObject:
         assert json.loads(json.dumps(answers)) == pickle.loads(pickle.dumps(answers)) == answers  # noqa: S301 - our own
         assert {type(value) for entity in answers[0] for value in entity.values()} == {str, int, float}
 
-    @pytest.mark.parametrize("strategy", ["none", "average"])
-    def test_keys(self, new_pipe, theirs, strategy):
-        """Entities have transformers' keys, in its order."""
-        ours, other = new_pipe(strategy)(TEXT), theirs(strategy)(TEXT)
-        assert [list(entity) for entity in ours] == [list(entity) for entity in other]
-
     def test_no_warning(self, pipe, recwarn, capsys):
         """Calls one after the other warn of nothing and print nothing."""
         for _ in range(12):

@@ -97,15 +97,11 @@ class TestPlainValuesOfOneText:
     """Values for JSON."""
 
     def test_survives_json(self):
-        """The mapping has only plain values, whatever transformers gave, and keeps all of it."""
-        value = json.loads(json.dumps(one_text(ASTHMA).to_dict()))
+        """The mapping has only plain values, whatever transformers gave, and keeps all of it; the entities stay as they were."""
+        found = one_text(ASTHMA)
+        value = json.loads(json.dumps(found.to_dict()))
         expected = {"entity_group": "DISEASE", "score": pytest.approx(0.9), "word": "asthma", "start": 7, "end": 13}
         assert value == {"text": TEXT, "entities": [expected], "model": "bundled", "device": "cpu"}
-
-    def test_does_not_change_the_entities(self):
-        """Asking for plain values leaves the entities as they were."""
-        found = one_text(ASTHMA)
-        found.to_dict()
         assert isinstance(found[0]["score"], np.float32)
 
 
@@ -154,28 +150,12 @@ class TestHtmlOfOneText:
         found = one_text(*(placed(place, place + 1, f"L{place:02}") for place in range(20)))
         assert len(Marks(found._repr_html_()).marks) == 20
 
-    def test_mathjax_leaves_the_text_alone(self):
-        """Dollar signs of a text are no formulas: the element says so to MathJax."""
-        page = one_text(text="costs $5 and $6")._repr_html_()
-        assert 'class="openmed-nb tex2jax_ignore"' in page
-        assert "costs $5 and $6" in page
-
-    def test_line_ends_are_kept(self):
-        """White space of the text is shown as it is."""
-        page = one_text(text="one\n\n  two\tthree")._repr_html_()
+    def test_text_is_shown_as_it_is(self):
+        """White space stays, and dollar signs are no formulas: the element says so to MathJax."""
+        page = one_text(text="one\n\n  two\tthree for $5 and $6")._repr_html_()
         assert "white-space: pre-wrap" in page
-        assert "one\n\n  two\tthree" in page
-
-    @pytest.mark.parametrize(
-        "payload", ['<script>alert("x")</script>', '"><img src=x onerror=alert(1)>', "&lt;b&gt;", "'"]
-    )
-    def test_everything_is_escaped(self, payload):
-        """A payload in the text, a label, the model or the device is shown as text."""
-        found = AnnotatedText(payload, (placed(0, len(payload), payload),), payload, payload)
-        page = Marks(found._repr_html_())
-        assert not {"script", "img", "b"} & set(page.tags)
-        assert page.text.count(payload) == 6
-        assert page.marks[0]["title"].startswith(payload)
+        assert 'class="openmed-nb tex2jax_ignore"' in page
+        assert "one\n\n  two\tthree for $5 and $6" in page
 
 
 class TestOverlaps:
@@ -191,13 +171,6 @@ class TestOverlaps:
     def test_neighbours_are_both_marked(self):
         """Two entities without a character between them are two marks."""
         assert "[asthma](DISEASE)[ and](OTHER)" in str(one_text(placed(13, 17, "OTHER"), ASTHMA))
-
-    @given(some.text(), some.lists(some.tuples(some.integers(0, 30), some.integers(0, 30)), max_size=6))
-    def test_text_is_shown_whole_whatever_is_marked(self, text, places):
-        """Whatever entities there are, the marked text is the text."""
-        entities = (placed(min(pair), min(max(pair), len(text)), "D") for pair in places if min(pair) < len(text))
-        pieces = one_text(*entities, text=text).report().pieces
-        assert "".join(piece.text for piece in pieces) == text
 
 
 class TestOneHiddenText:
@@ -229,10 +202,15 @@ def entity(text, word, name="DISEASE", score=0.875):
 
 def annotations(answers, texts, show_text=True, model="bundled"):
     """Return answers as annotations."""
+    return Annotations(held(answers), tuple(texts)[:SHOWN_TEXTS], model, "cpu", show_text)
+
+
+def held(answers):
+    """Return answers as columns; the fingerprint of each is its number."""
     columns = Answers()
     for number, answer in enumerate(answers):
         columns.add(number, answer)
-    return Annotations(columns, tuple(texts)[:SHOWN_TEXTS], model, "cpu", show_text)
+    return columns
 
 
 ANSWERS = (
@@ -319,8 +297,9 @@ class TestManyTextsShown:
     """The text and HTML forms."""
 
     def test_text_form(self):
-        """Counts come first, then the first texts with their entities marked, then what failed."""
+        """Counts come first, then the first texts with their entities marked, then what failed; each run has the same forms."""
         assert repr(found()) == str(found())
+        assert found()._repr_html_() == found()._repr_html_()
         assert str(found()) == (
             "3 entities found in 4 texts by bundled on cpu\n"
             "  By label: DISEASE 3.\n"
@@ -381,10 +360,6 @@ class TestManyTextsShown:
         """A control character of a text is shown as a picture."""
         assert "\x1b" not in str(annotations([[]], ["\x1b[2Jnote"]))
 
-    def test_same_value_same_form(self):
-        """Two equal runs have the same text and HTML, to the letter."""
-        assert (str(found()), found()._repr_html_()) == (str(found()), found()._repr_html_())
-
 
 class TestManyHiddenTexts:
     """Annotations that may not show the texts."""
@@ -434,14 +409,6 @@ KEYS = {
     ("entity", "score", "index", "word", "start", "end"),
 }
 FOUND_ASTHMA = {"entity_group": "DISEASE", "score": 0.5, "word": "asthma", "start": 7, "end": 13}
-
-
-def held(answers):
-    """Return answers as columns; the fingerprint of each is its number."""
-    columns = Answers()
-    for number, answer in enumerate(answers):
-        columns.add(number, answer)
-    return columns
 
 
 @given(ANY_ANSWERS)
@@ -551,16 +518,13 @@ FOUND = some.lists(some.tuples(some.sampled_from("AB"), some.sampled_from(["Asth
 
 def summary_of(answers, show_text=True):
     """Return the summary of answers, each an error or pairs of label and word."""
-    columns = Answers()
-    for number, answer in enumerate(answers):
-        entities = answer if isinstance(answer, str) else [found_word(*pair) for pair in answer]
-        columns.add(number, entities)
-    return Annotations(columns, (), "m", "cpu", show_text).summary()
-
-
-def found_word(label, word):
-    """Return an entity."""
-    return {"entity_group": label, "score": 1.0, "word": word, "start": 0, "end": 1}
+    found = [
+        answer
+        if isinstance(answer, str)
+        else [{**FOUND_ASTHMA, "entity_group": label, "word": word} for label, word in answer]
+        for answer in answers
+    ]
+    return annotations(found, (), show_text, "m").summary()
 
 
 @given(some.lists(some.one_of(some.just("an error"), FOUND), max_size=8), some.booleans())

@@ -177,21 +177,13 @@ class TestOtherRun:
     """A file of a run with another model, other settings or other texts."""
 
     @pytest.mark.parametrize(
-        ("name", "options"),
-        [
-            ("aggregation_strategy", {"strategy": "max"}),
-            ("ignore_labels", {"ignore_labels": []}),
-            ("stride", {"stride": 8}),
-            ("truncation", {"truncation": True}),
-        ],
+        "options", [{"strategy": "max"}, {"ignore_labels": []}, {"stride": 8}, {"truncation": True}, {}], ids=str
     )
-    def test_other_settings(self, refused, pipe_of, keyword_model, name, options):
-        """The file is refused with what differs, and left as it is."""
-        refused(pipe_of(keyword_model, **options), rf"is of a run with other settings \({name}\)")
-
-    def test_other_model(self, refused, pipe_of, random_model):
-        """A model with other weights is told from the one of the file, even of the same architecture and labels."""
-        refused(pipe_of(random_model), r"is of a run with other settings \(model\)")
+    def test_other_settings(self, refused, pipe_of, keyword_model, random_model, options):
+        """The file is refused with what differs, also a model of the same architecture and labels, and left as it is."""
+        (name,) = options or ["model"]
+        model = keyword_model if options else random_model
+        refused(pipe_of(model, **options), rf"is of a run with other settings \((aggregation_)?{name}\)")
 
     @pytest.fixture
     def refused(self, run, finished, tmp_path):
@@ -502,7 +494,9 @@ def test_error_that_takes_no_attribute(annotated, pipe, error):
 
 
 @pytest.mark.parametrize(
-    "length", [-1, 2**70, "four", ZeroDivisionError("no length"), RuntimeError("not now")], ids=repr
+    "length",
+    [-1, 2**70, "four", ZeroDivisionError("no length"), RuntimeError("not now"), TypeError("has no len()")],
+    ids=repr,
 )
 def test_length_that_is_none(annotated, pipe, length):
     """A series that cannot say how long it is, or says nonsense, is read all the same."""

@@ -15,8 +15,6 @@ from torch.utils.data import Dataset
 from transformers import CanineConfig, CanineForTokenClassification, CanineTokenizer
 from transformers.pipelines.pt_utils import KeyDataset
 
-from openmed_nb.annotation.pipeline import AnnotationPipeline
-
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")  # A warning of transformers.
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -76,6 +74,13 @@ TEXT = some.one_of(
 )
 
 
+def compare(architectures, pipes, texts=TEXTS, **options):
+    """Check that our pipeline answers as transformers' own, which always drops the rest of a long text without ``stride``."""
+    theirs, ours = pipes
+    dropped = {} if "stride" in options else {"truncation": True}
+    architectures.assert_same(ours(list(texts), **options, **dropped), theirs(list(texts), **options))
+
+
 class Notes(Dataset):
     """A dataset of texts."""
 
@@ -100,45 +105,39 @@ class TestArchitectures:
     @pytest.mark.parametrize(("name", "strategy"), in_lanes(NAMES, STRATEGIES))
     def test_texts(self, architectures, name, strategy):
         """Answers to texts of all kinds equal transformers', where the rest of a long text is dropped as it does."""
-        theirs, ours = architectures.both(name, strategy)
-        architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
+        compare(architectures, architectures.both(name, strategy))
 
     @pytest.mark.parametrize(("name", "strategy"), in_lanes(NAMES, STRATEGIES))
     def test_stride(self, architectures, name, strategy):
         """Answers from the overlapping windows of ``stride`` equal transformers'."""
-        theirs, ours = architectures.both(name, strategy)
         for stride in (0, 4, 8):
-            architectures.assert_same(ours(list(TEXTS), stride=stride), theirs(list(TEXTS), stride=stride))
+            compare(architectures, architectures.both(name, strategy), stride=stride)
 
     @pytest.mark.parametrize("name", in_lanes(KINDS))
     def test_longest_stride(self, architectures, name):
         """Windows may overlap by all but one of the text's own tokens."""
-        theirs, ours = architectures.both(name, "first")
-        texts, stride = list(TEXTS[:5]), architectures.LENGTH - 3
-        architectures.assert_same(ours(texts, stride=stride), theirs(texts, stride=stride))
+        compare(architectures, architectures.both(name, "first"), TEXTS[:5], stride=architectures.LENGTH - 3)
 
     @pytest.mark.parametrize(("name", "strategy"), in_lanes(NAMES, STRATEGIES))
     def test_words(self, architectures, name, strategy):
         """Answers to texts that are split into words equal transformers', whatever joins the words."""
-        theirs, ours = architectures.both(name, strategy)
+        pipes = architectures.both(name, strategy)
         for delimiter in ("", " ", "::", None):
-            options = {"is_split_into_words": True, "delimiter": delimiter}
-            architectures.assert_same(ours(list(WORDS), **options, truncation=True), theirs(list(WORDS), **options))
+            compare(architectures, pipes, WORDS, is_split_into_words=True, delimiter=delimiter)
 
     @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_words_with_stride(self, architectures, name):
         """Answers to long texts that are split into words equal transformers' with ``stride``."""
-        theirs, ours = architectures.both(name, "first")
-        options = {"is_split_into_words": True, "delimiter": "::", "stride": 4}
-        architectures.assert_same(ours(list(WORDS), **options), theirs(list(WORDS), **options))
+        pipes = architectures.both(name, "first")
+        compare(architectures, pipes, WORDS, is_split_into_words=True, delimiter="::", stride=4)
 
     @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_cut_off_on_the_left(self, architectures, name):
         """Answers equal transformers' where the tokenizer drops the beginning of a long text, and with ``stride``."""
         tokenizer = architectures.changed(name, truncation_side="left")
-        theirs, ours = architectures.pipelines(architectures.model_of(name), tokenizer, "first")
-        architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
-        architectures.assert_same(ours(list(TEXTS), stride=4), theirs(list(TEXTS), stride=4))
+        pipes = architectures.pipelines(architectures.model_of(name), tokenizer, "first")
+        compare(architectures, pipes)
+        compare(architectures, pipes, stride=4)
 
     @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_padding_on_the_left(self, architectures, name):
@@ -167,11 +166,9 @@ class TestLabels:
     @pytest.mark.parametrize("labels", ["PREFIXED", "PLAIN", "ODD"])
     def test_labels(self, architectures, name, labels, strategy):
         """Entities are joined and named as transformers does, and the same are left out."""
-        theirs, ours = architectures.both(name, strategy, getattr(architectures, labels))
-        texts = [TEXTS[0], *architectures.CORPUS[:2]]
+        pipes = architectures.both(name, strategy, getattr(architectures, labels))
         for ignored in (None, [], ["O"], ["DRUG", "B-GENE"], ("HUMAN", "", "B-"), {"A-B", "NON-HUMAN", "-"}):
-            expected = theirs(texts, ignore_labels=ignored)
-            architectures.assert_same(ours(texts, ignore_labels=ignored, truncation=True), expected)
+            compare(architectures, pipes, [TEXTS[0], *architectures.CORPUS[:2]], ignore_labels=ignored)
 
 
 class TestInputs:
@@ -199,12 +196,8 @@ class TestInputs:
             architectures.assert_same(list(ours(stream, stride=4)), expected)
 
     def test_nothing(self, architectures):
-        """An empty list is refused as transformers does it; an empty generator has no answers."""
-        theirs, ours = architectures.both("bert")
-        for pipe in (theirs, ours):
-            with pytest.raises(ValueError, match="At least one input"):
-                pipe([])
-        assert list(ours(text for text in ())) == []
+        """An empty generator has no answers."""
+        assert list(architectures.both("bert")[1](text for text in ())) == []
 
     def test_options_of_the_pipeline(self, architectures):
         """Options that the pipeline is built with count as they do for transformers."""
@@ -234,20 +227,17 @@ class TestRareModels:
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_no_attention_mask(self, architectures, strategy):
         """A model that would read the filling of a row (FNet) answers in a list what it answers alone."""
-        theirs, ours = architectures.both("fnet", strategy)
-        architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
+        compare(architectures, architectures.both("fnet", strategy))
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_special_tokens_at_the_end(self, architectures, strategy):
         """A model whose tokenizer pads on the left and puts typed special tokens at the end (XLNet) answers the same."""
-        theirs, ours = architectures.both("xlnet", strategy)
-        architectures.assert_same(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)))
+        compare(architectures, architectures.both("xlnet", strategy))
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES[1:])
     def test_special_tokens_at_the_end_with_stride(self, architectures, strategy):
         """With ``stride`` XLNet answers the same, though transformers fills windows up on the left."""
-        theirs, ours = architectures.both("xlnet", strategy)
-        architectures.assert_same(ours(list(TEXTS), stride=4), theirs(list(TEXTS), stride=4))
+        compare(architectures, architectures.both("xlnet", strategy), stride=4)
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_nothing_around_a_text(self, architectures, strategy):
@@ -297,9 +287,7 @@ class TestAnyText:
     )
     def test_stride(self, architectures, name, strategy, texts, stride):
         """Any long text has the answers of transformers with any overlap of windows."""
-        theirs, ours = architectures.both(name, strategy)
-        texts = [" ".join(texts * 4), *texts]
-        architectures.assert_same(ours(texts, stride=stride), theirs(texts, stride=stride))
+        compare(architectures, architectures.both(name, strategy), [" ".join(texts * 4), *texts], stride=stride)
 
     @given(
         some.sampled_from(NAMES),
@@ -309,9 +297,8 @@ class TestAnyText:
     )
     def test_words(self, architectures, name, strategy, texts, delimiter):
         """Any lists of words have the answers of transformers, whatever joins them."""
-        theirs, ours = architectures.both(name, strategy)
-        options = {"is_split_into_words": True, "delimiter": delimiter}
-        architectures.assert_same(ours(texts, **options, truncation=True), theirs(texts, **options))
+        pipes = architectures.both(name, strategy)
+        compare(architectures, pipes, texts, is_split_into_words=True, delimiter=delimiter)
 
     @pytest.mark.slow
     def test_100_000_characters(self, architectures):
@@ -321,10 +308,3 @@ class TestAnyText:
         theirs, ours = architectures.both("bert", "average")
         architectures.assert_same([ours(text, stride=4)], [theirs(text, stride=4)])
         assert ours(text, ignore_labels=[])[-1]["end"] == len(text) == 100_000
-
-
-def test_same_class(architectures):
-    """The pipeline is one of transformers' own class."""
-    theirs, ours = architectures.both("bert")
-    assert isinstance(ours, AnnotationPipeline)
-    assert isinstance(ours, type(theirs))

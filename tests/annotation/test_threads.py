@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import openmed_nb as nb
+
 THREADS = 6
 
 
@@ -46,14 +48,16 @@ def at_once():
     return at_once
 
 
-@pytest.mark.parametrize("strategy", ["simple", "average"])
-def test_one_pipeline(new_pipe, sentences, rounded, at_once, strategy):
-    """Threads that call one pipeline with texts of their own get the answers to these, and never run the model together."""
+@pytest.mark.parametrize("how", ["simple", "average", "annotate"])
+def test_one_pipeline(new_pipe, sentences, rounded, at_once, how):
+    """Threads that call one pipeline, or annotate with it, get the answers to their own texts, and never run the model together."""
+    strategy = "simple" if how == "annotate" else how
     pipe = new_pipe(strategy)
+    call = (lambda texts: list(nb.annotate(texts, pipe, progress=False))) if how == "annotate" else pipe
     passes = Passes(pipe.model)
     texts = [sentences(30, longest=90, seed=number) for number in range(THREADS)]
     expected = [new_pipe(strategy)(own) for own in texts]
-    answers = at_once([lambda own=own: pipe(own) for own in texts])
+    answers = at_once([lambda own=own: call(own) for own in texts])
     assert answers == [rounded(one) for one in expected]
     assert passes.most == 1
     assert passes.all >= THREADS

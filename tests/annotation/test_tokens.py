@@ -61,14 +61,6 @@ class TestFrame:
         """A tokenizer without a token for padding fills rows up with token 0, which the mask hides."""
         assert Frame.of(architectures.tokenizer_of("gpt2")).padding == 0
 
-    @pytest.mark.parametrize("name", KINDS)
-    def test_whole_input(self, architectures, name):
-        """Tokens between the special tokens are exactly what the tokenizer makes of a text."""
-        tokenizer = architectures.tokenizer_of(name)
-        frame = Frame.of(tokenizer)
-        text = architectures.CORPUS[0][:40]
-        assert [*frame.before, *tokenise(tokenizer, [text]).ids, *frame.after] == tokenizer(text).input_ids
-
 
 class TestTokens:
     """Tokens of several texts, end to end."""
@@ -352,16 +344,8 @@ class TestLongTexts:
         assert words_of(pipe(LONG_TEXT)) == ["hypertension"]
         assert [words_of(answer) for answer in pipe(LONG_TEXT.split(), is_split_into_words=True)] == [["hypertension"]]
 
-    def test_offsets_beyond_the_limit(self, keywords):
-        """Offsets count from the beginning of the text, not of a window."""
-        [entity] = keywords()(LONG_TEXT)
-        assert LONG_TEXT[entity["start"] : entity["end"]] == "hypertension"
-
-    def test_dropping_the_rest(self, keywords):
-        """With ``truncation=True`` what is beyond the limit is dropped, as transformers always does."""
-        assert keywords()(LONG_TEXT, truncation=True) == []
-
-    def test_transformers_drops_the_rest(self, tiny):
-        """Transformers' own pipeline finds nothing beyond the limit, which is why ours differs."""
+    def test_dropping_the_rest(self, keywords, tiny):
+        """With ``truncation=True`` what is beyond the limit is dropped, as transformers' own pipeline always does."""
         tokenizer = tiny.tokenizer(model_max_length=tiny.POSITIONS)
         assert TokenClassificationPipeline(model=tiny.keyword_bert(), tokenizer=tokenizer, device=-1)(LONG_TEXT) == []
+        assert keywords()(LONG_TEXT, truncation=True) == []
