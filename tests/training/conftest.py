@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +41,31 @@ def by_itself(
 def tagger(tiny: ModuleType) -> Any:
     """A small model in train mode, with dropout, that tells three labels apart."""
     return tiny.random_bert().train()
+
+
+@pytest.fixture
+def guards(tmp_path: Path) -> Iterator[Any]:
+    """Guards that keep batches in a folder of the test."""
+    from openmed_nb import Guards
+
+    with Guards(folder=tmp_path / "kept") as guards:
+        yield guards
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., None]:
+    """A function that trains a module of Lightning on the CPU with one callback, and shows and writes nothing."""
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    def fit(module: Any, loader: Any, callback: Any, epochs: int = 1) -> None:
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        folder = str(tmp_path)
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=epochs, callbacks=[callback], default_root_dir=folder, **quiet
+        )
+        trainer.fit(module, loader)
+
+    return fit
 
 
 @pytest.fixture(scope="session")

@@ -52,11 +52,7 @@ WRONG = {
     ),
     "one token": ({"input_ids": torch.tensor(24)}, LIMITS, "1 of 1 token ids"),
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, LIMITS, "255"),
-    "other ignored label": (
-        {"labels": ids(0, -100)},
-        {"labels": 3, "ignore_index": -1},
-        "-100; -1 is left",
-    ),
+    "other ignored label": ({"labels": ids(0, -100)}, {"labels": 3, "ignore_index": -1}, "-100; -1 is left"),
     "token": ({"input_ids": ids(1, 24)}, LIMITS, "1 of 2 token ids is not between 0 and 23 (24)."),
     "negative token": ({"input_ids": ids(-100, 4)}, LIMITS, "-100)."),
     "encoding": (BatchEncoding({"input_ids": ids(1, 24)}), LIMITS, "1 of 2 token ids"),

@@ -21,7 +21,6 @@ from openmed_nb.training.holders import Holder
 MIB = 1 << 20
 FLAT, LEAK, SAWTOOTH = [100] * 6, [100, 150, 200, 250, 300, 350], [100, 180, 100, 180, 100, 180]
 UNKNOWN = [None] * 6
-EVIL = "<script>alert(1)</script>"
 
 
 def curve_of(device="mps", holders=(), simulated=False, **series):
@@ -39,34 +38,23 @@ def curve_of(device="mps", holders=(), simulated=False, **series):
     return MemoryCurve(device, tuple(samples), holders=tuple(holders))
 
 
+# What tensors, the device and the process use -> the figure that decides, and the verdict.
 JUDGED = {
-    "tensors are retained": ({"allocated": LEAK, "reserved": LEAK, "resident": LEAK}, "allocated", "growing"),
-    "blocks are kept": ({"allocated": FLAT, "reserved": LEAK, "resident": LEAK}, "reserved", "growing"),
-    "something else grows": ({"allocated": FLAT, "reserved": FLAT, "resident": LEAK}, "resident", "growing"),
-    "nothing grows": ({"allocated": FLAT, "reserved": FLAT, "resident": FLAT}, "allocated", "flat"),
-    "growing counts before a sawtooth": (
-        {"allocated": SAWTOOTH, "reserved": LEAK, "resident": FLAT},
-        "reserved",
-        "growing",
-    ),
-    "a sawtooth counts before flat": (
-        {"allocated": FLAT, "reserved": SAWTOOTH, "resident": FLAT},
-        "reserved",
-        "sawtooth",
-    ),
-    "no figures of the device": ({"allocated": UNKNOWN, "reserved": UNKNOWN, "resident": FLAT}, "resident", "flat"),
-    "no figures at all": (
-        {"allocated": UNKNOWN, "reserved": UNKNOWN, "resident": UNKNOWN},
-        "resident",
-        "too short to tell",
-    ),
+    "tensors are retained": ((LEAK, LEAK, LEAK), "allocated", "growing"),
+    "blocks are kept": ((FLAT, LEAK, LEAK), "reserved", "growing"),
+    "something else grows": ((FLAT, FLAT, LEAK), "resident", "growing"),
+    "nothing grows": ((FLAT, FLAT, FLAT), "allocated", "flat"),
+    "growing counts before a sawtooth": ((SAWTOOTH, LEAK, FLAT), "reserved", "growing"),
+    "a sawtooth counts before flat": ((FLAT, SAWTOOTH, FLAT), "reserved", "sawtooth"),
+    "no figures of the device": ((UNKNOWN, UNKNOWN, FLAT), "resident", "flat"),
+    "no figures at all": ((UNKNOWN, UNKNOWN, UNKNOWN), "resident", "too short to tell"),
 }
 
 
 @pytest.mark.parametrize(("series", "measure", "verdict"), JUDGED.values(), ids=JUDGED)
 def test_the_worst_figure_decides(series, measure, verdict):
     """The verdict is that of the figure that grows, and among those that grow, of the one nearest to the tensors."""
-    curve = curve_of(**series)
+    curve = curve_of(**dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
 
     assert (curve.measure, curve.verdict) == (measure, verdict)
     assert curve.trend.kind == verdict
@@ -167,15 +155,6 @@ def test_each_verdict_has_its_advice(figures, advice):
     assert advice in str(curve)
 
 
-def test_the_holders_are_a_table():
-    """What holds more tensors than after the warm-up is shown beside the figures."""
-    text = str(curve_of(allocated=LEAK, holders=[LOSSES, KEPT]))
-
-    assert "What holds more tensors than after the warm-up" in text
-    assert "losses        list   40, 40 with graphs  12.0 MiB" in text
-    assert "Trainer.kept  deque  1                   512 bytes" in text
-
-
 def test_a_simulated_curve_says_so_everywhere():
     """Text, HTML and the mapping of a curve with one simulated figure say that it is simulated, and of a real one not."""
     real = curve_of(allocated=FLAT)
@@ -201,14 +180,6 @@ def test_a_curve_can_be_written_as_json():
     assert written["reason"] == curve.reason
 
 
-def test_names_are_escaped_in_html():
-    """What holds tensors has a name of a person's own; it cannot become an element of the page."""
-    curve = curve_of(allocated=LEAK, holders=[Holder(EVIL, EVIL, 3, MIB)])
-
-    assert EVIL not in curve._repr_html_()
-    assert "&lt;script&gt;" in curve._repr_html_()
-
-
 def test_a_curve_is_a_value():
     """A curve is not changed by what is added to it."""
     curve = curve_of(allocated=FLAT)
@@ -220,12 +191,8 @@ def test_a_curve_is_a_value():
 
 
 def test_an_empty_curve_can_be_shown():
-    """Before the first boundary a curve has a verdict and can be shown."""
-    curve = MemoryCurve("cpu")
-
-    assert str(curve).startswith("Memory on cpu: too short to tell\n  0 epochs after the warm-up.")
-    assert json.dumps(curve.to_dict())
-    assert curve.plot() is not None
+    """Before the first boundary a curve has a verdict."""
+    assert str(MemoryCurve("cpu")).startswith("Memory on cpu: too short to tell\n  0 epochs after the warm-up.")
 
 
 SIZE = st.none() | st.integers(0, 1 << 44)
@@ -250,36 +217,19 @@ def test_any_curve_can_be_judged_and_shown(figures, gate):
 
 def test_figures_stand_below_their_names():
     """In the tables of a curve each figure stands below its name."""
-    sample = MemorySample(
-        *(1, 10, 2.5),
-        allocated=1 * MIB,
-        reserved=2 * MIB,
-        recommended=9 * MIB,
-        peak=3 * MIB,
-        resident=4 * MIB,
-        swap=5 * MIB,
-        pressure="warning",
-    )
-    epochs, held = MemoryCurve("mps", (sample,), holders=(KEPT,)).report().tables
+    sizes = {name: size * MIB for size, name in enumerate(("allocated", "reserved", "peak", "resident", "swap"), 1)}
+    sample = MemorySample(1, 10, 2.5, recommended=9 * MIB, pressure="warning", **sizes)
+    epochs, held = MemoryCurve("mps", (sample,), holders=(LOSSES, KEPT)).report().tables
 
     assert epochs.caption == "Memory after each epoch"
-    assert dict(zip(epochs.columns, epochs.rows[0], strict=True)) == {
-        "epoch": "1",
-        "step": "10",
-        "allocated": "1.0 MiB",
-        "reserved": "2.0 MiB",
-        "peak": "3.0 MiB",
-        "resident": "4.0 MiB",
-        "swap": "5.0 MiB",
-        "pressure": "warning",
-        "": "warm-up",
-    }
-    assert dict(zip(held.columns, held.rows[0], strict=True)) == {
-        "name": "Trainer.kept",
-        "kind": "deque",
-        "tensors": "1",
-        "memory": "512 bytes",
-    }
+    assert epochs.columns == ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
+    assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "warning", "warm-up"),)
+    assert held.caption == "What holds more tensors than after the warm-up"
+    assert held.columns == ("name", "kind", "tensors", "memory")
+    assert held.rows == (
+        ("losses", "list", "40, 40 with graphs", "12.0 MiB"),
+        ("Trainer.kept", "deque", "1", "512 bytes"),
+    )
 
 
 def test_one_of_several_processes():

@@ -24,13 +24,6 @@ NAMES = Guards().on
 M3 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
 
 
-@pytest.fixture
-def guards(tmp_path):
-    """Guards that keep batches in a folder of the test."""
-    with Guards(folder=tmp_path / "kept") as guards:
-        yield guards
-
-
 def hooks_of(model):
     """Return what is registered on every layer of a model."""
     names = [name for name in vars(torch.nn.Module()) if "hooks" in name]

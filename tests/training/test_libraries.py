@@ -77,12 +77,6 @@ def test_another_device(devices, remedy):
 
 
 @pytest.fixture
-def guards(tmp_path):
-    """Guards that keep batches in a folder of the test."""
-    return nb.Guards(folder=tmp_path / "kept")
-
-
-@pytest.fixture
 def trained(tmp_path, tagger, batch_of):
     """A function that trains the tagger with Trainer for an epoch of four steps over samples; one may be changed."""
 
@@ -176,7 +170,7 @@ def test_switched_off(trained, tagger):
 
 
 @pytest.fixture
-def trained_by_lightning(tagger, guards, tmp_path):
+def trained_by_lightning(tagger, guards, fit):
     """A function that trains the tagger inside of a LightningModule, past the module's own forward, on some batches."""
     lightning = pytest.importorskip("pytorch_lightning")
 
@@ -196,19 +190,9 @@ def trained_by_lightning(tagger, guards, tmp_path):
             return torch.optim.Adam(self.parameters())
 
     def trained(*batches):
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            callbacks=[nb.training.callback("lightning", "cpu", guards=guards)],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=str(tmp_path),
-        )
-        module = Module()
+        module, callback = Module(), nb.training.callback("lightning", "cpu", guards=guards)
         try:
-            trainer.fit(module, torch.utils.data.DataLoader(list(batches), batch_size=None))
+            fit(module, torch.utils.data.DataLoader(list(batches), batch_size=None), callback)
         finally:
             assert not any(one._forward_hooks or one._forward_pre_hooks for one in (module, tagger))
 

@@ -350,10 +350,8 @@ class Returns(nn.Module):
 def test_batch_of_transformers():
     """NaN is found in a BatchEncoding, which is a mapping and no dictionary, as an argument and as an output."""
     model = TakesAnEncoding()
-    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([NAN])}))) == Origin(
-        "input", "argument 0"
-    )
-    assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([-1.0])}))) == Origin("output", "layer")
+    for number, origin in ((NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "layer"))):
+        assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin
 
 
 def test_held_batch_of_transformers():

@@ -246,7 +246,7 @@ def test_a_trainer_on_another_device_is_warned_of(train):
 
 
 @FLAT_AND_LEAKING
-def test_lightning(leaking, pictures, tmp_path):
+def test_lightning(leaking, pictures, fit):
     """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
     lightning = pytest.importorskip("pytorch_lightning")
 
@@ -268,18 +268,7 @@ def test_lightning(leaking, pictures, tmp_path):
             return torch.optim.Adam(self.parameters())
 
     callback = nb.training.callback("lightning", "cpu")
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(tmp_path),
-    )
-    module = Module()
-    trainer.fit(module, torch.utils.data.DataLoader(pictures, batch_size=8))
+    fit(Module(), torch.utils.data.DataLoader(pictures, batch_size=8), callback, EPOCHS)
 
     check(callback.curve, leaking)
     assert callback.curve.boundaries[-1].step == 2 * EPOCHS

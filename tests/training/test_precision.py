@@ -68,11 +68,7 @@ def test_choice():
 REFUSED = [
     (("mps", T26, M3, "fp16", None), "needs a GradScaler, which does not work on MPS with torch 2.6", "Use 'bfloat16'"),
     (("mps", T27, M1, "fp16", None), "pytorch#142397", "torch 2.8 or later"),
-    (
-        ("mps", T26, MACOS13, "bf16", None),
-        "torch 2.6 computes bfloat16 on MPS from macOS 14 on, and this is macOS 13.7",
-        "Update macOS",
-    ),
+    (("mps", T26, MACOS13, "bf16", None), "bfloat16 on MPS from macOS 14 on, and this is macOS 13.7", "Update macOS"),
     (("mps", T28, MACOS13, "bf16", None), "from macOS 14 on", "to 14 or later"),
     (("cuda", T213, LINUX, "bf16", (7, 5)), "a GPU of compute capability 7.5 has no bfloat16", "Use 'float16'"),
     (("cuda", T213, LINUX, "bf16", None), "as far as is known", "Use 'float16'"),
@@ -111,9 +107,8 @@ def test_shown():
     """It shows the type, why and what to know, and is a mapping of plain values."""
     precision = autocast_policy("mps", T28, M1, "fp16")
 
-    assert str(precision).startswith(
-        "Precision on mps: autocast to float16 with a GradScaler\n  float16 was asked for;"
-    )
+    title = "Precision on mps: autocast to float16 with a GradScaler"
+    assert str(precision).startswith(f"{title}\n  float16 was asked for;")
     assert precision.to_dict()["notes"] == list(precision.notes)
     assert "pytorch#186360" in precision._repr_html_()
 
