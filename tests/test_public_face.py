@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.display import Shown
+from openmed_nb.display import NOTE, Report, Shown
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_face.json"
 
@@ -72,6 +72,33 @@ def test_what_is_public_is_described():
         if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))
     ]
     assert [name for name, value in (*public, *methods) if not inspect.getdoc(value)] == []
+
+
+def test_one_place_renders_every_report():
+    """No report marks or escapes itself: all come from one place; gates fold their tables, and a sweep adds its drawing."""
+    face()  # It imports every module.
+    forms = ("__str__", "_repr_html_", "marked", "_repr_mimebundle_")
+    ours = [kind for kind in kinds_of(Shown) if kind.__module__.startswith("openmed_nb.")]
+    own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
+
+    assert own == {"Gates.__str__", "SweepReport._repr_html_"}
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_marks_of_the_simulation(simulated):
+    """A report whose figures come from the simulation says so in its title and first sentence, as text and as HTML."""
+
+    @dataclasses.dataclass(frozen=True, repr=False)
+    class Seen(Shown):
+        simulated: bool
+
+        def report(self) -> Report:
+            return Report("Seen on mps", ("One row.",))
+
+    seen = Seen(simulated)
+    assert str(seen).splitlines()[0] == ("Seen on mps (SIMULATED)" if simulated else "Seen on mps")
+    assert [NOTE in shown for shown in (str(seen), seen._repr_html_())] == [simulated] * 2
+    assert seen.to_dict() == {"simulated": simulated}
 
 
 OLD = json.loads((SNAPSHOT.parent / "public_names_0_1_0.json").read_text("utf-8"))

@@ -9,7 +9,6 @@ from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -270,12 +269,6 @@ class TestTable:
         assert list(frame.columns) == list(found().to_frame().columns)
         numeric = ["text", "score", "start", "end"]
         assert frame[numeric].dtypes.tolist() == found().to_frame()[numeric].dtypes.tolist()
-
-    def test_joins_with_the_notes(self):
-        """The number of a text is its row in the table that the texts came from."""
-        notes = pd.DataFrame({"patient": ["a", "b", "c", "d"], "note": TEXTS})
-        joined = found().to_frame().join(notes, on="text")
-        assert joined["patient"].tolist() == ["a", "d", "d"]
 
 
 class TestPlainValuesOfManyTexts:

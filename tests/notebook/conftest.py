@@ -133,6 +133,22 @@ def variables() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def contrast() -> Callable[[str, str], float]:
+    """The function that returns the contrast of two colours by WCAG 2.2, 1 to 21 (https://www.w3.org/TR/WCAG22/)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one: str, other: str) -> float:
+        dark, light = sorted((luminance(one), luminance(other)))
+        return (light + 0.05) / (dark + 0.05)
+
+    return contrast
+
+
+@pytest.fixture(scope="session")
 def run_ipython(tmp_path_factory):
     """Give the function that runs code in a fresh terminal IPython and returns the finished process."""
     folder = tmp_path_factory.mktemp("terminal")

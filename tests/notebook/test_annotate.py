@@ -61,12 +61,6 @@ class TestModel:
         with pytest.raises(ConfigurationError, match=f"model cannot be of type {type(model).__name__}"):
             annotate(model=model)
 
-    def test_model_and_texts_the_wrong_way_round(self, keyword_model):
-        """A pipeline in the place of the texts is not a series of texts."""
-        pipe = nb.load_pipeline(str(keyword_model), device="cpu")
-        with pytest.raises(ConfigurationError, match="AnnotationPipeline is not a series of texts"):
-            annotate(pipe)
-
 
 class TestOptions:
     """What the arguments after the model take."""
@@ -81,10 +75,6 @@ class TestOptions:
         [
             ({"banana": 1}, "banana"),
             ({"aggregation_strategy": "best"}, "best"),
-            ({"batch_tokens": 0}, "batch_tokens cannot be 0"),
-            ({"batch_tokens": "many"}, "batch_tokens cannot be 'many'"),
-            ({"on_error": "skip"}, "on_error cannot be 'skip'"),
-            ({"resume": 5}, "resume cannot be int"),
             ({"stride": 64}, "stride"),
         ],
         ids=str,
@@ -93,13 +83,6 @@ class TestOptions:
         """An option or value that does not exist is one error, which names it."""
         with pytest.raises(ConfigurationError, match=match):
             annotate(model=str(keyword_model), **options)
-
-    def test_options_beside_a_pipeline(self, keyword_model):
-        """A pipeline that is built takes no options of another; how to run it can be said."""
-        pipe = nb.load_pipeline(str(keyword_model), device="cpu")
-        with pytest.raises(ConfigurationError, match="cannot take device"):
-            annotate(model=pipe)
-        assert words(nb.annotate(TEXTS, pipe, batch_tokens=16, progress=False)) == FOUND
 
     def test_options_are_named(self):
         """What is not the texts or the model is given by name."""
@@ -137,11 +120,6 @@ class TestTable:
         assert list(found.errors) == [1]
         with pytest.raises(UnreadableText, match="Text 1 must be a string"):
             annotate(notes["note"], str(keyword_model))
-
-    def test_a_whole_table(self, keyword_model):
-        """A whole table is refused with the way to its column."""
-        with pytest.raises(ConfigurationError, match=r"table\['text'\]"):
-            annotate(pd.DataFrame({"note": TEXTS}), str(keyword_model))
 
 
 SETUP = """

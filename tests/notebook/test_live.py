@@ -59,11 +59,6 @@ def test_the_picture_is_safe():
     assert 'role="status"' in shown
 
 
-def test_the_picture_is_the_same_for_the_same_curve():
-    """Two pictures of equal curves are equal."""
-    assert picture(curve_of(50, 60, 90)) == picture(curve_of(50, 60, 90))
-
-
 def test_hooks_update_the_live_curve(capsys):
     """With live=True a widget is shown, and is drawn again after each epoch."""
     loop = nb.epochs(2, "cpu", live=True)

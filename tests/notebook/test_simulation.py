@@ -15,19 +15,12 @@ from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, MagicError, OpenMedError
 from openmed_nb.session import SESSION, Session
 
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]  # Each begins its own simulation.
+pytestmark = [
+    pytest.mark.real_computer,
+    pytest.mark.usefixtures("quick_collection", "clean"),
+]  # Each begins its own simulation.
 
 NOTE = "He has asthma."
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Leave the session as it was found: without models and wishes."""
-    yield
-    SESSION.end_simulation()
-    SESSION.unload()
-    SESSION.reset()
-    SESSION.stop()
 
 
 @pytest.fixture

@@ -250,15 +250,6 @@ class TestModels:
         assert "What to do:" in view.messages["Try it"]
         assert "asthma" not in view.shown
 
-    def test_a_model_that_is_not_there(self, open_panel):
-        """A model that nobody has is an error with a remedy, and its name is text."""
-        view = open_panel(model=EVIL)
-        view.click("Annotate")
-
-        assert "What to do:" in view.messages["Try it"]
-        assert "onerror" in view.messages["Try it"]
-        assert EVIL not in view.shown
-
     def test_buttons_of_the_models(self, open_panel, front_end):
         """Each loaded name has its button; when one is clicked and gone, the focus goes to the next, then to Annotate."""
         view = open_panel(model="bundled_small")

@@ -69,54 +69,6 @@ def interrupt() -> None:
 class TestInLoop:
     """In an event loop, as in the thread of a kernel that runs the cells."""
 
-    def test_at_once_in_the_same_thread(self):
-        """In the main thread it is done at once."""
-
-        async def cell():
-            cells, log = CellThread(), []
-            assert cells.has_loop
-            assert cells.is_here
-            cells.run(lambda: log.append("done"))
-            return log
-
-        assert asyncio.run(cell()) == ["done"]
-
-    def test_handed_over(self, elsewhere):
-        """From another thread it is handed over, and done in the main thread after the cell."""
-
-        async def cell():
-            cells, log = CellThread(), []
-
-            def click():
-                log.append(("is here", cells.is_here))
-                cells.run(lambda: log.append(("done", threading.get_ident())))
-
-            elsewhere(click)
-            log.append(("cell ends", threading.get_ident()))
-            await asyncio.sleep(0)
-            return log
-
-        here = threading.get_ident()
-        assert asyncio.run(cell()) == [("is here", False), ("cell ends", here), ("done", here)]
-
-    def test_made_in_another_thread(self, elsewhere):
-        """With the loop of the kernel it is the main thread that works, wherever the object was made."""
-
-        async def cell():
-            loop, made, log = asyncio.get_running_loop(), [], []
-
-            def open_panel():
-                made.append(CellThread(loop))
-                made[0].run(lambda: log.append(threading.get_ident()))
-
-            elsewhere(open_panel)
-            assert log == []
-            await asyncio.sleep(0)
-            made[0].run(lambda: log.append("at once"))
-            return log
-
-        assert asyncio.run(cell()) == [threading.get_ident(), "at once"]
-
     def test_in_the_order_of_asking(self, elsewhere):
         """What several threads ask for is done in the order of asking."""
 
@@ -159,22 +111,6 @@ class TestInLoop:
 
         assert [type(one) for one in asyncio.run(cell())] == [ZeroDivisionError]
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-    def test_later(self):
-        """What is to be done later is done when the cell has ended, and not where it was called off."""
-
-        async def cell():
-            cells, log = CellThread(), []
-            cells.later(0, lambda: log.append("later"))
-            call_off = cells.later(0, lambda: log.append("never"))
-            call_off()
-            call_off()
-            assert log == []
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            return log
-
-        assert asyncio.run(cell()) == ["later"]
 
 
 @pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])

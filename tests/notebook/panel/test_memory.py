@@ -81,11 +81,6 @@ class TestSimulatedMps:
         assert after.parts[1].size >= kept.nbytes
         assert after.used == torch.mps.driver_allocated_memory()
 
-    def test_it_says_simulated(self, simulated):
-        """The bar of a simulated device is marked as such, and that of the process is not."""
-        assert [bar.name for bar in memory_bars(nb.device())] == ["mps (SIMULATED)", "process"]
-        assert simulated.allocator.started
-
     @pytest.mark.parametrize(
         ("fraction", "share", "words"),
         [

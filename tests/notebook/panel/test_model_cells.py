@@ -558,6 +558,7 @@ class TestInKernel:
         cells.run("%openmed_device --simulate mps")
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
         assert cells.value("(panel.state.answer.device, len(panel.state.answer))") == ("mps (SIMULATED)", 1)
+        assert cells.value("panel.state.simulated") is True
         cells.run("elsewhere(lambda: panel.choose('cpu'))")
         assert cells.value("{one.device for one in panel.state.models}") == {"cpu"}
         cells.run("%openmed_device --simulate off")

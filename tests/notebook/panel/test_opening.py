@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook.panel import NO_KERNEL, NO_WIDGETS, OPEN, close_panels, panel
-from openmed_nb.notebook.panel.state import PanelState
+from openmed_nb.notebook.panel import NO_KERNEL, NO_WIDGETS, OPEN, close_panels
 
 SETUP = """
 import openmed_nb as nb
@@ -45,16 +44,6 @@ LEFT = "(len(OPEN), len(SESSION._listeners), sum(map(len, get_ipython().events.c
 @pytest.mark.real_computer  # It is about shells and processes of their own.
 class TestElsewhere:
     """Where there is no kernel."""
-
-    def test_the_state_is_shown(self):
-        """In plain Python the state is returned, with why and with what to type."""
-        shown = panel()
-
-        assert isinstance(shown, PanelState)
-        assert shown.note == NO_KERNEL
-        assert NO_KERNEL in str(shown)
-        assert "%openmed_device cpu" in str(shown)
-        assert len(OPEN) == 0
 
     def test_in_a_shell_without_a_kernel(self, shell):
         """In an IPython without a kernel it is the state too, of the session that the magics change."""
@@ -94,13 +83,6 @@ def cells(kernel):
 @pytest.mark.real_computer  # The kernel is a process of its own.
 class TestInKernel:
     """In a real kernel, with the names that JupyterLab gives its cells."""
-
-    def test_a_panel_of_widgets(self, cells):
-        """In a kernel the panel is a widget, with the forms for where there is none; it listens to the session."""
-        reply = cells.run("open_panel()\npanels[0]")
-
-        assert set(reply.shown[-1]) == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
-        assert cells.value(f"({IS_OPEN}, len(OPEN), len(SESSION._listeners))") == ([True], 1, 1)
 
     def test_the_cell_is_run_again(self, cells):
         """Running a cell again closes the panel that it had opened, and no other."""
@@ -151,14 +133,6 @@ class TestInKernel:
         assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
         assert cells.value(f"({IS_OPEN}, len(OPEN), len(SESSION._listeners))") == ([False] * 3, 0, 0)
         cells.run("%reload_ext openmed_nb")
-
-    def test_a_click_on_a_closed_panel(self, cells):
-        """What a widget of a closed panel still says changes nothing."""
-        cells.run("open_panel()\nmodel = panels[-1].model")
-        cells.run("%openmed_panel --close")
-        before = cells.state()
-        assert cells.run("model.choose('auto'); model.release(); model.annotate('asthma')").status == "ok"
-        assert cells.state() == before
 
     @pytest.mark.parametrize("how", ["elsewhere(open_panel)", "loop.call_later(0, open_panel)"])
     def test_opened_outside_a_cell(self, cells, how):

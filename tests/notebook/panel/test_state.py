@@ -17,16 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb.activity import Activity
-from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.request import Wish
-from openmed_nb.display import Report
 from openmed_nb.errors import OpenMedError
 from openmed_nb.notebook.panel.state import COMMANDS, DeviceButton, PanelState, look, memory_bars, said_of_wish
 from openmed_nb.session import SESSION
-
-NOTE = "Mrs Miller has leprosy"
 
 
 def state_of(here: Any) -> PanelState:
@@ -84,27 +79,22 @@ BUTTONS: dict[str, tuple[Callable[[ModuleType], Any], str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize(("make", "pressed", "in_force", "disabled"), BUTTONS.values(), ids=BUTTONS)
-def test_buttons(computers: ModuleType, make: Callable[[Any], Any], pressed: str, in_force: str, disabled: set[str]):
-    """What is asked for is pressed, what is used is in force, and what cannot be used is disabled; auto stands first."""
-    buttons = state_of(make(computers)).buttons
+def test_buttons(computers, make, pressed, in_force, disabled):
+    """What is asked for is pressed, what is used is in force, what cannot be used is disabled, and auto stands first.
+
+    The table of devices in the static form says the same, and what to do about what cannot be used.
+    """
+    state = state_of(make(computers))
+    buttons = state.buttons
+    rows = next(table for table in state.report().tables if table.caption == "Devices").rows
+    devices_in_force = [in_force] if in_force else []
 
     assert [one.device for one in buttons if one.pressed] == ([pressed] if pressed else [])
-    assert [one.device for one in buttons if one.in_force] == ([in_force] if in_force else [])
+    assert [one.device for one in buttons if one.in_force] == devices_in_force
     assert {one.device for one in buttons if not one.enabled} == disabled
-    assert buttons[0].device == "auto"
-    assert buttons[0].enabled
+    assert (buttons[0].device, buttons[0].enabled) == ("auto", True)
     assert len({one.device for one in buttons}) == len(buttons)
-
-
-@pytest.mark.parametrize(("make", "pressed", "in_force", "disabled"), BUTTONS.values(), ids=BUTTONS)
-def test_the_static_form_says_the_same(
-    computers: ModuleType, make: Callable[[Any], Any], pressed: str, in_force: str, disabled: set[str]
-):
-    """The table of devices names the same device as in force, and the same as unusable with what to do, as the buttons."""
-    state = state_of(make(computers))
-    rows = next(table for table in state.report().tables if table.caption == "Devices").rows
-
-    assert [row[0] for row in rows if row[1] == "in force"] == ([in_force] if in_force else [])
+    assert [row[0] for row in rows if row[1] == "in force"] == devices_in_force
     assert {row[0] for row in rows if row[1] == "cannot be used"} == disabled
     assert all(row[2] and row[3] for row in rows if row[0] in disabled)
     assert bool(pressed) is ("No device is in force" not in str(state))
@@ -284,18 +274,6 @@ def test_it_changes_with_what_is_seen(computers: ModuleType):
 
     used(here, "cpu")
     assert state_of(here).devices != first.devices
-
-
-def test_no_form_holds_the_note(computers: ModuleType):
-    """The annotated text is in no text form, HTML form or mapping of the state, because those are saved."""
-    found = AnnotatedText(NOTE, ({"entity_group": "D", "score": 1.0, "start": 15, "end": 22},), "m", "cpu")
-    shown = state_of(computers.plain())
-    state = dataclasses.replace(shown, answer=found, seconds=0.1, said=Report(NOTE), activity=Activity("a", "b"))
-
-    assert state.answer is found
-    for form in (str(state), repr(state), state._repr_html_(), json.dumps(state.to_dict()), str(state.report())):
-        assert "leprosy" not in form
-        assert "Miller" not in form
 
 
 def test_as_json(computers: ModuleType):

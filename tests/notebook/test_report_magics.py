@@ -1,0 +1,155 @@
+"""``%openmed_doctor``, ``%openmed_sweep`` and ``%openmed_log`` in a real kernel: the reports, their JSON, and the mistakes."""
+
+import json
+import re
+
+import pytest
+
+
+@pytest.fixture
+def loaded(kernel, tmp_path):
+    """A kernel with the extension, in an empty folder."""
+    kernel.run("%reset -f")
+    kernel.run(f"%load_ext openmed_nb\nimport os\nhere = os.getcwd()\nos.chdir({str(tmp_path)!r})")
+    yield kernel
+    kernel.run("os.chdir(here)")
+
+
+def test_the_doctor_returns_its_report(loaded):
+    """The magic returns the report of the doctor, with a text and an HTML form, and says how it is in words."""
+    reply = loaded.run("report = %openmed_doctor\nreport")
+
+    assert reply.status == "ok", reply.error
+    assert re.search(r"\d+ ok, \d+ warnings?, \d+ failed", reply.text), reply.text
+    assert "torch" in reply.text
+    assert reply.html.count("<table>") >= 1
+    assert loaded.value("type(report).__name__") == "DoctorReport"
+
+
+def test_json_of_the_doctor(loaded):
+    """With --json the same is one JSON object with every finding."""
+    answer = json.loads(loaded.run("%openmed_doctor --json").text)
+
+    assert {"ok", "warning", "failed", "not applicable"} >= {one["status"] for one in answer["findings"]}
+
+
+def test_a_model_that_is_not_loaded_is_looked_at_by_name(loaded):
+    """A name of a model adds what is to be said about that model."""
+    assert "bundled_small" in loaded.run("%openmed_doctor bundled_small").text
+
+
+def test_forecast(loaded):
+    """--ops forecasts the operators of a model by name or of a pipeline in a variable; the bundled one stays on MPS."""
+    reply = loaded.run("forecast = %openmed_doctor --ops bundled_small\nforecast")
+    assert reply.status == "ok", reply.error
+    assert loaded.value("(type(forecast).__name__, forecast.exit_code)") == ("Forecast", 0)
+    loaded.run("import openmed_nb as nb\nmine = nb.load_pipeline('bundled_small', device='cpu')")
+    assert loaded.run("forecast = %openmed_doctor --ops mine\nforecast").status == "ok"
+
+
+def test_a_note_in_a_variable_is_not_part_of_the_error(loaded):
+    """The text of a variable is taken for no name of a model, and is never shown."""
+    loaded.run("note = 'Patient John Smith has asthma.'")
+    reply = loaded.run("%openmed_doctor note")
+
+    assert reply.error[0] == "UnknownModel"
+    assert "Smith" not in str(reply)
+
+
+def test_the_sweep_returns_its_report(loaded):
+    """The magic returns the report, which shows the knee in its text and the curves in its HTML, and prints nothing."""
+    reply = loaded.run("report = %openmed_sweep bundled_small --length 16 --largest 2\nreport")
+
+    assert reply.status == "ok", reply.error
+    assert reply.text.startswith("Batch sweep on ")
+    assert "rows of 16 tokens" in reply.text
+    assert "<svg" in reply.html
+    assert loaded.value("(type(report).__name__, [point.rows for point in report.points])") == ("SweepReport", [1, 2])
+    assert reply.streams.get("stderr", "") == ""
+
+
+def test_a_sweep_of_training_steps_as_json(loaded):
+    """--training measures training steps, a variable may hold the pipeline, and --json is one JSON object."""
+    loaded.run("import openmed_nb as nb\nmine = nb.load_pipeline('bundled_small', device='cpu')")
+    reply = loaded.run("%openmed_sweep mine --training --length 8 --largest 1 --device cpu --json")
+    answer = json.loads(reply.text)
+
+    assert (answer["task"], answer["device"], answer["knee"]) == ("training step", "cpu", 1)
+
+
+def test_the_log_returns_the_logbook(loaded):
+    """The magic returns the logbook, with a text without figures and an HTML that has them."""
+    reply = loaded.run("book = %openmed_log\nbook")
+
+    assert reply.status == "ok", reply.error
+    assert reply.text.startswith("Logbook on cpu")
+    assert "transformers" in reply.html
+    assert "transformers" not in reply.text
+    assert loaded.value("type(book).__name__") == "Logbook"
+
+
+def test_a_logbook_is_written_and_compared(loaded, tmp_path):
+    """With a file it is written; --diff says first whether it may be compared with now; --json is one JSON object of each."""
+    loaded.run("%openmed_log run.json")
+    loaded.run("%openmed_log run.md")
+    reply = loaded.run("diff = %openmed_log --diff run.json\ndiff")
+
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run.json", "run.md"]
+    assert reply.text.startswith("May be compared"), reply
+    assert json.loads((tmp_path / "run.json").read_text("utf-8"))["schema"] == "openmed_nb/logbook/1"
+    assert json.loads(loaded.run("%openmed_log --json").text)["hardware"]["device"] == "cpu"
+    assert json.loads(loaded.run("%openmed_log --diff run.json --json").text)["comparable"] is True
+
+
+def test_a_logbook_is_not_written_over(loaded, tmp_path):
+    """A file that is there already is refused, and stays as it is; a new one is named, and Tab offers it."""
+    told = loaded.run("%openmed_log run.json").streams["stdout"]
+    before = (tmp_path / "run.json").read_bytes()
+    reply = loaded.run("%openmed_log run.json")
+
+    assert told.startswith("Written to ")
+    assert reply.error[0] == "MagicError"
+    assert (tmp_path / "run.json").read_bytes() == before
+    assert loaded.complete("%openmed_log --d") == ["--diff"]
+    assert loaded.complete("%openmed_log --diff r") == ["run.json"]
+
+
+MISTAKES = [
+    ("%openmed_doctor --nonsense", "MagicError"),
+    ("%openmed_doctor one two", "MagicError"),
+    ("%openmed_doctor bundled --ops bundled", "MagicError"),
+    ("%openmed_doctor --ops disease_detection_tinny", "UnknownModel"),
+    ("%openmed_doctor disease_detection_tinny", "UnknownModel"),
+    ("%openmed_sweep --nonsense", "MagicError"),
+    ("%openmed_sweep one two", "MagicError"),
+    ("%openmed_sweep --length many", "MagicError"),
+    ("%openmed_sweep --largest 0", "ConfigurationError"),
+    ("%openmed_sweep --seconds 0", "ConfigurationError"),
+    ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError"),
+    ("%openmed_sweep --device mpss", "UnknownDevice"),
+    ("%openmed_sweep disease_detection_tinny", "UnknownModel"),
+    ("%openmed_log --nonsense", "MagicError"),
+    ("%openmed_log one two", "MagicError"),
+    ("%openmed_log run.txt", "ConfigurationError"),
+    ("%openmed_log --diff missing.json", "ConfigurationError"),
+]
+
+
+@pytest.mark.parametrize(("line", "error"), MISTAKES)
+def test_mistakes_are_one_clean_error(loaded, tmp_path, line, error):
+    """A mistake is one of our errors, the session stays as it was, and nothing is written."""
+    before = loaded.state()
+    reply = loaded.run(line)
+
+    assert (reply.status, reply.error[0], len(reply.error[2])) == ("error", error, 1)
+    assert loaded.state() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+HELP = {"doctor": "--ops MODEL", "sweep": "--training", "log": "--diff FILE"}
+
+
+@pytest.mark.parametrize(("magic", "said"), HELP.items())
+def test_help(loaded, magic, said):
+    """--help prints what the magic takes."""
+    assert said in loaded.run(f"%openmed_{magic} --help").streams["stdout"]
