@@ -202,6 +202,37 @@ def pipe_of(home: str) -> Callable[..., Any]:
     return pipe_of
 
 
+@pytest.fixture
+def found_in(keyword_model: Path, home: str) -> Callable[..., Any]:
+    """A function that returns what the keyword model finds here in texts."""
+    import openmed_nb as nb
+
+    return lambda texts, **options: nb.annotate(texts, keyword_model, device=home, progress=False, **options)
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """Leave the session as it was found: without a simulation, models and wishes."""
+    from openmed_nb.session import SESSION
+
+    yield
+    SESSION.end_simulation()
+    SESSION.unload()
+    SESSION.reset()
+    SESSION.stop()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one core: for tiny models, waiting for a second one takes longer than the work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def interruptible() -> Iterator[None]:
     """SIGINT as in a terminal, here and in programs that start here: a job in the background of a shell ignores it."""

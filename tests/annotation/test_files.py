@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import openmed_nb as nb
 from openmed_nb.annotation.references import FileText, files_matching, located
 from openmed_nb.annotation.resume import fingerprint_of
 from openmed_nb.annotation.stream import weight
@@ -27,12 +26,6 @@ def folder(tmp_path):
     for number, text in enumerate(TEXTS):
         (tmp_path / f"note {number}.txt").write_bytes(text.encode())
     return tmp_path
-
-
-@pytest.fixture
-def found_in(keyword_model, home):
-    """A function that returns what the keyword model finds here in texts."""
-    return lambda texts, **options: nb.annotate(texts, keyword_model, device=home, progress=False, **options)
 
 
 def words(found):

@@ -96,25 +96,15 @@ def test_tables_of_an_explanation():
 
     assert asked.columns == ("source", "says", "result")
     assert asked.rows[0] == ("argument", "(nothing)", "")
-    assert asked.rows[-2:] == (
-        ("OPENMED_DEVICE", "cpu", "decides"),
-        ("automatic", "mps, then cuda, then cpu", ""),
-    )
-    assert (ruled_out.columns, ruled_out.rows) == (
-        ("device", "why", "what to do"),
-        (("mps", NO_MAC.reason, NO_MAC.remedy),),
-    )
+    assert asked.rows[-2:] == (("OPENMED_DEVICE", "cpu", "decides"), ("automatic", "mps, then cuda, then cpu", ""))
+    assert ruled_out.columns == ("device", "why", "what to do")
+    assert ruled_out.rows == (("mps", NO_MAC.reason, NO_MAC.remedy),)
     assert (others.columns, others.rows) == (("variable", "value"), (("A", "1"),))
     assert explained.to_dict()["chain"][-1] == {"source": "OPENMED_DEVICE", "says": "cpu"}
     (devices,) = listed.report().tables
     assert (devices.caption, devices.columns) == ("", ("device", "state", "why", "what to do"))
     assert devices.rows[1] == ("cuda:0", "not tried", "no computation on it was tried yet", "%openmed_device cuda:0")
-    assert listed.to_dict()["devices"][0] == {
-        "device": "mps",
-        "usable": False,
-        "reason": NO_MAC.reason,
-        "remedy": NO_MAC.remedy,
-    }
+    assert listed.to_dict()["devices"][0] == {**vars(NO_MAC), "usable": False}
 
 
 def test_a_choice_in_words_and_as_json():

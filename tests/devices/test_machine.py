@@ -24,32 +24,23 @@ from openmed_nb.devices.machine import (
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
+
+def mac(*facts):
+    """Return a Mac, which is never asked for a driver."""
+    return Machine("Darwin", *facts, gpu_driver=False)
+
+
+GIB = 2**30
+INTEL = "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz"
+# The recorded answer of sysctl and the architecture of this Python -> the Mac.
 MACS = {
-    ("m4_max", "arm64"): Machine(
-        "Darwin", "arm64", True, False, "Apple M4 Max", (26, 6, 2), 64 * 2**30, 16, gpu_driver=False
-    ),
-    ("rosetta", "x86_64"): Machine(
-        "Darwin", "x86_64", True, True, "Apple M2 Pro", (14, 5), 16 * 2**30, 10, gpu_driver=False
-    ),
-    ("rosetta_compatible_version", "x86_64"): Machine(
-        "Darwin", "x86_64", True, True, "VirtualApple @ 2.50GHz", None, 8 * 2**30, 8, gpu_driver=False
-    ),
-    ("intel", "x86_64"): Machine(
-        "Darwin",
-        "x86_64",
-        False,
-        False,
-        "Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz",
-        (12, 6),
-        16 * 2**30,
-        6,
-        gpu_driver=False,
-    ),
-    ("old_macos", "arm64"): Machine(
-        "Darwin", "arm64", True, False, "Apple M1", (13, 6, 1), 8 * 2**30, 8, gpu_driver=False
-    ),
-    ("unreadable", "arm64"): Machine("Darwin", "arm64", True, gpu_driver=False),
-    ("unreadable", "x86_64"): Machine("Darwin", "x86_64", gpu_driver=False),
+    ("m4_max", "arm64"): mac("arm64", True, False, "Apple M4 Max", (26, 6, 2), 64 * GIB, 16),
+    ("rosetta", "x86_64"): mac("x86_64", True, True, "Apple M2 Pro", (14, 5), 16 * GIB, 10),
+    ("rosetta_compatible_version", "x86_64"): mac("x86_64", True, True, "VirtualApple @ 2.50GHz", None, 8 * GIB, 8),
+    ("intel", "x86_64"): mac("x86_64", False, False, INTEL, (12, 6), 16 * GIB, 6),
+    ("old_macos", "arm64"): mac("arm64", True, False, "Apple M1", (13, 6, 1), 8 * GIB, 8),
+    ("unreadable", "arm64"): mac("arm64", True),
+    ("unreadable", "x86_64"): mac("x86_64"),
 }
 
 

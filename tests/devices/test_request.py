@@ -29,17 +29,10 @@ from openmed_nb.devices.request import (
 from openmed_nb.errors import ConfigurationError, UnknownDevice
 
 MEANINGS = {
-    "auto": "auto",
-    "default": "auto",
-    "": "auto",
-    "cpu": "cpu",
-    "cuda": "cuda",
-    "cuda:0": "cuda:0",
-    "cuda:7": "cuda:7",
-    "cuda:0012": "cuda:12",
-    "mps": "mps",
+    **{name: name for name in ("cpu", "cuda", "cuda:0", "cuda:7", "mps", "gpu")},
+    **dict.fromkeys(("auto", "default", ""), "auto"),
     "mps:0": "mps",
-    "gpu": "gpu",
+    "cuda:0012": "cuda:12",
 }
 
 

@@ -27,20 +27,6 @@ TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellit
 WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with a file for each text."""
-    for number, text in enumerate(TEXTS):
-        (tmp_path / f"note {number}.txt").write_bytes(text.encode())
-    return tmp_path
-
-
-@pytest.fixture
-def found_in(keyword_model, home):
-    """A function that returns what the keyword model finds here in texts."""
-    return lambda texts, **options: nb.annotate(texts, keyword_model, device=home, progress=False, **options)
-
-
 def words(found):
     """Return the words of each text."""
     return [[entity["word"] for entity in entities] for entities in found]
@@ -121,16 +107,18 @@ class TestOnWorkers:
         """A function that annotates texts on the cluster of the tests."""
         return lambda texts, **options: nb.annotate(texts, keyword_model, client=pool.client, progress=False, **options)
 
-    def test_files(self, on_pool, folder, monkeypatch):
+    def test_files(self, on_pool, tmp_path, monkeypatch):
         """The workers find the files that a pattern stands for, also one from the folder of this process, and read them."""
-        monkeypatch.chdir(folder)
+        for number, text in enumerate(TEXTS):
+            (tmp_path / f"note {number}.txt").write_bytes(text.encode())
+        monkeypatch.chdir(tmp_path)
         assert words(on_pool(Path("*.txt"))) == WORDS
-        assert words(on_pool([folder / "note 3.txt"])) == [WORDS[3]]
+        assert words(on_pool([tmp_path / "note 3.txt"])) == [WORDS[3]]
 
-    def test_no_file(self, on_pool, pool, folder):
+    def test_no_file(self, on_pool, pool, tmp_path):
         """A pattern that stands for no file there is refused, with the name of the computer; no log shows it."""
         with pytest.raises(ConfigurationError, match=rf"There is no file '.*smith.*\.md' on {socket.gethostname()}"):
-            on_pool(folder / "smith*.md")
+            on_pool(tmp_path / "smith*.md")
         assert "smith" not in str(pool.client.get_worker_logs())
 
     def test_column(self, found_in, on_pool, column, tmp_path):

@@ -325,16 +325,7 @@ def test_identity_of_a_model_on_this_device(computers, keyword_model):
     simulated = computers.Computer(replace(computers.MAC, simulated=True), computers.MAC_TORCH, {}).session.computer
     content = content_of(keyword_model)
 
-    assert identity_of(spec, "float16", "mps", mac) == Identity(
-        model=str(keyword_model),
-        weights=content.weights,
-        settings=content.settings,
-        tokenizer=content.tokenizer,
-        dtype="float16",
-        device="mps",
-        device_name="Apple M2",
-        torch="2.13.0",
-        transformers=transformers.__version__,
-        simulated=False,
-    )
+    files = (content.weights, content.settings, content.tokenizer)
+    here = ("float16", "mps", "Apple M2", "2.13.0", transformers.__version__)
+    assert identity_of(spec, "float16", "mps", mac) == Identity(str(keyword_model), *files, *here, simulated=False)
     assert [identity_of(spec, "float16", device, simulated).simulated for device in ("mps", "cpu")] == [True, False]

@@ -7,12 +7,11 @@ import json
 import pytest
 import torch
 
-import openmed_nb as nb
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import Inventory, ModelInMemory, ModelStore
-from openmed_nb.session import SESSION, Session
+from openmed_nb.session import Session
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
@@ -75,13 +74,8 @@ def test_it_is_a_sequence():
 
 def test_as_json():
     """The mapping survives JSON, with sizes in bytes."""
-    assert json.loads(json.dumps(TWO.to_dict()))["models"][1] == {
-        "name": "bundled",
-        "device": "cuda:1",
-        "dtype": "bfloat16",
-        "size": 5 * MIB // 2,
-        "follows": False,
-    }
+    second = {"name": "bundled", "device": "cuda:1", "dtype": "bfloat16", "size": 5 * MIB // 2, "follows": False}
+    assert json.loads(json.dumps(TWO.to_dict()))["models"][1] == second
 
 
 def test_models_in_the_order_of_loading(store, specs):
@@ -160,20 +154,3 @@ def test_models_of_a_session(computers):
     ]
     assert session.unload("bundled_small") == ("bundled_small",)
     assert len(session.inventory()) == 0
-
-
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_a_simulated_device_says_so():
-    """A model on the simulated MPS is listed as simulated, in text and HTML, and not any more afterwards."""
-    SESSION.unload()
-    nb.load_pipeline("bundled_small")
-    try:
-        with nb.simulated_mps("8 GiB"):
-            assert [one.device for one in SESSION.inventory()] == ["mps (SIMULATED)"]
-            assert "SIMULATED" in str(SESSION.inventory())
-            assert "SIMULATED" in SESSION.inventory()._repr_html_()
-            there = SESSION.inventory()[0].size
-        assert [(one.device, one.size) for one in SESSION.inventory()] == [("cpu", there)]
-    finally:
-        SESSION.unload()
-        SESSION.stop()

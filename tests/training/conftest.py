@@ -95,12 +95,3 @@ def refusal() -> Callable[..., Exception | None]:
         return None
 
     return refusal
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """One thread of torch: models of a few kilobytes only wait for more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

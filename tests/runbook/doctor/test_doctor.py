@@ -272,23 +272,6 @@ def test_mapping():
     assert told["findings"][1] == {"name": "two", "status": WARNING, "evidence": "odd.", "remedy": "Look."}
 
 
-def test_html_is_escaped():
-    """What comes from a model's name or a package's metadata cannot become HTML."""
-    page = DoctorReport((Finding("<b>", FAILED, "<script>", "<i>."),))._repr_html_()
-
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
-
-
-def test_simulated_mac_says_so():
-    """The report on a simulated Mac says SIMULATED in its text, its HTML and its mapping."""
-    report = diagnose(on_mac(machine=replace(MAC, simulated=True)))
-
-    assert report.to_dict()["simulated"] is True
-    assert str(report).startswith("Doctor (SIMULATED)\n  SIMULATED MPS")
-    assert "SIMULATED" in report._repr_html_()
-
-
 def test_headline():
     """The headline counts what was found of each kind."""
     headlines = {

@@ -30,16 +30,6 @@ ALSO = {LONG_PRODUCT: {"pytorch#183535"}}
 """Other issues of the same error: a product is inside a gradient too."""
 
 
-@pytest.fixture
-def clean():
-    """Leave the session without models and wishes."""
-    yield
-    SESSION.end_simulation()
-    SESSION.unload()
-    SESSION.reset()
-    SESSION.stop()
-
-
 def stand_in(device):
     """Return what a device that is not here would compute."""
     return Computation(device, device, dtypes={"float32": ""})

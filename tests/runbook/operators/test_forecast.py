@@ -303,6 +303,13 @@ def test_bad_arguments():
             nb.runbook.forecast(model, inputs, training=True)
 
 
+def test_same_trace_every_time(forecast_models: ModuleType):
+    """Two traces of a model are the same, although dropout draws other numbers."""
+    model, inputs = forecast_models.MODELS["bert"]()
+
+    assert nb.runbook.forecast(model, inputs, training=True) == nb.runbook.forecast(model, inputs, training=True)
+
+
 TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset())
 
 
@@ -342,18 +349,6 @@ def test_many_rows_are_cut_in_the_report_only():
     assert len(told.report().tables[0].rows) == SHOWN_ROWS
     assert f"{50 - SHOWN_ROWS} more rows are in to_dict()." in str(told)
     assert len(told.to_dict()["rows"]) == 50
-
-
-def test_hostile_names_are_escaped():
-    """Names of modules and of classes that look like HTML are text in the report."""
-    hostile = type("<script>alert(1)</script>", (nn.Module,), {"forward": lambda _self, numbers: numbers.mode(0)})
-    model = nn.Sequential()
-    model.add_module("<img src=x onerror=alert(1)>", hostile())
-    shown = nb.runbook.forecast(model, torch.ones(2, 2), training=True)._repr_html_()
-
-    assert "<script>" not in shown
-    assert "<img" not in shown
-    assert "&lt;script&gt;" in shown
 
 
 @pytest.mark.real_computer

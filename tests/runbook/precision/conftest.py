@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,17 +10,6 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one core: for tiny models, waiting for a second one takes longer than the work."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -171,19 +171,6 @@ def test_same_way_as_the_reference_says_so():
     assert "the difference is a fault" not in str(replace(HALF, device="cpu", other_labels=1))
 
 
-def test_simulated_device_says_so():
-    """A report of a simulated device says that no figure is one of MPS, in text and HTML."""
-    report = replace(GOOD, device="mps (SIMULATED)")
-
-    assert "SIMULATED MPS: no figure here is one of MPS." in str(report)
-    assert "SIMULATED MPS: no figure here is one of MPS." in report._repr_html_()
-
-
-def test_names_are_escaped():
-    """The name of a model cannot put anything into the page."""
-    assert "<script>" not in replace(GOOD, model="<script>alert(1)</script>")._repr_html_()
-
-
 def test_report_is_json():
     """Everything is there as JSON, with tolerances, shares and findings."""
     report = replace(

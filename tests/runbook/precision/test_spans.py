@@ -85,12 +85,8 @@ def test_sum_counts_all_and_keeps_the_first_changes():
 
     assert together.moved == SHOWN_CHANGES + 5
     assert [one.text for one in together.changes] == list(range(SHOWN_CHANGES))
-    assert json.loads(json.dumps(together.to_dict()))["changes"][3] == {
-        "text": 3,
-        "kind": "moved",
-        "reference": [0, 6, D],
-        "candidate": [0, 9, D],
-    }
+    fourth = {"text": 3, "kind": "moved", "reference": [0, 6, D], "candidate": [0, 9, D]}
+    assert json.loads(json.dumps(together.to_dict()))["changes"][3] == fourth
 
 
 def test_agreement_counts_what_either_side_found():

@@ -89,11 +89,7 @@ def test_synchronisation_is_named_with_its_line(device: str, waits: tuple[Synchr
 STARTING = [
     ("mps", {"starting_seconds": 0.05}, OK),
     ("mps", {"starting_seconds": 0.051}, WARNING),
-    (
-        "mps",
-        {"starting_seconds": 0.2},
-        WARNING,
-    ),  # Started while the device still computes, it takes longer than a step.
+    ("mps", {"starting_seconds": 0.2}, WARNING),  # Started while the device computes, it takes longer than a step.
     ("xpu", {"starting_seconds": None}, NOT_APPLICABLE),
     ("mps", {"operators_per_step": 0.0}, NOT_APPLICABLE),
     ("mps", {"starting_seconds": 0.09, "simulated": True}, NOT_APPLICABLE),
