@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
 from ...devices.backend import TENSOR_LOCK, synchronize, to_array
-from ...devices.machine import seconds_of, shown_device
+from ...devices.machine import shown_device
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import copy_of
 from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
-from ...models.certificates import WORTH
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
 from ...session import SESSION
@@ -56,10 +54,6 @@ SCALE = 1024.0
 # Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
 # attention, are zero but for rounding.
 SMALLEST = 1e-2
-
-# How often both ways read the texts, in turn, to be timed; and about how many characters of the texts.
-PAIRS = 9
-TIMED_CHARACTERS = 16384
 
 
 def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
@@ -111,50 +105,30 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     given = {name: value for name, value in named.items() if value is not None}
     check_flag("gradients", gradients)
     with SESSION.told_after():
-        read = checked_texts(texts)
+        check_texts(texts)
         if model is None or isinstance(model, (str, os.PathLike)):
             pair = pair_of_files(*SESSION.files(model, given))
         else:
             pair = pair_of_pipeline(checked_pipeline(model, given))
         SESSION.tell(Activity("Comparing", pair.name))
-        return parity_of(pair, read, gold, gradients)
+        return parity_of(pair, texts, gold, gradients)
 
 
-def checked_texts(texts: Any) -> Any:
-    """Return texts as they are, if they are a series of texts."""
-    from ...annotation.corpus import stream_of
+def check_texts(texts: Any) -> None:
+    """Refuse what is not a series of texts, and one that is empty, without reading it."""
+    from ...annotation.corpus import check_series
 
     if isinstance(texts, str):
         raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
-    stream = () if texts is None else stream_of(texts)
+    if texts is not None:
+        check_series(texts)
     if texts is None or (isinstance(texts, Sized) and not len(texts)):
         raise no_text()
-    return texts if isinstance(texts, Sized) else stream
 
 
 def no_text() -> ConfigurationError:
     what = "Pass the model first and then the texts; None is the bundled model."
     return ConfigurationError("There is no text to compare on.", what)
-
-
-def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
-    """Return texts without those whose words were there before, each with its gold: the same note twice tells nothing new.
-
-    Gold of another number of texts is left as it is, for :func:`checked_gold` to refuse.
-
-    Example:
-        >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
-        (['1. Asthma.', 'Fever.'], [[1], []])
-    """
-    from ...annotation.resume import fingerprint_of
-
-    gold = list(gold) if isinstance(gold, Iterator) else gold
-    if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
-        return texts, gold
-    first: dict[int, int] = {}
-    for place, text in enumerate(texts):
-        first.setdefault(fingerprint_of(words_of(text)), place)
-    return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
 
 
 def words_of(text: Any) -> Any:
@@ -168,10 +142,9 @@ def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], .
     if isinstance(texts, Sized) and len(texts) != len(spans):
         raise other_number(len(spans), len(texts))
     tables = pair.candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
-    if pair.candidate.settings.aggregation_strategy == "none":
-        known = {name for name, kept in zip(tables.names, tables.label_kept, strict=True) if kept}
-    else:
-        known = {group for group, kept in zip(tables.groups, tables.group_kept, strict=True) if kept}
+    of_tokens = pair.candidate.settings.aggregation_strategy == "none"
+    kept = (tables.names, tables.label_kept) if of_tokens else (tables.groups, tables.group_kept)
+    known = {label for label, is_kept in zip(*kept, strict=True) if is_kept}
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in known for label in labels)
     if unknown:  # They are not named: they could be words of a text.
@@ -251,26 +224,18 @@ def with_model(annotator: Annotator, model: Any) -> Annotator:
 
 @contextlib.contextmanager
 def undisturbed(pair: Pair) -> Iterator[None]:
-    """Compute without the caller's autocast, which would round the reference as it rounds the candidate."""
+    """Compute without dropout, and without the caller's autocast, which would round the reference as it rounds the candidate."""
     import torch
 
-    kinds = dict.fromkeys(("cpu", pair.candidate.network.model.device.type))
+    models = pair.reference.network.model, pair.candidate.network.model
     with contextlib.ExitStack() as stack:
-        for kind in filter(torch.amp.is_autocast_available, kinds):
+        for kind in filter(torch.amp.is_autocast_available, {"cpu", models[1].device.type}):
             stack.enter_context(torch.autocast(kind, enabled=False))
+        for model in models:
+            for part in (part for part in model.modules() if part.training):
+                stack.callback(setattr, part, "training", True)
+            model.eval()
         yield
-
-
-@contextlib.contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Switch dropout off, and give every part of the model its former mode back."""
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
@@ -324,33 +289,6 @@ def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any
     return GradientDifference(apart[worst], worst, len(apart))
 
 
-def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
-    """Return how many times faster one way is than another on the same device, 1 if that is not certain."""
-    from ...annotation.stream import in_chunks
-
-    some: list[Any] = next((chunk.texts for chunk in in_chunks(texts, 8 * TIMED_CHARACTERS)), [])
-    return gain_of(seconds_in_turn(lambda: plain.entities(some), lambda: reduced.entities(some), PAIRS))
-
-
-def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
-    """Return how many times faster the second way is: the middle of at least two pairs, 1 if two of them do not say so.
-
-    On a busy computer a pair can say anything: one way read against itself gave ratios from 0.66 to 2.16.
-    """
-    ratios = sorted(plain / reduced for plain, reduced in seconds)
-    return statistics.median(ratios) if ratios[1] > WORTH else 1.0
-
-
-def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
-    """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
-    seconds = []
-    for number in range(pairs + 1):
-        turn = 1 if number % 2 else -1
-        one, other = [seconds_of(way) for way in (first, second)[::turn]][::turn]
-        seconds.append((one, other))
-    return seconds[1:]
-
-
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
     from ...annotation.corpus import stream_of
@@ -359,7 +297,7 @@ def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False)
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
     step: GradientDifference | None = None
-    with undisturbed(pair), evaluating(pair.reference.network.model), evaluating(pair.candidate.network.model):
+    with undisturbed(pair):
         for prepared in prepared_chunks(pair.candidate, stream_of(texts)):
             if gradients and step is None and len(prepared.tokens):
                 step = gradient_difference(pair.reference, pair.candidate, prepared)

@@ -377,34 +377,33 @@ class ParityReport(Shown):
         sentences = [f"{read} in {counted(self.windows, 'window')}."]
         if self.is_reference and self.differs:
             sentences.append("The candidate is computed as the reference is: the difference is a fault.")
-        tables = (findings_table("", self.findings), self._changes())
-        return Report(title, (*sentences, *self.notes), tables, figures=(self._figures(),))
-
-    def _changes(self) -> Table:
-        """Return where the first entities are that are not the same: numbers of texts and of characters."""
-        rows = tuple(
+        changes = tuple(
             (f"text {one.text}", one.kind, place(one.reference), place(one.candidate)) for one in self.spans.changes
         )
         count = self.spans.all - self.spans.exact
-        first = f" (the first {len(rows)} of {count})" if count > len(rows) else ""
-        return Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), rows)
+        first = f" (the first {len(changes)} of {count})" if count > len(changes) else ""
+        differing = Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), changes)
+        tables = (findings_table("", self.findings), differing)
+        figures = Table("Figures", ("figure", "value"), tuple(self._figures()))
+        return Report(title, (*sentences, *self.notes), tables, figures=(figures,))
 
-    def _figures(self) -> Table:
+    def _figures(self) -> Iterator[tuple[str, str]]:
         logits, same = self.logits, self.tokens - self.other_labels
-        rows = [
+        yield from (
             ("largest difference of a logit", f"{logits.maximum:.3g}"),
             ("0.99 quantile", f"{logits.ninety_nine:.3g}"),
             ("0.9 quantile", f"{logits.ninety:.3g}"),
             ("median", f"{logits.median:.3g}"),
             ("tokens with the same label", f"{100 * same / self.tokens if self.tokens else 100:.2f}%"),
             ("entities that are the same", f"{100 * self.spans.agreement:.2f}%"),
-        ]
+        )
         for name, one in zip(("reference", "candidate"), self.gold or (), strict=False):
-            rows.append((f"gold, {name}", f"recall {one.recall:.4f}, precision {one.precision:.4f}, F1 {one.f1:.4f}"))
+            yield f"gold, {name}", f"recall {one.recall:.4f}, precision {one.precision:.4f}, F1 {one.f1:.4f}"
         if self.gradients:
-            worst_one = f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
-            rows.append(("largest relative difference of a gradient", worst_one))
-        return Table("Figures", ("figure", "value"), tuple(rows))
+            yield (
+                "largest relative difference of a gradient",
+                f"{self.gradients.largest:.3g} at {self.gradients.parameter}",
+            )
 
 
 def place(span: Span | None) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.models.certificates import WORTH
-from openmed_nb.runbook.precision.parity import PAIRS, gain_of, seconds_in_turn
+from openmed_nb.runbook.precision.validation import PAIRS, gain_of, seconds_in_turn
 
 SECONDS = st.floats(1e-3, 1e3)
 READINGS = st.lists(st.tuples(SECONDS, SECONDS), min_size=PAIRS, max_size=PAIRS)
