@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...devices.backend import import_torch
 from ...devices.machine import mps_is_simulated
 from ...devices.moving import module_in
+from ...devices.profilers import modes_on
 from ...display import Report, Shown, Table
 from .table import AtModule, ModulePlace, operator_table
 
@@ -153,9 +155,15 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
     """
     module = None if model is None else module_in(model, "Pass a torch module, a pipeline, or nothing.")
     torch = import_torch()
-    from .recorders import FallbackRecord, recording
+    from .recorders import FALLS, FallbackRecord, FallbackWatch, WarningTap
 
     record = FallbackRecord(operator_table())
-    ledger = FallbackLedger(torch.backends.mps.is_available(), mps_is_simulated(), record)
-    with recording(record, module):
-        yield ledger
+    with ExitStack() as stack:  # It gives everything back as it was, whatever ends the block.
+        stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
+        torch.set_warn_always(True)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("always", message=FALLS.pattern, category=UserWarning)
+        warnings.showwarning = WarningTap(record, warnings.showwarning)
+        stack.enter_context(record.places.watched(module))
+        stack.enter_context(modes_on(FallbackWatch(record)))
+        yield FallbackLedger(torch.backends.mps.is_available(), mps_is_simulated(), record)

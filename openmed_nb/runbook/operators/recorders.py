@@ -1,7 +1,7 @@
 """The modes of torch that see each operator: as it would be on MPS, and as it falls back from MPS.
 
-``watching`` notes every operator that is called on the CPU, as it is on MPS. ``recording`` notes every fallback of MPS to
-the CPU: which operator, in which module, how long. It puts three things together, because none of them knows all:
+``watching`` notes every operator that is called on the CPU, as it is on MPS. A ``FallbackRecord`` has every fallback of MPS to
+the CPU: which operator, in which module, how long. It takes three things together, because none of them knows all:
 
 - torch's warnings name every operator that falls back, also inside of another (``MPSFallback.mm``), once
   ``torch.set_warn_always`` is on; but they come late: those of a backward pass when it has ended;
@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import re
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -360,18 +359,3 @@ class WarningTap:
             self.record.warned(named[1])
         if not named or isinstance(self.shown, WarningTap):
             self.shown(message, *args, **kwargs)
-
-
-@contextmanager
-def recording(record: FallbackRecord, model: torch.nn.Module | None) -> Iterator[None]:
-    """Note every fallback of this thread, and give everything back as it was, whatever ends it."""
-    with ExitStack() as stack:
-        stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
-        stack.enter_context(warnings.catch_warnings())
-        fallback = "The operator '.*' is not currently supported on the MPS"
-        warnings.filterwarnings("always", message=fallback, category=UserWarning)
-        warnings.showwarning = WarningTap(record, warnings.showwarning)
-        torch.set_warn_always(True)
-        stack.enter_context(record.places.watched(model))
-        stack.enter_context(modes_on(FallbackWatch(record)))
-        yield

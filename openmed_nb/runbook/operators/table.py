@@ -143,8 +143,11 @@ def operator_table() -> OperatorTable:
 @functools.cache
 def _table(version: str, built: bool) -> OperatorTable:
     functions = read_functions(functions_file(version))
-    native = native_by_registration(functions, "MPS") if built else native_by_rule(functions, "MPS")
-    source = "the registrations of this torch" if built else "native_functions.yaml of this torch"
+    if built:
+        native = frozenset(name for name in functions if has_kernel(name, "MPS"))
+        source = "the registrations of this torch"
+    else:
+        native, source = native_by_rule(functions, "MPS"), "native_functions.yaml of this torch"
     return OperatorTable(version, source, native, delegates_of(functions), forced_in(version))
 
 
@@ -182,11 +185,6 @@ def native_by_rule(functions: Mapping[str, Mapping[str, Any]], key: str) -> froz
         if key in keys.replace(" ", "").split(",")
     }
     return frozenset(own | {name for name, delegate in delegates_of(functions).items() if delegate in own})
-
-
-def native_by_registration(names: Iterable[str], key: str) -> frozenset[str]:
-    """Return which operators have a kernel for a dispatch key in the loaded torch."""
-    return frozenset(name for name in names if has_kernel(name, key))
 
 
 def composite_key(operator: str) -> str:

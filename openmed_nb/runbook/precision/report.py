@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,54 +86,42 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     that overlap. What is left over is missing or extra, so that the two sides may change places.
     """
     ours, theirs = Counter(reference), Counter(candidate)
-    exact = sum((ours & theirs).values())
-    left, right = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
-    relabelled = _same_borders(left, right)
-    left, right = _without(left, [one for one, _ in relabelled]), _without(right, [other for _, other in relabelled])
-    moved = _overlapping(left, right)
-    missing, extra = _without(left, [one for one, _ in moved]), _without(right, [other for _, other in moved])
+    left, right = list((ours - theirs).elements()), list((theirs - ours).elements())
+    relabelled, left, right = _paired(left, right, lambda one, other: one[:2] == other[:2])
+    moved, missing, extra = _paired(left, right, lambda one, other: one[2] == other[2] and other[0] < one[1])
     changes = (
         *(Change(text, "moved", one, other) for one, other in moved),
         *(Change(text, "relabelled", one, other) for one, other in relabelled),
         *(Change(text, "missing", one, None) for one in missing),
         *(Change(text, "extra", None, other) for other in extra),
     )
+    exact = (ours & theirs).total()
     return Spans(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:SHOWN_CHANGES])
 
 
-def _same_borders(left: Sequence[Span], right: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """Pair spans with equal borders; each is in one pair at most."""
-    free: dict[tuple[int, int], list[Span]] = {}
-    for other in right:
-        free.setdefault(other[:2], []).append(other)
-    return [(one, free[one[:2]].pop(0)) for one in left if free.get(one[:2])]
+def _paired(
+    left: Iterable[Span], right: Iterable[Span], fits: Callable[[Span, Span], bool]
+) -> tuple[list[tuple[Span, Span]], list[Span], list[Span]]:
+    """Pair as many spans as can be, each once; return the pairs, and what is left over on both sides.
 
-
-def _overlapping(left: Sequence[Span], right: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """Pair spans of one label that share a character, as many as can be; each is in one pair at most.
-
-    The span that ends first, of either side, takes the one of the other side that ends first among those that begin before
-    it ends. All that overlap it reach over its end, so the one that ends first has the fewest others to pair with, and no
-    other choice leaves more pairs: greedy pairing finds as many as there can be.
+    The span that ends first, of either side, takes the one of the other side that ends first among those that fit: for spans
+    that overlap, those that begin before it ends. All that overlap it reach over its end, so the one that ends first has the
+    fewest others to pair with, and no other choice leaves more pairs: greedy pairing finds as many as there can be.
     """
-    pairs = []
-    for label in dict.fromkeys(label for _, _, label in left):
-        ours, theirs = (
-            sorted((one for one in side if one[2] == label), key=lambda one: (one[1], one[0])) for side in (left, right)
-        )
-        while ours and theirs:
-            turned = theirs[0][1] < ours[0][1]
-            ahead, others = (theirs, ours) if turned else (ours, theirs)
-            one = ahead.pop(0)
-            other = next((each for each in others if each[0] < one[1]), None)
-            if other is not None:
-                others.remove(other)
-                pairs.append((other, one) if turned else (one, other))
-    return sorted(pairs, key=lambda pair: pair[1])
-
-
-def _without(spans: Sequence[Span], gone: Sequence[Span]) -> list[Span]:
-    return sorted((Counter(spans) - Counter(gone)).elements())
+    ours, theirs = (sorted(side, key=lambda one: (one[1], one)) for side in (left, right))
+    pairs: list[tuple[Span, Span]] = []
+    alone: tuple[list[Span], list[Span]] = ([], [])
+    while ours and theirs:
+        turned = theirs[0][1] < ours[0][1]
+        ahead, others = (theirs, ours) if turned else (ours, theirs)
+        one = ahead.pop(0)
+        other = next((each for each in others if fits(one, each)), None)
+        if other is None:
+            alone[turned].append(one)
+        else:
+            others.remove(other)
+            pairs.append((other, one) if turned else (one, other))
+    return sorted(pairs, key=lambda pair: pair[1]), sorted(alone[0] + ours), sorted(alone[1] + theirs)
 
 
 @dataclass(frozen=True)

@@ -151,20 +151,20 @@ def validate_precision(
 
 def measured(spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity) -> PrecisionVerdict:
     """Measure a model in a reduced type, and judge it; its speed only if it is accepted."""
-    pair, gate = pair_of_files(spec, device), Gate()
+    pair = pair_of_files(spec, device)
     given, (texts, gold) = len(texts), distinct(texts, gold)
     report = parity_of(pair.in_every_strategy(), texts, gold)
     if len(texts) < given:
         repeated = f"{counted(given - len(texts), 'text')} with the words of another one did not count."
         report = replace(report, notes=(*report.notes, repeated))
-    verdict = judge(report, gate, identity)
+    verdict = judge(report, identity)
     if not verdict.accepted:
         return verdict
     gain = None
     if not identity.simulated:
         with undisturbed(pair):
             gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
-    return judge(report, gate, identity, gain, datetime.now(timezone.utc).date().isoformat())
+    return judge(report, identity, gain, datetime.now(timezone.utc).date().isoformat())
 
 
 def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
@@ -187,9 +187,7 @@ def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
     return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
 
 
-def judge(
-    report: ParityReport, gate: Gate, identity: Identity, gain: float | None = None, date: str = ""
-) -> PrecisionVerdict:
+def judge(report: ParityReport, identity: Identity, gain: float | None = None, date: str = "") -> PrecisionVerdict:
     """Return whether a model may be used in a reduced type; ``gain``, if measured, is how many times faster it is."""
     recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
     evidence = CertificateEvidence(  # Counts, and no place of an entity.
@@ -203,6 +201,7 @@ def judge(
         recall=recalls[1],
         speed_up=gain and round(gain, 3),
     )
+    gate = Gate()
     found = tuple(refusals(evidence, report.dtype, gate))
     certificate = None if found else Certificate(identity, evidence, date, asdict(gate))
     return PrecisionVerdict(report, gate, found, certificate)

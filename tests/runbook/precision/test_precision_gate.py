@@ -16,7 +16,7 @@ from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
-from openmed_nb.models.certificates import Gate, Identity, certificate_store, identity_of
+from openmed_nb.models.certificates import Identity, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.runbook.precision.report import Differences, ParityReport, Score, Spans
@@ -93,7 +93,7 @@ def test_judgement():
         ),
     ]
     for changes, reasons in cases:
-        verdict = judge(replace(REPORT, **changes), Gate(), IDENTITY, 1.4, "2026-03-01")
+        verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
         assert [one.reason for one in verdict.refusals] == reasons, changes
         assert all(one.remedy for one in verdict.refusals), changes
         assert verdict.accepted == (not reasons) == (verdict.certificate is not None), changes
@@ -102,7 +102,7 @@ def test_judgement():
 def test_certificate_names_what_it_was_measured_on():
     """An accepted type has a certificate with the identity, the counts, the recalls, the speed, the day and the gate."""
     report = replace(REPORT, spans=Spans(99, 0, 0, 1), gold=(Score(100, 100, 90), Score(100, 100, 90)))
-    certificate = judge(report, Gate(), IDENTITY, 1.4321, "2026-03-01").certificate
+    certificate = judge(report, IDENTITY, 1.4321, "2026-03-01").certificate
 
     evidence = certificate.evidence
     assert certificate.identity == IDENTITY
@@ -116,8 +116,8 @@ def test_certificate_names_what_it_was_measured_on():
 
 def test_what_is_shown():
     """The verdict comes first, then why, and then what was measured; it is JSON too."""
-    refused = judge(replace(REPORT, spans=Spans(exact=50, missing=50)), Gate(), IDENTITY)
-    accepted = judge(REPORT, Gate(), IDENTITY, 1.4, "2026-03-01")
+    refused = judge(replace(REPORT, spans=Spans(exact=50, missing=50)), IDENTITY)
+    accepted = judge(REPORT, IDENTITY, 1.4, "2026-03-01")
 
     assert str(refused).splitlines()[:3] == [
         "Refused: mine in bfloat16 on cpu",
@@ -128,7 +128,7 @@ def test_what_is_shown():
         "Accepted: mine in bfloat16 on cpu",
         "  On 30 texts it kept 100 of 100 entities.",
     ]
-    assert str(accepted) == str(judge(REPORT, Gate(), IDENTITY, 2.8, "2027-01-01"))
+    assert str(accepted) == str(judge(REPORT, IDENTITY, 2.8, "2027-01-01"))
     assert "2026-03-01" in accepted._repr_html_()
     assert json.loads(json.dumps(accepted.to_dict()))["certificate"]["identity"]["device_name"] == "AMD EPYC"
     assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
@@ -289,7 +289,7 @@ class TestExpiry:
         refuted = replace(REPORT, spans=Spans(exact=50, missing=50))
         store = certificate_store({"OPENMED_NB_DATA": str(data)})
         identity = identity_of(LoadSpec.of(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer)
-        settle(judge(refuted, Gate(), identity), identity, store)
+        settle(judge(refuted, identity), identity, store)
         assert list((data / "certificates").iterdir()) == []
         with pytest.warns(OpenMedWarning, match="there is no certificate"):
             self.loads(session, accepted)
