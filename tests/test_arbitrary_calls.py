@@ -21,13 +21,28 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
+ROOMS = {
+    "": nb,
+    "compat.": nb.compat,
+    "runbook.": nb.runbook,
+    "training.": nb.training,
+    "training.loader.": nb.training.loader,
+}
+
 OTHERS = {"OpenMedError", "OpenMedWarning", "cluster"}
 """Errors are made here alone, and a cluster starts processes."""
 
-CALLABLES = {name: getattr(nb, name) for name in set(nb.__all__) - OTHERS if callable(getattr(nb, name))}
+CALLABLES = {
+    prefix + name: getattr(room, name)
+    for prefix, room in ROOMS.items()
+    for name in getattr(room, "__all__", ("check", "ladder", "settings"))
+    if prefix + name not in OTHERS and callable(getattr(room, name))
+} | {"training.adamw.explain": nb.training.adamw.explain}
 """All else that is public and can be called."""
 
-MEASURING = {"compare", "doctor", "fallbacks", "forecast", "handoff", "logbook", "parity", "profile", "sweep"}
+MEASURING = {f"{room}{name}" for room in ("", "runbook.") for name in (
+    "compare", "doctor", "fallbacks", "forecast", "handoff", "logbook", "parity", "profile", "sweep", "validate_precision",
+)}  # fmt: skip
 """They measure the bundled model where none is named, for seconds."""
 
 
