@@ -1,8 +1,7 @@
-"""Frozen dataclasses of plain fields from the JSON that ``display.plain`` made of them, and its JSON Schema: one source for both."""
+"""Frozen dataclasses of plain fields from the JSON that ``display.plain`` made of them, and files that are written whole."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import re
@@ -21,10 +20,6 @@ class Pattern:
 
     expression: str
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"pattern": self.expression}
-
     def fits(self, text: str) -> bool:
         return re.fullmatch(self.expression, text) is not None
 
@@ -35,16 +30,10 @@ class Least:
 
     number: int
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        return {"minimum": self.number}
-
     def fits(self, number: float) -> bool:
         return number >= self.number
 
 
-# The names of plain types in JSON Schema.
-TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 OPTIONAL = (types.UnionType, Union)
 LARGEST = 1 << 64  # Whole numbers must be smaller than this; seeds of torch are.
 
@@ -92,54 +81,6 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
     else:
         made = _plain_from(kind, stored, place)
     return made
-
-
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type, the descriptions of fields taken from the docstrings.
-
-    Example:
-        >>> schema_of(tuple[int, ...])
-        {'type': 'array', 'items': {'type': 'integer'}}
-    """
-    if is_dataclass(kind):
-        told = attributes_of(kind)
-        properties = {
-            name: schema_of(hint) | ({"description": told[name]} if told.get(name) else {})
-            for name, hint in _hints(kind).items()
-        }
-        return {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        }
-    origin, kinds = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return {"enum": list(kinds)}
-    inner = schema_of(kinds[origin is dict]) if kinds else {"type": TYPES[kind]}
-    containers = {tuple: {"type": "array", "items": inner}, dict: {"type": "object", "additionalProperties": inner}}
-    if origin in OPTIONAL:
-        return {"anyOf": [inner, {"type": "null"}]}
-    return inner | kinds[1].schema if origin is Annotated else containers.get(origin, inner)
-
-
-def attributes_of(kind: Any) -> dict[str, str]:
-    """Return what the docstring of a class says of its attributes, marks of code left out.
-
-    Example:
-        >>> class Point:
-        ...     '''A point.
-        ...
-        ...     Attributes:
-        ...         rows: How many ``rows``
-        ...             there are.
-        ...     '''
-        >>> attributes_of(Point)
-        {'rows': 'How many rows there are.'}
-    """
-    told = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-    found = re.split(r"^    (\w+): ", told, flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.replace("``", "").split()) for name, text in zip(found[::2], found[1::2], strict=True)}
 
 
 def _hints(kind: Any) -> dict[str, Any]:

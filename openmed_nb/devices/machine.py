@@ -7,16 +7,19 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..display import MARK
 from ..errors import check_is_real
 from .backend import TorchFacts
 from .request import canonical, kind_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 # What is asked of macOS. -i leaves out what a system does not know, such as Rosetta's flag on an old Mac.
 MACOS_KEYS = (
@@ -38,6 +41,16 @@ def import_psutil() -> Any:
 
     check_is_real(psutil, "virtual_memory")
     return psutil
+
+
+def distribution_of(package: str) -> Distribution | None:
+    """Return an installed package as its files describe it; ``None`` if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return distribution(package)
+    except PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -109,11 +122,14 @@ def parse_sysctl(output: str | None) -> dict[str, str]:
     return {name.strip(): value.strip() for name, colon, value in pairs if colon and value.strip()}
 
 
-def run_command(command: list[str]) -> str | None:
-    """Return what a command prints within two seconds, ``None`` where it cannot be run; odd bytes become U+FFFD."""
+def run_command(command: list[str], environ: Mapping[str, str] | None = None) -> str | None:
+    """Return what a command prints within two seconds, ``None`` where it cannot be run; odd bytes become U+FFFD.
+
+    Its environment variables are those of this process if no others are given.
+    """
     import subprocess
 
-    environment = {**os.environ, "LC_ALL": "C"}
+    environment = {**(os.environ if environ is None else environ), "LC_ALL": "C"}
     try:
         done = subprocess.run(  # noqa: S603 - the commands are ours
             command, capture_output=True, timeout=2, env=environment, check=False, encoding="utf-8", errors="replace"

@@ -69,12 +69,7 @@ def figures_of(report: Any) -> ReportFigures:
 
 def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None, **others: int | None) -> Run:
     return Run(
-        report.task,
-        batch_size,
-        workers=report.workers,
-        dtype=report.dtype,
-        row_shape=report.row_shape,
-        **others,
+        report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape, **others
     )
 
 

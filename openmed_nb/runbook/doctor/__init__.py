@@ -1,1 +1,9 @@
-"""Is the device right: what is looked at, the facts, and the report."""
+"""Is this computer right for models?
+
+Where a new line of the doctor goes:
+
+- About the computer, torch or packages: a ``yield`` in ``findings_of`` (``checks.py``). A fact that it needs is a field of
+  ``DoctorFacts`` there, which ``examine`` (``report.py``) fills.
+- About a model: a function in ``MODEL_CHECKS`` (``checks.py``).
+- Wrong numbers that a device gives in silence: a function under ``@silent`` (``silent_errors.py``).
+"""

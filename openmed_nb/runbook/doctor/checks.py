@@ -10,14 +10,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from ...devices import choice as rules
 from ...devices.backend import TENSOR_LOCK, TorchFacts
 from ...devices.choice import Cause, DeviceChoice, Surroundings, first_applying
 from ...devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
-from ...devices.machine import Machine, shown_device
+from ...devices.machine import Machine, distribution_of, shown_device
 from ...devices.moving import NARROWER, module_in, unwrapped
 from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
@@ -33,7 +36,6 @@ SILENT_ERRORS = "known silent errors"
 
 if TYPE_CHECKING:
     import torch
-    from packaging.requirements import Requirement
 
     from .silent_errors import ProbeOutcome
 
@@ -378,7 +380,7 @@ def _unmet(package: str, text: str, installed: Versions) -> Finding | None:
     # A requirement counts on this system, in this Python, with the extras in use.
     if required.marker and not any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS):
         return None
-    name, wanted = _normal(required.name), f"{required.name}{required.specifier}"
+    name, wanted = canonicalize_name(required.name), f"{required.name}{required.specifier}"
     version = installed.get(name)
     if version is None and not (required.marker and "extra" in str(required.marker)):
         problem = "which is not installed"
@@ -393,8 +395,6 @@ def _unmet(package: str, text: str, installed: Versions) -> Finding | None:
 
 
 def _meets(required: Requirement, version: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
     try:
         return required.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
@@ -406,37 +406,21 @@ def _unreadable(package: str) -> Finding:
     return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
 
 
-def _normal(name: str) -> str:
-    from packaging.utils import canonicalize_name
-
-    return str(canonicalize_name(name))
-
-
 def _parsed(text: str) -> Requirement | None:
     """Return a requirement; ``None`` if it cannot be read."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
     try:
         return Requirement(text)
     except InvalidRequirement:
         return None
 
 
-def find_distribution(name: str) -> Any:
-    """Return an installed ``importlib.metadata.Distribution``; ``None`` if it is not installed."""
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        return None
-
-
 def read_packages(
-    find: Callable[[str], Any] = find_distribution,
+    find: Callable[[str], Any] = distribution_of,
 ) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
     """Return the installed versions, what the installed packages of ``CHECKED`` require, and the loaded versions."""
     found = {name: one for name in CHECKED if (one := find(name)) is not None}
     requirements = {name: _requirements(one) for name, one in found.items()}
-    named = {_normal(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
+    named = {canonicalize_name(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
     others = {name: one for name in sorted(named - found.keys()) if (one := find(name)) is not None}
     installed = {name: _version(one) for name, one in (found | others).items()}
     versions = {name: getattr(sys.modules.get(name.replace("-", "_")), "__version__", None) for name in found}

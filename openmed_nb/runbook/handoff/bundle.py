@@ -1,50 +1,43 @@
-"""``nb.handoff``: measure a golden run, and write a folder that repeats it on another computer.
+"""``nb.handoff``: run a model as it shall run elsewhere, and write a folder that repeats that on another computer.
 
-What a bundle is held against stands here too: checksums as ``sha256sum -c`` reads them, entities, and the trial of speed and memory.
+In it are the pinned packages and the wheel of this one; ``smoke.py`` is what runs and judges.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import gc
+import functools
+import hashlib
 import os
 import platform
-import re
 import shlex
 import shutil
 import string
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ...activity import Activity
-from ...devices.machine import mps_is_simulated, now, shows_simulated
-from ...devices.memory import empty_cache
+from ...devices.machine import distribution_of
 from ...devices.request import MASK
-from ...display import MARK, Report, Shown, Table, counted, in_bytes, plain
-from ...errors import ConfigurationError, UnknownModel, cause, check_flag, given_path, shorten, whole
-from ...models.config import OpenMedConfig
-from ...models.files import ADAPTER, SETTINGS, TOKENIZER, Content, content_of, digest_of, matching, weight_files
+from ...display import Report, Shown, Table, counted, in_bytes, plain
+from ...errors import ConfigurationError, cause, check_flag, given_path
+from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
-from ...training.curve import MemoryCurve, take_sample
 from ..benches import TEXTS as SHORT_TEXTS
-from ..benches import checked_texts, subject_of_files
-from ..logbook.gathering import gather
+from ..benches import checked_texts
+from ..logbook.gathering import TOOLKIT
 from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
-from ..logbook.privacy import dataset_of, golden_variables, model_of_files, short_path
-from ..logbook.sections import Dataset, ReportFigures, Run, numbers
-from .environment import lock, requirements_text, write_wheel
-
-if TYPE_CHECKING:
-    from ..workloads import Bench
-
-SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
-SUMS, MODEL, TEXTS, GOLDEN, LOGBOOK = "SHA256SUMS", "model", "texts.json", "golden.json", "logbook.json"
-EVIDENCE = "evidence.json"
+from ..logbook.privacy import dataset_of, golden_variables, short_path
+from .smoke import GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, SCHEMA, SUMS, TEXTS, Golden, Trial, checked_sizes, golden_run
 
 # Synthetic texts, which every bundle can hold; no real person is described.
 SYNTHETIC = (
@@ -59,10 +52,8 @@ SYNTHETIC = (
     "Normal examination. Appointment in six months.",
 )
 
-WARM_UP = 2  # Steps that are not timed: the first one of each shape is slower, most of all on MPS.
-
-RUN, SMOKE, REQUIREMENTS, README, WHEELS = "run.sh", "smoke.py", "requirements.txt", "README.md", "wheels"
-SCHEMA_NAME, RESULT = "logbook.schema.json", "smoke.json"
+RUN, SMOKE, README, WHEELS, EVIDENCE = "run.sh", "smoke.py", "README.md", "wheels", "evidence.json"
+SCHEMA_NAME = "logbook.schema.json"
 
 # What keeps everything from asking the network.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -104,182 +95,6 @@ def write_checksums(bundle: Path) -> None:
     files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != SUMS)
     lines = (f"{digest_of(file, 'sha256')}  {file.relative_to(bundle).as_posix()}\n" for file in files)
     (bundle / SUMS).write_text("".join(lines), "utf-8")
-
-
-def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
-    """Return which files of a bundle are not as they were: ``"changed"``, ``"missing"`` or ``"without a checksum"``, by name.
-
-    Args:
-        bundle: The folder.
-        needed: Files that must have a checksum.
-    """
-
-    def state(file: Path, checksum: str) -> str:
-        try:
-            return "" if digest_of(file, "sha256") == checksum else "changed"
-        except OSError:
-            return "missing"
-
-    try:
-        text = (bundle / SUMS).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"{bundle.name!r} is not a bundle: its {SUMS} cannot be read."
-        raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from error
-    wanted = {name: checksum for checksum, name in re.findall(r"([0-9a-f]{64})  (.+)", text)}
-    found = {name: state(bundle / name, checksum) for name, checksum in wanted.items()}
-    bare = dict.fromkeys((name for name in needed if name not in wanted), "without a checksum")
-    return {name: one for name, one in (found | bare).items() if one}
-
-
-@dataclass(frozen=True)
-class Found:
-    """An entity that was found: its first character, the character behind it, and its label."""
-
-    start: int
-    end: int
-    label: str
-
-
-@dataclass(frozen=True)
-class Golden:
-    """What a bundle does, and what it must find.
-
-    Attributes:
-        schema: The name and the number of this form.
-        model: The folder of the model in the bundle; if it was not copied, its id, or the name of its folder without the path.
-        copied: Whether the model was copied.
-        content: Fingerprints of the model's files.
-        dtype: The type of its weights in memory.
-        device: Where it ran.
-        batch_size: How many texts a step reads.
-        rounds: After how many rounds memory is judged; one more goes before them.
-        steps: How many steps a round has.
-        variables: The environment variables that are set before anything is imported.
-        dataset: The dataset that the work is about, by its checksum; null if none was named.
-        dataset_copied: Whether the texts of the bundle are that dataset; if not, they are synthetic.
-        entities: The entities of each text.
-    """
-
-    schema: Literal["openmed_nb/golden/1"]
-    model: str
-    copied: bool
-    content: Content
-    dtype: str
-    device: str
-    batch_size: int
-    rounds: int
-    steps: int
-    variables: dict[str, str]
-    dataset: Dataset | None
-    dataset_copied: bool
-    entities: tuple[tuple[Found, ...], ...] = ()
-
-    def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
-        """Return what is loaded without a network: from the bundle, else ``model``, else by its name."""
-        name = str(bundle / self.model) if self.copied else model or self.model
-        try:
-            return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
-        except UnknownModel as error:
-            what = f"The model {shorten(name)!r} is not in the bundle, and not here."
-            raise ConfigurationError(what, "Say where it is: --model FOLDER.") from error
-
-
-def entities_found(bench: Bench, texts: list[Any]) -> tuple[tuple[Found, ...], ...]:
-    """Return the entities that a model finds in its texts; a text that cannot be read raises."""
-    from ...annotation.results import span_of
-    from ...annotation.stream import entities_of
-
-    stream = bench.stream(len(texts))
-    answers = stream.run(next(stream.batches()))
-    return tuple(tuple(Found(*span_of(entity)) for entity in entities_of(answer)) for answer in answers)
-
-
-def check_numbers(batch_size: Any, rounds: Any, steps: Any) -> None:
-    """Check the numbers of a trial; a bundle comes from somebody else, and its trial has to end."""
-    whole("batch_size", batch_size, 1, 4096)
-    whole("rounds", rounds, 4, 1000)
-    whole("steps", steps, 1, 1000)
-
-
-@dataclass(frozen=True, repr=False)
-class Trial(Shown):
-    """What was measured.
-
-    Attributes:
-        name: What a person calls the model.
-        device: Where it ran, marked if it is simulated.
-        batch_size: How many texts a step reads.
-        texts_per_second: Of each round.
-        curve: The memory after each round, the first one a warm-up.
-    """
-
-    name: str
-    device: str
-    batch_size: int
-    texts_per_second: tuple[float, ...]
-    curve: MemoryCurve
-
-    HIDDEN, ALSO = ("curve",), ("fastest", "memory")
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the device was a simulated one."""
-        return shows_simulated(self.device)
-
-    @property
-    def fastest(self) -> float:
-        """Texts a second in the fastest round: what other programs disturb least."""
-        return max(self.texts_per_second)
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """The curve, ready for JSON."""
-        return self.curve.to_dict()
-
-    def logbook_figures(self) -> ReportFigures:
-        """Return what a logbook keeps of it."""
-        from ..figures import figures_of
-
-        memory, rates = figures_of(self.curve), self.texts_per_second
-        values = {"texts_per_second": self.fastest, "texts_per_second_median": median(rates), **memory.values}
-        run = Run("annotation", self.batch_size, workers=0, peak_memory_bytes=memory.run.peak_memory_bytes)
-        return ReportFigures(
-            "trial", "golden texts", self.device, self.curve.verdict, self.simulated, numbers(values), run
-        )
-
-    def report(self) -> Report:
-        """Return what became of the memory; times stand in the HTML alone."""
-        rows = (("fastest round", f"{self.fastest:.1f}"), ("middle round", f"{median(self.texts_per_second):.1f}"))
-        return Report(
-            f"Trial of {self.name} on {self.device}: memory is {self.curve.verdict}",
-            figures=(Table("Texts a second", ("round", "texts a second"), rows), *self.curve.report().tables),
-        )
-
-
-def measure(bench: Bench, batch_size: int, rounds: int, steps: int) -> Trial:
-    """Annotate the texts of a bench again and again, and look at times and memory.
-
-    Args:
-        bench: The model with its texts.
-        batch_size: How many texts a step reads.
-        rounds: After how many rounds memory is judged; one more goes before them.
-        steps: How many steps a round has.
-    """
-    stream = bench.stream(batch_size)
-    batches, begin = stream.batches(), now()
-    for _ in range(WARM_UP):
-        stream.run(next(batches))
-    curve, rates = MemoryCurve(stream.device), []
-    for number in range(1, rounds + 2):
-        started = now()
-        for _ in range(steps):
-            stream.run(next(batches))
-        rates.append(batch_size * steps / (now() - started))
-        gc.collect()
-        empty_cache(stream.device)
-        curve = curve.with_sample(take_sample(stream.device, number, number * steps, now() - begin))
-    mark = MARK if mps_is_simulated() and stream.device.startswith("mps") else ""
-    return Trial(stream.name, f"{stream.device}{mark}", batch_size, tuple(rates), curve)
 
 
 @dataclass(frozen=True, repr=False)
@@ -394,14 +209,13 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     Packages are pinned without the name of a build, such as ``+cpu``; those that only some computers need keep the marker that
     says which. The model is loaded for it and let go after it; the session stays as it is.
     """
-    named = {"device": device, **arguments}
-    given = {name: value for name, value in named.items() if value is not None}
+    given = {name: value for name, value in {"device": device, **arguments}.items() if value is not None}
     check_flag("copy_model", copy_model)
     check_flag("copy_dataset", copy_dataset)
     with SESSION.told_after():
         check_handed_over(model, dataset, logbook, copy_dataset)
         target = free_folder(folder)
-        check_numbers(batch_size, rounds, steps)
+        sizes = batch_size, rounds, steps = checked_sizes(batch_size, rounds, steps)
         spec, on = SESSION.files(model, given)
         SESSION.tell(Activity("Handing over", spec.reference.name))
         about = None if dataset is None else dataset_of(dataset)
@@ -410,7 +224,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         texts = list(checked_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC)
         if not all(isinstance(text, str) for text in texts):
             raise ConfigurationError("The dataset has items that are not texts.", "Pass a list of texts.")
-        book, trial, entities = golden_run(spec, on, texts, (batch_size, rounds, steps))
+        book, trial, entities = golden_run(SESSION.computer, spec, spec.reference.name, on, texts, sizes)
         golden = Golden(
             schema=SCHEMA,
             model=MODEL if copy_model else name_elsewhere(spec),
@@ -441,8 +255,8 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
             what = f"The bundle {target.name!r} cannot be written: {cause(error)}."
             raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from error
         written = sorted(file for file in target.rglob("*") if file.is_file())
-        sizes = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
-        return Handoff(target, golden, book, trial, sizes)
+        files_written = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
+        return Handoff(target, golden, book, trial, files_written)
 
 
 def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool) -> None:
@@ -459,36 +273,12 @@ def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool
         raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or leave copy_dataset out.")
 
 
-def golden_run(
-    spec: LoadSpec, device: str, texts: list[Any], sizes: tuple[int, int, int]
-) -> tuple[Logbook, Trial, tuple[tuple[Found, ...], ...]]:
-    """Return what the golden run was measured with, its figures, and the entities that it found.
-
-    Args:
-        spec: The model, its files here.
-        device: The device, as torch spells it.
-        texts: What it reads.
-        sizes: ``batch_size``, ``rounds`` and ``steps``.
-    """
-    bench: Any = subject_of_files(spec, texts, None).on(device)
-    SESSION.computer.load_torch()
-    folder = model_folder(spec)
-    model = model_of_files(spec.reference.name, folder, spec.dtype)
-    book = gather(SESSION.computer, device, model, folder, dataset_of(texts))
-    entities = entities_found(bench, texts)
-    trial = measure(bench, *sizes)
-    return book.with_reports(trial), trial, entities
-
-
 def free_folder(folder: Any) -> Path:
     """Return the full path of a folder that can be written, to where links lead: nothing is there yet, or it is empty."""
     target = Path(os.path.realpath(given_path(folder, "folder")))
     above = next(one for one in (target, *target.parents) if one.exists())
-    if above == target and target.is_dir() and os.access(target, os.R_OK | os.X_OK):
-        full = any(target.iterdir())
-    else:
-        full = above == target and not target.is_dir()
-    if full:
+    readable = above.is_dir() and os.access(above, os.R_OK | os.X_OK)
+    if above == target and (not above.is_dir() or (readable and any(above.iterdir()))):
         raise ConfigurationError(f"{target.name!r} is there already and not empty.", "Name a new folder.")
     if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigurationError(f"Nothing can be written into {above.name!r}.", "Name another folder.")
@@ -499,8 +289,7 @@ def free_folder(folder: Any) -> Path:
 def new_folder(target: Path) -> Iterator[Path]:
     """Give a folder to be filled, and put what is in it into its place, unless filling it fails.
 
-    Args:
-        target: Its place: nothing yet, or an empty folder, which stays the same one, because a process may be in it.
+    An empty folder that is there stays the same one, because a process may be in it.
     """
     there = target.is_dir()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -535,15 +324,7 @@ def model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
 def write_bundle(
     folder: Path, golden: Golden, files: Mapping[str, Path], contents: Mapping[str, str], simulated: bool
 ) -> None:
-    """Write all files of a bundle.
-
-    Args:
-        folder: Where.
-        golden: The golden run.
-        files: The files of the model by their names in its folder; none if it is not copied.
-        contents: What is in the other files, by their names.
-        simulated: Whether the golden run was on a simulated device.
-    """
+    """Write all files of a bundle: those of the model, if it is copied, and those with contents, each by its name."""
     (folder / WHEELS).mkdir()
     wheel = write_wheel(folder / WHEELS)
     for name, file in files.items():
@@ -575,3 +356,123 @@ def scripts(golden: Golden) -> dict[str, str]:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.variables.items())
     run = filled(RUN, what=f"{WHAT[RUN].capitalize()}.", exports=exports)
     return {RUN: run, SMOKE: filled("smoke.py.txt")}
+
+
+# What a marker names that makes a package one of some computers only.
+PLATFORM = ("sys_platform", "platform_system", "platform_machine", "os_name")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A package in the version that is installed."""
+
+    name: str  # Its normalized name.
+    version: str  # Its version, without what names a build, such as +cpu, which other computers do not have.
+    build: str  # The version with its build.
+    marker: str = ""  # On which computers it is needed; empty for all.
+
+    def __str__(self) -> str:
+        line = f"{self.name}=={self.version}"
+        return f"{line} ; {self.marker}" if self.marker else line
+
+
+def lock(package: str = TOOLKIT, find: Callable[[str], Any] = distribution_of) -> tuple[Pin, ...]:
+    """Return every package that a package needs, without itself, in alphabetical order."""
+    markers: dict[str, set[str]] = {}  # On which computers each package is needed; an empty marker is all of them.
+    seen: set[tuple[str, str, str]] = set()  # The packages that were followed, with the extra and the marker.
+
+    @functools.cache
+    def installed(name: str) -> Any:
+        found = find(name)
+        if found is None:
+            what = f"{name} is needed and not installed, so the environment cannot be locked."
+            raise ConfigurationError(what, f"Install it: python -m pip install {name}.")
+        return found
+
+    def follow(name: str, extras: Iterable[str] = (), marker: str = "") -> None:
+        """Add what a package needs with these extras, on the computers of a marker."""
+        found = installed(name)
+        for extra in ("", *extras):
+            if (name, extra, marker) in seen:
+                continue
+            seen.add((name, extra, marker))
+            for required in needed(found.requires or (), extra):
+                own = str(required.marker or "")
+                if "extra" in own or not any(one in own for one in PLATFORM):
+                    own = ""
+                below = str(canonicalize_name(required.name))
+                markers.setdefault(below, set()).add(marker or own)
+                follow(below, sorted(required.extras), marker or own)
+
+    def pin(name: str) -> Pin:
+        build, needing = installed(name).version, sorted(markers[name])
+        several = [f"({one})" for one in needing] if len(needing) > 1 else needing
+        return Pin(name, build.partition("+")[0], build, "" if "" in needing else " or ".join(several))
+
+    follow(package)
+    return tuple(pin(name) for name in sorted(markers) if name != package)
+
+
+def needed(requires: Iterable[str], extra: str) -> Iterator[Requirement]:
+    """Yield what is required here, with an extra or, if that is empty, without any."""
+    for text in requires:
+        required = Requirement(text)
+        if required.marker is None:
+            if not extra:
+                yield required
+        elif required.marker.evaluate({"extra": extra}) and bool(extra) == ("extra" in str(required.marker)):
+            yield required
+
+
+def requirements_text(pins: Iterable[Pin], about: str) -> str:
+    """Return a requirements file; ``about`` is what it was locked on."""
+    lines = (f"{pin}  # {pin.build} here" if pin.build != pin.version else str(pin) for pin in pins)
+    return "\n".join([f"# The environment of this bundle, locked on {about}.", *lines, ""])
+
+
+PACKAGE = Path(__file__).parents[2]
+
+# What the package is made of; anything else in its folder is not part of it.
+SUFFIXES = (".py", ".pyi", ".json", ".txt", ".md", ".sh", ".css", ".safetensors", ".typed")
+
+WHEEL = "Wheel-Version: 1.0\nGenerator: openmed_nb\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # The time of every file, so that the same files give the same wheel.
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write the wheel of the toolkit into a folder, and return it."""
+    installed = distribution_of(TOOLKIT)
+    if installed is None:
+        what = "openmed_nb is not installed, so what it needs is not known."
+        raise ConfigurationError(what, "Install it: python -m pip install openmed-nb.")
+    name = f"{TOOLKIT.replace('-', '_')}-{installed.version}"
+    file, about = folder / f"{name}-py3-none-any.whl", f"{name}.dist-info"
+    contents = {f"{PACKAGE.name}/{one.relative_to(PACKAGE).as_posix()}": one.read_bytes() for one in package_files()}
+    contents[f"{about}/METADATA"] = (installed.read_text("METADATA") or "").encode()
+    contents[f"{about}/WHEEL"] = WHEEL.encode()
+    for one in installed.files or ():
+        if "licenses" in one.parts and one.parts[0].endswith(".dist-info"):
+            contents["/".join((about, *one.parts[1:]))] = Path(str(one.locate())).read_bytes()
+    # The list of files with their checksums that a wheel must have (PyPA, "Recording installed projects").
+    lines = []
+    for inside, content in contents.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        lines.append(f"{inside},sha256={digest},{len(content)}\n")
+    contents[f"{about}/RECORD"] = f"{''.join(lines)}{about}/RECORD,,\n".encode()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for inside, content in contents.items():
+            # Weights hardly shrink, and compressing them takes longer than all the rest.
+            kind = zipfile.ZIP_STORED if inside.endswith(".safetensors") else zipfile.ZIP_DEFLATED
+            archive.writestr(zipfile.ZipInfo(inside, LONG_AGO), content, kind, compresslevel=1)
+    return file
+
+
+def package_files() -> list[Path]:
+    """Return the files of the toolkit, in alphabetical order."""
+    files = (one for one in PACKAGE.rglob("*") if one.suffix in SUFFIXES or one.name == "py.typed")
+    return sorted(
+        one
+        for one in files
+        if one.is_file() and not any(part.startswith((".", "__pycache__")) for part in one.relative_to(PACKAGE).parts)
+    )

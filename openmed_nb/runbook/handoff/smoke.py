@@ -1,47 +1,58 @@
-"""The smoke test of a bundle: does it do on this computer what it did where it was written?"""
+"""The golden run of a bundle, and the smoke test: does the model do on this computer what it did where the bundle was written?"""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
+from packaging.requirements import InvalidRequirement, Requirement
+
+from ...annotation.results import span_of
 from ...devices import backend
 from ...devices.computer import Computer
-from ...devices.machine import read_machine
+from ...devices.machine import now, read_machine, shown_device, shows_simulated
+from ...devices.memory import empty_cache
 from ...devices.request import DeviceRequest
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, counted, findings_table, worst
-from ...errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, cause, given_path
-from ...models.files import content_of
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
+from ...errors import (
+    ConfigurationError,
+    DeviceUnavailable,
+    OpenMedError,
+    UnknownDevice,
+    UnknownModel,
+    cause,
+    given_path,
+    shorten,
+    whole,
+)
+from ...models.config import OpenMedConfig
+from ...models.files import Content, content_of, digest_of
 from ...models.loading import LoadSpec, model_folder
 from ...plain import from_plain, write_whole
-from ...training.curve import FLAT, GROWING, MEASURES
+from ...training.curve import FLAT, GROWING, MEASURES, MemoryCurve, take_sample
 from ..benches import subject_of_files
-from ..logbook.gathering import gather, own_version, version_of
+from ..logbook.gathering import TOOLKIT, gather, own_version, version_of
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import dataset_of, model_of_files
-from .bundle import (
-    GOLDEN,
-    LOGBOOK,
-    MODEL,
-    REQUIREMENTS,
-    RESULT,
-    TEXTS,
-    Found,
-    Golden,
-    Trial,
-    changed_files,
-    check_numbers,
-    entities_found,
-    measure,
-)
-from .environment import TOOLKIT, unmet
+from ..logbook.sections import Dataset, ReportFigures, Run, numbers
+from ..workloads import Bench
+
+SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
+# The files of a bundle that a smoke test reads, and the one that it writes.
+SUMS, MODEL, TEXTS, GOLDEN, LOGBOOK = "SHA256SUMS", "model", "texts.json", "golden.json", "logbook.json"
+REQUIREMENTS, RESULT = "requirements.txt", "smoke.json"
+
+WARM_UP = 2  # Steps that are not timed: the first one of each shape is slower, most of all on MPS.
 
 # How much slower the fastest round may be than that of the golden run: a choice, so that noise of a quiet computer passes
 # and a regression that matters does not.
@@ -54,6 +65,189 @@ MOST_NAMED = 5
 
 AGAIN = "Take the bundle from where it came from again."
 NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class FoundEntity:
+    """An entity that was found: its first character, the character behind it, and its label."""
+
+    start: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What a bundle does, and what it must find.
+
+    Attributes:
+        schema: The name and the number of this form.
+        model: The folder of the model in the bundle; if it was not copied, its id, or the name of its folder without the path.
+        copied: Whether the model was copied.
+        content: Fingerprints of the model's files.
+        dtype: The type of its weights in memory.
+        device: Where it ran.
+        batch_size: How many texts a step reads.
+        rounds: After how many rounds memory is judged; one more goes before them.
+        steps: How many steps a round has.
+        variables: The environment variables that are set before anything is imported.
+        dataset: The dataset that the work is about, by its checksum; null if none was named.
+        dataset_copied: Whether the texts of the bundle are that dataset; if not, they are synthetic.
+        entities: The entities of each text.
+    """
+
+    schema: Literal["openmed_nb/golden/1"]
+    model: str
+    copied: bool
+    content: Content
+    dtype: str
+    device: str
+    batch_size: int
+    rounds: int
+    steps: int
+    variables: dict[str, str]
+    dataset: Dataset | None
+    dataset_copied: bool
+    entities: tuple[tuple[FoundEntity, ...], ...] = ()
+
+    def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
+        """Return what is loaded without a network: from the bundle, else ``model``, else by its name."""
+        name = str(bundle / self.model) if self.copied else model or self.model
+        try:
+            return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
+        except UnknownModel as error:
+            what = f"The model {shorten(name)!r} is not in the bundle, and not here."
+            raise ConfigurationError(what, "Say where it is: --model FOLDER.") from error
+
+
+def checked_sizes(batch_size: Any, rounds: Any, steps: Any) -> tuple[int, int, int]:
+    """Return the numbers of a trial; a bundle comes from somebody else, and its trial has to end."""
+    return whole("batch_size", batch_size, 1, 4096), whole("rounds", rounds, 4, 1000), whole("steps", steps, 1, 1000)
+
+
+@dataclass(frozen=True, repr=False)
+class Trial(Shown):
+    """What was measured.
+
+    Attributes:
+        name: What a person calls the model.
+        device: Where it ran, marked if it is simulated.
+        batch_size: How many texts a step reads.
+        texts_per_second: Of each round.
+        curve: The memory after each round, the first one a warm-up.
+    """
+
+    name: str
+    device: str
+    batch_size: int
+    texts_per_second: tuple[float, ...]
+    curve: MemoryCurve
+
+    HIDDEN, ALSO = ("curve",), ("fastest", "memory")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device was a simulated one."""
+        return shows_simulated(self.device)
+
+    @property
+    def fastest(self) -> float:
+        """Texts a second in the fastest round: what other programs disturb least."""
+        return max(self.texts_per_second)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The curve, ready for JSON."""
+        return self.curve.to_dict()
+
+    def logbook_figures(self) -> ReportFigures:
+        """Return what a logbook keeps of it."""
+        from ..figures import figures_of
+
+        memory, rates = figures_of(self.curve), self.texts_per_second
+        values = {"texts_per_second": self.fastest, "texts_per_second_median": median(rates), **memory.values}
+        run = Run("annotation", self.batch_size, workers=0, peak_memory_bytes=memory.run.peak_memory_bytes)
+        return ReportFigures(
+            "trial", "golden texts", self.device, self.curve.verdict, self.simulated, numbers(values), run
+        )
+
+    def report(self) -> Report:
+        """Return what became of the memory; times stand in the HTML alone."""
+        rows = (("fastest round", f"{self.fastest:.1f}"), ("middle round", f"{median(self.texts_per_second):.1f}"))
+        return Report(
+            f"Trial of {self.name} on {self.device}: memory is {self.curve.verdict}",
+            figures=(Table("Texts a second", ("round", "texts a second"), rows), *self.curve.report().tables),
+        )
+
+
+def measure(bench: Bench, batch_size: int, rounds: int, steps: int) -> Trial:
+    """Annotate the texts of a bench again and again, and look at times and memory; the first round is a warm-up."""
+    stream = bench.stream(batch_size)
+    batches, begin = stream.batches(), now()
+    for _ in range(WARM_UP):
+        stream.run(next(batches))
+    curve, rates = MemoryCurve(stream.device), []
+    for number in range(1, rounds + 2):
+        started = now()
+        for _ in range(steps):
+            stream.run(next(batches))
+        rates.append(batch_size * steps / (now() - started))
+        gc.collect()
+        empty_cache(stream.device)
+        curve = curve.with_sample(take_sample(stream.device, number, number * steps, now() - begin))
+    return Trial(stream.name, shown_device(stream.device), batch_size, tuple(rates), curve)
+
+
+def golden_run(  # noqa: PLR0913, PLR0917 - each is another thing
+    computer: Computer, spec: LoadSpec, name: str, device: str, texts: list[str], sizes: tuple[int, int, int]
+) -> tuple[Logbook, Trial, tuple[tuple[FoundEntity, ...], ...]]:
+    """Return what texts are annotated with, its figures, and the entities; ``sizes`` are batch size, rounds and steps."""
+    from ...annotation.stream import entities_of  # It imports numpy.
+
+    bench = subject_of_files(spec, texts, None).on(device)
+    computer.load_torch()
+    folder = model_folder(spec)
+    book = gather(computer, device, model_of_files(name, folder, spec.dtype), folder, dataset_of(texts))
+    stream = bench.stream(len(texts))
+    answers = stream.run(next(stream.batches()))
+    entities = tuple(tuple(FoundEntity(*span_of(entity)) for entity in entities_of(answer)) for answer in answers)
+    trial = measure(bench, *sizes)
+    return book.with_reports(trial), trial, entities
+
+
+def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
+    """Return which files of a bundle are ``"changed"``, ``"missing"``, or needed and ``"without a checksum"``, by name."""
+
+    def state(file: Path, checksum: str) -> str:
+        try:
+            return "" if digest_of(file, "sha256") == checksum else "changed"
+        except OSError:
+            return "missing"
+
+    try:
+        text = (bundle / SUMS).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"{bundle.name!r} is not a bundle: its {SUMS} cannot be read."
+        raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from error
+    wanted = {name: checksum for checksum, name in re.findall(r"([0-9a-f]{64})  (.+)", text)}
+    found = {name: state(bundle / name, checksum) for name, checksum in wanted.items()}
+    bare = dict.fromkeys((name for name in needed if name not in wanted), "without a checksum")
+    return {name: one for name, one in (found | bare).items() if one}
+
+
+def unmet(text: str, versions: Callable[[str], str | None]) -> Mapping[str, tuple[str, str | None]]:
+    """Return what of a requirements file is not met: by package, the version that is wanted and the one that is there."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    try:
+        wanted = [Requirement(line) for line in lines if line]
+    except InvalidRequirement as error:
+        what = "A line of requirements.txt names no package."
+        raise ConfigurationError(what, AGAIN) from error
+    pins = {
+        one.name: str(one.specifier).removeprefix("==") for one in wanted if not one.marker or one.marker.evaluate()
+    }
+    there = {name: versions(name) for name in pins}
+    return {name: (pin, there[name]) for name, pin in pins.items() if (there[name] or "").partition("+")[0] != pin}
 
 
 @dataclass(frozen=True)
@@ -71,7 +265,7 @@ class Observed:
     stopped: str = ""  # Why nothing was run; empty if it was.
     logbook: Logbook | None = None  # What it was measured with, and its figures.
     trial: Trial | None = None  # What was measured.
-    entities: tuple[tuple[Found, ...], ...] = ()  # The entities that were found.
+    entities: tuple[tuple[FoundEntity, ...], ...] = ()  # The entities that were found.
 
     def not_run(self, name: str) -> Finding | None:
         """Return the finding that nothing was run; ``None`` if it was."""
@@ -182,16 +376,7 @@ def same_speed(seen: Observed) -> Finding:
     return Finding(name, FAILED, evidence, "Repeat it, and then look for what is slower.")
 
 
-CHECKS: tuple[Callable[[Observed], Finding], ...] = (
-    same_files,
-    same_packages,
-    same_python,
-    same_device,
-    same_model,
-    same_entities,
-    level_memory,
-    same_speed,
-)
+CHECKS = (same_files, same_packages, same_python, same_device, same_model, same_entities, level_memory, same_speed)
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,7 +400,7 @@ class SmokeReport(Shown):
     @property
     def passed(self) -> bool:
         """Whether nothing failed."""
-        return worst(self.findings) != FAILED
+        return all(one.status != FAILED for one in self.findings)
 
     @property
     def exit_code(self) -> int:
@@ -291,16 +476,12 @@ def repeated(
     golden = seen.golden
     computer = Computer(os.environ, read_machine, backend)
     on, other = device_for(golden.device, device, computer)
-    spec: LoadSpec = golden.spec(bundle, None if model is None else str(model))
-    folder = model_folder(spec)
-    if content_of(folder) != golden.content:
+    spec = golden.spec(bundle, None if model is None else str(model))
+    if content_of(model_folder(spec)) != golden.content:
         return replace(seen, other_model=True, other_device=other, stopped="the model is another one")
-    bench = subject_of_files(spec, texts, None).on(on)
-    computer.load_torch()
-    book = gather(computer, on, model_of_files(MODEL, folder, golden.dtype), folder, dataset_of(texts))
-    entities = entities_found(bench, texts)
-    trial = measure(bench, golden.batch_size, golden.rounds, golden.steps)
-    return replace(seen, other_device=other, logbook=book.with_reports(trial), trial=trial, entities=entities)
+    sizes = golden.batch_size, golden.rounds, golden.steps
+    book, trial, entities = golden_run(computer, spec, MODEL, on, texts, sizes)
+    return replace(seen, other_device=other, logbook=book, trial=trial, entities=entities)
 
 
 def device_for(golden: str, asked: str | None, computer: Computer) -> tuple[str, str]:
@@ -344,7 +525,7 @@ def read_golden(bundle: Path) -> Golden:
     text = read_text(bundle / GOLDEN)
     try:
         golden: Golden = from_plain(Golden, json.loads(text))
-        check_numbers(golden.batch_size, golden.rounds, golden.steps)
+        checked_sizes(golden.batch_size, golden.rounds, golden.steps)
     except (ValueError, RecursionError) as error:  # A ConfigurationError is a ValueError.
         reason = error.what if isinstance(error, ConfigurationError) else f"{cause(error)}."
         raise ConfigurationError(f"The {GOLDEN} of {bundle.name!r} is damaged: {reason}", AGAIN) from error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,28 +21,20 @@ from ...activity import Activity
 from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
 from ...devices.environment import SET_BY
-from ...devices.machine import import_psutil, now, own_name, processor_name
+from ...devices.machine import distribution_of, import_psutil, now, own_name, processor_name, run_command
 from ...devices.memory import allocator
+from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, check_flag, given_path, shorten
-from ...models.loading import model_folder
+from ...models.loading import dtype_of, model_folder
 from ...plain import LARGEST, from_plain
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..signals import read_signals
-from . import sections
-from .logbook import Logbook, reported_device, run_of
-from .privacy import (
-    dataset_of,
-    home_folder,
-    hypotheses_of,
-    kept_value,
-    kept_variables,
-    short_path,
-    which_model,
-    without_secrets,
-)
+from . import privacy, sections
+from .logbook import Logbook, reported_device
 
+TOOLKIT = "openmed-nb"  # What this package is called where it is installed.
 # Packages that change speed, answers, or how they are shown.
 PACKAGES = (
     *("numpy", "tokenizers", "safetensors", "huggingface-hub", "accelerate", "datasets", "lightning"),
@@ -113,32 +103,43 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         computer = SESSION.computer
         computer.load_torch()
         device = SESSION.device().device
-        found = which_model(model, SESSION.models.named, lambda name: model_folder(SESSION.files(name, {})[0]))
+        found = which_model(model)
         # What a person says is checked before anything is asked of the computer.
         for name, number in (("batch_size", batch_size), ("length", length)):
             if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
                 raise ConfigurationError(f"{name} is not a number of rows or tokens.", "Pass a whole number from 1.")
-        figures = tuple(map(figures_of, reports))
-        texts = None if dataset is None else dataset_of(dataset)
-        ruled_out = hypotheses_of(hypotheses, dataset)
+        reported = reported_device(map(figures_of, reports))
+        texts = None if dataset is None else privacy.dataset_of(dataset)
+        ruled_out = privacy.hypotheses_of(hypotheses, dataset)
         loading, named = loader_of(loader), seeds_of(seeds)
         code = given_path(folder or ".", "folder")
-        reported = reported_device(figures)
         if reported is not None and reported != canonical(device):
             device = computer.confirm(DeviceRequest.parse(reported, "report")).device
         network = None if artifact_store is None else measure_round_trip(artifact_store)
         book = gather(computer, device, *found, texts, code, applications)
-        return replace(
+        book = replace(
             book,
-            simulated=book.simulated or any(one.simulated for one in figures),
-            run=run_of(figures, sections.Run(batch_size=batch_size, length=length)),
+            run=sections.Run(batch_size=batch_size, length=length),
             loader=loading,
             randomness=replace(book.randomness, seeds=named),
-            conditions=replace(book.conditions, moment="after" if figures else "before"),
+            conditions=replace(book.conditions, moment="after" if reports else "before"),
             network=network,
             hypotheses=ruled_out,
-            figures=figures,
         )
+        return book.with_reports(*reports)
+
+
+def which_model(model: Any) -> tuple[sections.Model | None, Path | None]:
+    """Return the model of a name, a pipeline or a module, and where its files are; ``None`` is the one that was loaded last."""
+    if model is not None and not isinstance(model, (str, os.PathLike)):
+        return privacy.model_in_memory(module_in(model), getattr(model, "tokenizer", None)), None
+    if loaded := SESSION.models.named(None if model is None else str(model)):
+        last = loaded[-1]
+        return privacy.model_of_files(last.name, last.folder, dtype_of(last.model)), last.folder
+    if model is None:
+        return None, None
+    folder = model_folder(SESSION.files(str(model), {})[0])
+    return privacy.model_of_files(str(model), folder, None), folder
 
 
 def gather(  # noqa: PLR0913, PLR0917 - each is another thing
@@ -155,7 +156,7 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
     states = {one.name: getattr(signals, one.name) for one in fields(sections.Conditions) if one.name != "moment"}
     variables = computer.environment(device).settings if device == "mps" else ()
-    folders = cache_folders(environ, home_folder()) | ({"model": folder} if folder else {})
+    folders = cache_folders(environ, privacy.home_folder()) | ({"model": folder} if folder else {})
     return Logbook(
         schema=sections.SCHEMA,
         written=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -168,11 +169,11 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
         run=sections.Run(),
         loader=None,
         randomness=read_randomness(),
-        environment=kept_variables(environ),
+        environment=privacy.kept_variables(environ),
         mps_variables=tuple(
             sections.MpsVariable(one.name, value, SET_BY[one.origin], one.effect)
             for one in variables
-            for value in [None if one.value is None else kept_value(one.name, one.value)]
+            for value in [None if one.value is None else privacy.kept_value(one.name, one.value)]
         ),
         conditions=sections.Conditions("before", **states),
         background=sections.Background() if machine.simulated else read_background(applications),
@@ -202,23 +203,23 @@ def own_version() -> str:
 
 def version_of(name: str) -> str | None:
     """Return the version of an installed package, ``None`` if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    found = distribution_of(name)
+    return None if found is None else found.version
 
 
 def hardware(computer: Computer, device: str) -> sections.Hardware:
     """Return what the device is, and the most memory that was used until now."""
-    machine, torch = computer.machine, sys.modules.get("torch")
+    import torch
+
+    machine = computer.machine
     return sections.Hardware(
         device=device,
         name=own_name(device, machine, computer.torch),
         chip=machine.chip or processor_name(),
         memory_bytes=machine.memory_bytes or installed_bytes(),
-        threads=None if torch is None else int(torch.get_num_threads()),
+        threads=torch.get_num_threads(),
         memory_limit=computer.limit(device),
-        device_peak_bytes=None if torch is None else allocator(device).memory().peak,
+        device_peak_bytes=allocator(device).memory().peak,
         resident_peak_bytes=resident_peak(),
     )
 
@@ -289,10 +290,9 @@ def seeds_of(seeds: Any) -> dict[str, int]:
 
 
 def read_randomness() -> sections.Randomness:
-    """Return what torch was asked for, which is not imported for that; seeds are what a person says."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return sections.Randomness()
+    """Return what torch was asked for; seeds are what a person says."""
+    import torch
+
     cudnn = torch.backends.cudnn
     try:
         precision = torch.get_float32_matmul_precision()
@@ -365,7 +365,7 @@ def background(first: ProcessorTimes, second: ProcessorTimes, names: bool = Fals
     }
     busiest = sorted((key for key, seconds in taken.items() if seconds >= processor), key=lambda key: -taken[key])
     others = (second.busy - first.busy) - (second.own - first.own)
-    named = tuple(without_secrets(second.programs[key][0])[:LONGEST_NAME] for key in busiest[:MOST_NAMES])
+    named = tuple(privacy.without_secrets(second.programs[key][0])[:LONGEST_NAME] for key in busiest[:MOST_NAMES])
     return sections.Background(len(busiest), round(min(1.0, max(0.0, others / whole)), 3), named if names else None)
 
 
@@ -422,7 +422,7 @@ def places(wanted: Mapping[str, Path], mounts: Sequence[Mounted]) -> tuple[secti
         # os.path answers for any path; Path raises for a circle of links and an unknown person.
         mounted = mounted_at(Path(os.path.realpath(os.path.expanduser(path))), mounts)  # noqa: PTH111
         where = (mounted.filesystem, mounted.kind) if mounted else (None, "not known")
-        found.append(sections.StoragePlace(what, short_path(path), *where))
+        found.append(sections.StoragePlace(what, privacy.short_path(path), *where))
     return tuple(found)
 
 
@@ -440,22 +440,16 @@ MAC_PATHS = (
 )
 # Nothing is written into the repository, and the program that it names for watching files is not run.
 OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false")
-STATUS = ("status", "--porcelain", "--untracked-files=normal", "--no-renames", "--ignore-submodules=dirty")
+# The line that names the branch comes first: without it git has failed, such as for a damaged index, and says nothing of files.
+STATUS = ("status", "--porcelain", "--branch", "--no-ahead-behind", "--untracked-files=normal", "--no-renames")
+SUBMODULES = "--ignore-submodules=dirty"
 # The programs that it names for reading files; ``git status`` would run them (git's ``convert.c``), so each gets no value.
 FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
-QUIET = {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-TIMEOUT = 2  # Seconds.
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-UNTRACKED = "??"
 
 
 def git_program(system: str = sys.platform, found: str | None = None) -> str | None:
-    """Return the full path of git, ``None`` if there is none that can be run without a question.
-
-    Args:
-        system: What ``sys.platform`` says.
-        found: Where git is; ``None`` looks into the ``PATH``.
-    """
+    """Return the full path of git, ``None`` if there is none that can be run without a question."""
     found = found or shutil.which("git")
     if system != "darwin" or (found and found != APPLE_STUB):
         return found
@@ -463,36 +457,18 @@ def git_program(system: str = sys.platform, found: str | None = None) -> str | N
 
 
 def run_git(command: list[str]) -> str | None:
-    """Return what git prints within two seconds, ``None`` if it cannot be run or fails.
+    """Return what git prints within two seconds, ``None`` if it cannot be run.
 
     Its own variables, such as ``GIT_DIR``, are taken away: they would let it answer for another repository.
     """
     others = {name: value for name, value in os.environ.items() if not name.upper().startswith("GIT_")}
-    try:
-        done = subprocess.run(  # noqa: S603 - the commands stand above
-            command,
-            capture_output=True,
-            timeout=TIMEOUT,
-            env=others | QUIET,
-            check=False,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout
+    return run_command(command, {**others, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"})
 
 
 def read_code(
     folder: Path, run: Callable[[list[str]], str | None] = run_git, program: str | None = None
 ) -> sections.Code:
-    """Return the commit and the state of the repository around a folder; what git does not say is ``None``.
-
-    Args:
-        folder: A folder in it.
-        run: Runs a command for at most two seconds; returns ``None`` if it took longer or cannot be run.
-        program: The path of git.
-    """
+    """Return the commit and the state of the repository around a folder; what git does not say is ``None``."""
     git = program or git_program()
     if git is None:
         return sections.Code()
@@ -504,12 +480,11 @@ def read_code(
     if filters is None or "=" in filters:  # Such a name cannot be written as an option, so git must not be asked.
         return sections.Code(commit)
     off = [option for name in filters.split("\0") if name for option in ("-c", f"{name}=")]
-    status = run([*asked, *off, *STATUS])
-    if status is None:
+    branch, *files = (run([*asked, *off, *STATUS, SUBMODULES]) or "").strip("\n").split("\n")
+    if not branch:
         return sections.Code(commit)
-    lines = [line for line in status.splitlines() if line]
-    untracked = sum(line.startswith(UNTRACKED) for line in lines)
-    return sections.Code(commit, len(lines) - untracked, untracked)
+    untracked = sum(line.startswith("??") for line in files)
+    return sections.Code(commit, len(files) - untracked, untracked)
 
 
 SAMPLES, CONNECT_TIMEOUT = 5, 2.0
@@ -539,7 +514,7 @@ def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONN
         raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT)
     took = [one for one in (connect(host, port, timeout) for _ in range(samples)) if one is not None]
     middle, longest = (round(median(took), 6), round(max(took), 6)) if took else (None, None)
-    return sections.RoundTrip(without_secrets(host), port, samples, samples - len(took), middle, longest)
+    return sections.RoundTrip(privacy.without_secrets(host), port, samples, samples - len(took), middle, longest)
 
 
 def connect(host: str, port: int, timeout: float) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ...devices.request import canonical, kind_of
 from ...display import NOTE, Plain, Report, Shown, Table, counted, plain
 from ...errors import ConfigurationError, cause, given_path, one_line
-from ...plain import from_plain, schema_of, write_whole
+from ...plain import from_plain, write_whole
 from .privacy import CLEANERS
 from .sections import SCHEMA, WARNING, ReportFigures, Run, Sections
 
@@ -46,6 +46,7 @@ HEADING = "# Logbook"
 # How a logbook for people begins.
 FOR_PEOPLE = re.compile(rf"{HEADING} on [^\n]+\n\nWritten [0-9TZ:-]{{20}}, schema `{FAMILY}/[0-9]+`\.\n")
 
+# Written by scripts/write_logbook_schema.py.
 SCHEMA_FILE = Path(__file__).with_name("logbook.schema.json")
 
 
@@ -275,17 +276,6 @@ def version_of_logbook(stored: Any) -> str | None:
     return match[1] if match else None
 
 
-def logbook_schema() -> dict[str, Any]:
-    """Return the schema, in the 2020-12 draft of JSON Schema; ``logbook.schema.json`` holds it."""
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{SCHEMA.replace('/', ':')}",
-        "title": "A logbook of openmed_nb",
-        "description": "What figures were measured with. No text of a note, no secret and no name of a file is in it.",
-    }
-    return {**head, **schema_of(Sections)}
-
-
 FINGERPRINT = 12  # How many characters of a fingerprint are shown.
 
 UNKNOWN = "not known"
@@ -297,7 +287,7 @@ OTHER_MODE = "torch was asked for something else"
 CANNOT_BE_TOLD = "neither says it, so it cannot be told"
 ONE_SAYS = "only one of them says it"
 
-# What both must know before their figures are compared; of anything else in ``deciding`` neither may say anything.
+# Of what decides, both logbooks must know these before their figures are compared; the others may be unknown to both.
 NEEDED = ("model", "dataset")
 
 

@@ -18,17 +18,13 @@ from ...annotation.corpus import stream_of
 from ...annotation.resume import readable
 from ...devices.backend import TENSOR_LOCK
 from ...devices.environment import VARIABLES as MPS_VARIABLES
-from ...devices.moving import module_in
 from ...devices.request import MASK, masked
 from ...errors import ConfigurationError, given_path, one_line
 from ...models.files import content_of, digest_of
-from ...models.loading import dtype_of
 from .sections import Dataset, Hypothesis, Model
 
 if TYPE_CHECKING:
     import torch
-
-    from ...models.loading import LoadedModel
 
 SECRET = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # keys of AWS
@@ -254,26 +250,6 @@ def _below(folder: Path) -> Iterator[Path]:
             raise ConfigurationError(what, "Pass a folder without such links.")
         seen.add(real)
         yield from (Path(place, name) for name in names)
-
-
-def which_model(
-    model: Any, named: Callable[[str | None], tuple[LoadedModel, ...]], files: Callable[[str], Path]
-) -> tuple[Model | None, Path | None]:
-    """Return which model it was, and where its files are.
-
-    Args:
-        model: The name of a model, a pipeline, a torch module, or ``None`` for the one that was loaded last.
-        named: Returns the loaded models of a name, or all.
-        files: Returns where the files of a model are that is not loaded.
-    """
-    if model is not None and not isinstance(model, (str, os.PathLike)):
-        return model_in_memory(module_in(model), getattr(model, "tokenizer", None)), None
-    if loaded := named(None if model is None else str(model)):
-        return model_of_files(loaded[-1].name, loaded[-1].folder, dtype_of(loaded[-1].model)), loaded[-1].folder
-    if model is None:
-        return None, None
-    folder = files(str(model))
-    return model_of_files(str(model), folder, None), folder
 
 
 def model_of_files(name: str, folder: Path, dtype: str | None) -> Model:

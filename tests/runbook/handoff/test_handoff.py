@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,8 +14,8 @@ from safetensors.torch import load_file
 import openmed_nb as nb
 from openmed_nb.display import FAILED
 from openmed_nb.errors import ConfigurationError, ModelRefused
-from openmed_nb.runbook.handoff.bundle import changed_files, free_folder, new_folder, write_checksums
-from openmed_nb.runbook.handoff.smoke import from_command_line, keep, smoke
+from openmed_nb.runbook.handoff.bundle import free_folder, new_folder, write_checksums
+from openmed_nb.runbook.handoff.smoke import changed_files, from_command_line, keep, smoke
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
@@ -62,9 +63,15 @@ def test_the_smoke_test_passes_in_another_folder(bundle):
 
 
 def test_copied_texts_and_a_model_elsewhere(tmp_path, tiny):
-    """Texts are copied where that is asked for; of a model that is not, no path is handed over, and it is checked where it is."""
+    """Texts are copied where that is asked for; of a model that is not, no path is handed over, and it is checked where it is.
+
+    Its sizes may be numbers of numpy.
+    """
     model = tiny.save(tmp_path / "John `Smith` <b>", tiny.keyword_bert())
-    measured = {"device": "cpu", "batch_size": 1, "rounds": 4, "steps": 1}
+    measured = {
+        "device": "cpu",
+        **{name: np.int64(size) for name, size in {"batch_size": 1, "rounds": 4, "steps": 1}.items()},
+    }
     (tmp_path / "bundle").mkdir()
     written = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, **measured)
     readme = (written.folder / "README.md").read_text("utf-8")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.handoff.environment import InstalledPackage, lock, requirements_text, unmet, write_wheel
+from openmed_nb.runbook.handoff.bundle import lock, requirements_text, write_wheel
+from openmed_nb.runbook.handoff.smoke import unmet
 
 LINUX = "sys_platform == 'linux' or sys_platform == 'darwin' or sys_platform == 'win32'"
 
@@ -34,7 +36,7 @@ CLOSURES = {
 @pytest.mark.parametrize(("packages", "pins"), CLOSURES.values(), ids=CLOSURES)
 def test_everything_that_is_needed_is_pinned(packages, pins):
     """The lock has every package that is needed here, once, with the marker of those that only some computers need."""
-    there = {name: InstalledPackage("1", tuple(requires)) for name, requires in packages.items()}
+    there = {name: SimpleNamespace(version="1", requires=requires) for name, requires in packages.items()}
 
     assert [str(pin) for pin in lock("a", there.get)] == pins
 
@@ -42,7 +44,7 @@ def test_everything_that_is_needed_is_pinned(packages, pins):
 def test_a_package_that_is_missing_is_named():
     """An environment with a hole is not locked."""
     with pytest.raises(ConfigurationError, match="b is needed and not installed"):
-        lock("a", {"a": InstalledPackage("1", ("b",))}.get)
+        lock("a", {"a": SimpleNamespace(version="1", requires=["b"])}.get)
 
 
 def test_the_environment_of_the_toolkit():

@@ -9,13 +9,12 @@ import pytest
 
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.models.files import Content
-from openmed_nb.runbook.handoff.bundle import SCHEMA, Found, Golden, Trial
-from openmed_nb.runbook.handoff.smoke import Observed, SmokeReport
+from openmed_nb.runbook.handoff.smoke import SCHEMA, FoundEntity, Golden, Observed, SmokeReport, Trial
 from openmed_nb.runbook.logbook.sections import Background
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 LOGBOOKS = Path(__file__).parents[1] / "logbook" / "logbooks.py"
-ENTITIES = ((Found(0, 6, "DISEASE"),), ())
+ENTITIES = ((FoundEntity(0, 6, "DISEASE"),), ())
 GOLDEN = Golden(SCHEMA, "model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {}, None, False, ENTITIES)
 
 
@@ -58,9 +57,9 @@ SEEN = {
     "another package": ({"unmet": {"torch": ("2.13.0", "2.12.0")}}, {"packages": FAILED}),
     "another device": ({"other_device": "mps cannot be used here, so it ran on cpu"}, {"device": WARNING}),
     "a missing entity": ({"entities": ((), ())}, {"entities": FAILED}),
-    "another label": ({"entities": ((Found(0, 6, "DRUG"),), ())}, {"entities": FAILED}),
-    "another border": ({"entities": ((Found(0, 5, "DISEASE"),), ())}, {"entities": FAILED}),
-    "an entity too much": ({"entities": (*ENTITIES[:1], (Found(0, 1, "DISEASE"),))}, {"entities": FAILED}),
+    "another label": ({"entities": ((FoundEntity(0, 6, "DRUG"),), ())}, {"entities": FAILED}),
+    "another border": ({"entities": ((FoundEntity(0, 5, "DISEASE"),), ())}, {"entities": FAILED}),
+    "an entity too much": ({"entities": (*ENTITIES[:1], (FoundEntity(0, 1, "DISEASE"),))}, {"entities": FAILED}),
     "slower steps": ({"trial": replace(TRIAL, texts_per_second=(50.0, 60.0))}, {"throughput": FAILED}),
     "a little slower": ({"trial": replace(TRIAL, texts_per_second=(50.0, 80.0))}, {}),
     "faster": ({"trial": replace(TRIAL, texts_per_second=(500.0,))}, {}),
@@ -123,7 +122,7 @@ def test_speed_is_not_judged_on_a_busy_computer(seen, former, here, rate, status
 
 def test_entities_are_counted(seen):
     """The same entities in another order are the same; one that is there twice is one too much."""
-    first, second = Found(0, 6, "DISEASE"), Found(8, 9, "DISEASE")
+    first, second = FoundEntity(0, 6, "DISEASE"), FoundEntity(8, 9, "DISEASE")
     golden = replace(GOLDEN, entities=((first, second),))
     swapped = replace(seen, golden=golden, entities=((second, first),))
     twice = replace(seen, golden=golden, entities=((first, second, second),))

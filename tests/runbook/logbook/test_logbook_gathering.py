@@ -16,7 +16,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
-from openmed_nb.runbook.logbook.logbook import logbook_schema
+from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE
 from openmed_nb.runbook.logbook.privacy import model_in_memory, weights_in_memory
 from openmed_nb.session import SESSION
 
@@ -78,7 +78,8 @@ def book(written) -> nb.runbook.Logbook:
 @pytest.mark.real_computer
 def test_another_process_reads_it_whole(book, written):
     """What a process wrote, another one reads, and it keeps the schema."""
-    jsonschema.Draft202012Validator(logbook_schema()).validate(json.loads(written.read_text("utf-8")))
+    schema = json.loads(SCHEMA_FILE.read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(json.loads(written.read_text("utf-8")))
 
     assert book.software.openmed_nb == nb.__version__
     assert book.software.torch == torch.__version__

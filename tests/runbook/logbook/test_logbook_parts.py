@@ -391,6 +391,15 @@ def test_no_repository_is_no_error(tmp_path):
     assert slow.dirty is None
 
 
+@pytest.mark.usefixtures("git")
+def test_a_damaged_index_is_not_clean(tmp_path):
+    """Where git cannot say what has changed, the commit alone is known."""
+    commit = repository.read_code(tmp_path).commit
+    (tmp_path / ".git" / "index").write_bytes(b"damaged")
+
+    assert repository.read_code(tmp_path) == Code(commit)
+
+
 def test_git_of_a_mac_asks_no_question():
     """Apple's stub, which may open a window, is never run; any other git is."""
     assert repository.git_program("darwin", "/usr/bin/git") != "/usr/bin/git"

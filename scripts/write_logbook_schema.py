@@ -1,0 +1,71 @@
+"""Write the JSON Schema of a logbook, in the 2020-12 draft, from its dataclasses and what their docstrings say of each field.
+
+    python scripts/write_logbook_schema.py
+
+A test compares ``openmed_nb/runbook/logbook/logbook.schema.json`` with what this would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from openmed_nb.plain import Pattern
+from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE
+from openmed_nb.runbook.logbook.sections import SCHEMA, Sections
+
+# The names of plain types in JSON Schema.
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return the schema of a type that ``openmed_nb.plain`` reads."""
+    if is_dataclass(kind):
+        return schema_of_dataclass(kind)
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return {"enum": list(kinds)}
+    inner = schema_of(kinds[origin is dict]) if kinds else {"type": TYPES[kind]}
+    if origin in {types.UnionType, Union}:
+        return {"anyOf": [inner, {"type": "null"}]}
+    if origin is Annotated:
+        rule = kinds[1]
+        return inner | ({"pattern": rule.expression} if isinstance(rule, Pattern) else {"minimum": rule.number})
+    containers = {tuple: {"type": "array", "items": inner}, dict: {"type": "object", "additionalProperties": inner}}
+    return containers.get(origin, inner)
+
+
+def schema_of_dataclass(kind: Any) -> dict[str, Any]:
+    """Return the schema of a dataclass: every field is needed, and no other may be there."""
+    described = descriptions(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    properties = {name: schema_of(hint) for name, hint in hints.items()}
+    for name in properties.keys() & described.keys():
+        properties[name]["description"] = described[name]
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def descriptions(kind: type) -> dict[str, str]:
+    """Return what the docstring of a class says of its attributes, without marks of code."""
+    listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    found = re.split(r"^    (\w+): ", listed, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.replace("``", "").split()) for name, text in zip(found[::2], found[1::2], strict=True)}
+
+
+def logbook_schema() -> str:
+    """Return what the file holds."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{SCHEMA.replace('/', ':')}",
+        "title": "A logbook of openmed_nb",
+        "description": "What figures were measured with. No text of a note, no secret and no name of a file is in it.",
+    }
+    return json.dumps({**head, **schema_of(Sections)}, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(logbook_schema(), "utf-8")
