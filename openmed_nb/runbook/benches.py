@@ -144,7 +144,7 @@ def longest_row(annotator: Annotator) -> int:
 
 def on_each(phase: Callable[[Any], Any]) -> Callable[[Filled], Filled]:
     """Return what does a phase with each batch of filled texts."""
-    return lambda filled: (*filled[:2], [phase(one) for one in filled[2]])
+    return lambda done: (*done[:2], [phase(one) for one in done[2]])
 
 
 def filled(annotator: Annotator, texts: list[Any]) -> Filled:
@@ -271,7 +271,6 @@ class ModuleBench:
     def _workload(self, rows: int, batches: Any, sizes: Counter[int] | None = None) -> Workload:
         training = ((FORWARD, self.loss), ("backward", lambda loss: loss.backward()), ("optimizer", self.step))
         ids = self.example.kwargs.get("input_ids")
-        workers, ahead = read_ahead(self.loader)
         return Workload(
             self.name,
             TRAINING_STEP if self.training else FORWARD_PASS,
@@ -280,11 +279,10 @@ class ModuleBench:
             int(ids.shape[-1]) if self.loader is None and ids is not None and ids.dim() > 1 else None,
             batches,
             ((TRANSFER, self.transfer), *(training if self.training else ((FORWARD, self.forward),))),
-            workers,
-            next((str(one.dtype).removeprefix("torch.") for one in self.model.parameters()), None),
-            ahead,
+            dtype=next((str(one.dtype).removeprefix("torch.") for one in self.model.parameters()), None),
             sizes=Counter() if sizes is None else sizes,
             row_shape=row_shape_of(self.example),
+            **read_ahead(self.loader),
         )
 
 
@@ -412,7 +410,6 @@ class OwnBench:
         return self._workload(rows_in(first), self.data, first)
 
     def _workload(self, rows: int, batches: Iterable[Any], first: Any) -> Workload:
-        workers, ahead = read_ahead(self.data)
         sizes = Counter[int]()
         return Workload(
             self.name,
@@ -422,10 +419,9 @@ class OwnBench:
             None,
             lambda: Repeated(batches, sizes),
             (("step", lambda batch: self.step(fresh(batch))),),
-            workers,
-            ahead=ahead,
             sizes=Counter() if callable(self.data) else sizes,
             row_shape=row_shape_of(example_of(first)),
+            **read_ahead(self.data),
         )
 
 
@@ -444,13 +440,13 @@ def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
     return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device), data)
 
 
-def read_ahead(loader: Any) -> tuple[int, int]:
-    """Return how many processes of a loader read ahead, and how many batches they hold ready.
+def read_ahead(loader: Any) -> dict[str, Any]:
+    """Return how many processes of a loader read ahead, and how many batches they hold ready, as a workload has them.
 
     It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
     """
     workers = int(getattr(loader, "num_workers", 0))
-    return workers, workers * int(getattr(loader, "prefetch_factor", None) or 1)
+    return {"workers": workers, "ahead": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
 
 
 class Repeated(Iterator[Any]):

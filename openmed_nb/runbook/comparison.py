@@ -286,7 +286,7 @@ SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5  # A turn repeats a quick step until it 
 SECONDS = 6.0  # How long a device is watched by default: time for enough answers.
 LONGEST_WATCH = 3600  # A device is watched for at most so many seconds.
 ASKED_EVERY = 1.0  # Seconds between two questions: each starts a command, whose cost is not work of the device.
-PATIENCE = 2  # If answers are slow, a device is watched at most so many times as long.
+EXTENDED = 2  # If answers are slow, a device is watched at most so many times as long.
 ROUNDS_OF_WORKERS = 4  # A turn has at least so many batches of each worker of a loader: they come in bursts.
 
 
@@ -356,12 +356,9 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
     with SESSION.told_after():
         subject, device = subject_of(model, data, training=training, arguments=arguments)
-        if devices is None:
-            named_devices = device, *usable_devices()
-        else:
-            several = isinstance(devices, Iterable) and not isinstance(devices, str)
-            named_devices = tuple(SESSION.device(one).device for one in (devices if several else [devices]))
-        names = devices_to_compare(*named_devices)
+        asked = (device, *usable_devices()) if devices is None else devices
+        several = isinstance(asked, Iterable) and not isinstance(asked, str)
+        names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))
 
         def tell(name: str) -> None:
             SESSION.tell(Activity(f"Comparing on {name}", subject.name, names.index(name), len(names)))
@@ -466,10 +463,12 @@ def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
         return Utilisation()
     read = busy_reader(device, SESSION.computer.machine, environ=SESSION.environ, uuid=backend.gpu_uuid(device))
     with workload.begun() as batches:
-        return watched(read, seconds, lambda: workload.run(next(batches)))
+        return utilisation_during(read, seconds, lambda: workload.run(next(batches)))
 
 
-def watched(read: Busy | None, seconds: float, work: Callable[[], Any], interval: float = ASKED_EVERY) -> Utilisation:
+def utilisation_during(
+    read: Busy | None, seconds: float, work: Callable[[], Any], interval: float = ASKED_EVERY
+) -> Utilisation:
     """Return how busy a device is while work is done again and again, and how busy it was just before, while nothing is done.
 
     Each takes some seconds, up to twice as many if there are too few answers by then; what cannot be read is not run.
@@ -492,7 +491,7 @@ def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval
 
 def goes_on(elapsed: float, seconds: float, answers: int) -> bool:
     """Tell whether a device is still watched after some seconds, with so many answers."""
-    return elapsed < seconds * (PATIENCE if answers < FEWEST_ANSWERS else 1)
+    return elapsed < seconds * (EXTENDED if answers < FEWEST_ANSWERS else 1)
 
 
 @contextlib.contextmanager

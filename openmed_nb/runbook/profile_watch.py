@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..devices.backend import TENSOR_LOCK, finish
 from ..devices.profilers import is_of_host, modes_on, profiling
 from ..devices.request import kind_of
 from ..display import Plain
@@ -87,17 +86,13 @@ def operators_of(
     ``beside`` are operators with nothing to compute, which follow each step; the trace is written in the format of Chrome.
     """
 
-    def marked_step() -> None:
-        with record_function(f"{PREFIX}{DATA}"):
-            value = next(batches)
-        marked_phases(workload, value)
+    def marked(phase: str) -> Any:
+        return record_function(f"{PREFIX}{phase}")
 
-    def marked_phases(work: Workload, value: Any) -> None:
-        with TENSOR_LOCK:
-            for name, phase in work.phases:
-                with record_function(f"{PREFIX}{name}"):
-                    value = phase(value)
-            finish(work.torch_device)
+    def marked_step() -> None:
+        with marked(DATA):
+            value = next(batches)
+        workload.run(value, marked)
 
     with profiling(workload.device):  # The first profile of a process takes long to start.
         marked_step()
@@ -105,7 +100,7 @@ def operators_of(
         for _ in range(steps):
             marked_step()
             if beside is not None:
-                marked_phases(beside, None)
+                beside.run(None, marked)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")

@@ -1,4 +1,4 @@
-"""``nb.signals``: load, memory, power and heat of the computer at one moment, and which of it makes a computer slow.
+"""``nb.signals``: load, memory, power and heat of the computer at one moment, which of it makes a computer slow, how busy it is.
 
 Commands of macOS and of NVIDIA's driver are asked, each with a pure parser of its own; none needs administrator rights. macOS is
 asked by full paths, because a kernel that was started from the Dock has a short ``PATH``. What cannot be read, or cannot be, is

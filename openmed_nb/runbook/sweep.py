@@ -301,9 +301,10 @@ def drawn(report: SweepReport) -> Any:
     figure = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained")
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     draw_throughput(above, report)
-    draw_memory(below, report, plots.LARGEST_IN_MEBIBYTES)
+    draw_memory(below, report)
     for axes in (above, below):
         mark_sizes(axes, report, named=axes is above)
+        plots.with_legend(axes)
     largest = max(point.rows for point in report.points)
     below.set_xlim(0.8, largest * 1.25)
     below.xaxis.set_major_locator(FixedLocator([1 << power for power in range(largest.bit_length() + 1)]))
@@ -329,11 +330,11 @@ def draw_throughput(axes: Any, report: SweepReport) -> None:
     axes.set_ylabel("rows/s")
 
 
-def draw_memory(axes: Any, report: SweepReport, largest_in_mebibytes: int) -> None:
+def draw_memory(axes: Any, report: SweepReport) -> None:
     """Draw the memory of a step, and the limit where it is near."""
     sizes = [(point.rows, point.memory) for point in fitting(report.points) if point.memory is not None]
     most = max((memory for _, memory in sizes), default=0)
-    exponent = 3 if most >= largest_in_mebibytes else 2
+    exponent = plotting().memory_exponent(most)
     unit = 1024**exponent
     if sizes:
         axes.plot([rows for rows, _ in sizes], [memory / unit for _, memory in sizes], "--s", label="memory of a step")
@@ -355,6 +356,3 @@ def mark_sizes(axes: Any, report: SweepReport, named: bool) -> None:
     axes.set_xscale("log", base=2)
     highest = axes.dataLim.ymax if axes.lines else 0.0
     axes.set_ylim(0, highest * 1.15 if 0 < highest < math.inf else 1)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

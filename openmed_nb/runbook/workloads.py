@@ -112,11 +112,12 @@ class Workload:
         for _ in range(self.workers):
             self.run(next(batches))
 
-    def run(self, batch: Any) -> Any:
-        """Do a step with a batch, to its end on the device, and return what the last phase gave."""
+    def run(self, batch: Any, around: Callable[[str], Any] = contextlib.nullcontext) -> Any:
+        """Do a step with a batch, to its end on the device, and return what the last phase gave; a block goes around each."""
         with TENSOR_LOCK:
-            for _name, phase in self.phases:
-                batch = phase(batch)
+            for name, phase in self.phases:
+                with around(name):
+                    batch = phase(batch)
             finish(self.torch_device)
         return batch
 

@@ -94,7 +94,7 @@ def _lines(axes: Any, curve: MemoryCurve, lines: Mapping[str, tuple[str, str, st
     """Draw some of the figures over the epochs; samples at their ends have markers."""
     series = {name: [getattr(sample, name) for sample in curve.samples] for name in lines}
     series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
-    exponent = 3 if max(map(max, series.values()), default=0) >= LARGEST_IN_MEBIBYTES else 2
+    exponent = memory_exponent(max(map(max, series.values()), default=0))
     boundaries = [index for index, sample in enumerate(curve.samples) if sample.boundary]
     for name, sizes in series.items():
         label, style, marker = lines[name]
@@ -125,9 +125,19 @@ def _finish(axes: Any, curve: MemoryCurve) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axes.lines:
         axes.set_ylim(0, max(axes.get_ylim()[1], axes.dataLim.ymax * 1.1))
+    with_legend(axes)
+
+
+def with_legend(axes: Any) -> None:
+    """Draw a grid, and name the lines at their right."""
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+
+
+def memory_exponent(most: int) -> int:
+    """Return the power of 1024 in which an axis counts that reaches so many bytes: MiB, or GiB."""
+    return 3 if most >= LARGEST_IN_MEBIBYTES else 2
 
 
 class LiveCurve(StaticForm, HTML):

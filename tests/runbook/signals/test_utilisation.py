@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.devices.machine import Machine, timed_by
-from openmed_nb.runbook.comparison import Utilisation, goes_on, sampling, utilisation_of, watched
+from openmed_nb.runbook.comparison import Utilisation, goes_on, sampling, utilisation_during, utilisation_of
 from openmed_nb.runbook.signals import busy_reader, busy_share
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
@@ -124,7 +124,7 @@ def test_idle_and_busy_are_told_apart():
         return (0.25, 0.75)[len(begun) - 1]
 
     with timed_by(lambda: answers):
-        load = watched(read, 6, lambda: done.append(1), interval=0.001)
+        load = utilisation_during(read, 6, lambda: done.append(1), interval=0.001)
 
     assert begun == [0, 0]
     assert done
@@ -137,8 +137,8 @@ def test_what_cannot_be_read():
     """Without a reader, or without a time, nothing is done; a moment that cannot be read is left out."""
     done, asked = [], threading.Event()
 
-    assert watched(None, 1.0, lambda: done.append(1)) == Utilisation()
-    assert watched(lambda: 0.5, 0, lambda: done.append(1)) == Utilisation()
+    assert utilisation_during(None, 1.0, lambda: done.append(1)) == Utilisation()
+    assert utilisation_during(lambda: 0.5, 0, lambda: done.append(1)) == Utilisation()
     assert done == []
     with sampling(asked.set, interval=0.001) as answers:
         assert asked.wait(60)
