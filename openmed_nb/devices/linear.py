@@ -93,6 +93,7 @@ def onednn_gain() -> float:
 
 def best_seconds(function: Callable[[], Any], times: int = 4) -> float:
     """Return the shortest of a few runs, in seconds."""
+    # By the real clock, whatever a block is timed by: the gain is learnt once and holds for the whole process.
     seconds = []
     for _ in range(times):
         begin = time.perf_counter()

@@ -391,11 +391,7 @@ MOST_CORES = 4096
 SOURCES = {"AC Power": "adapter", "Battery Power": "battery", "UPS Power": "UPS"}
 POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
-# macOS has renamed the setting; the new name has three values.
-POWER_MODES = {
-    "powermode": {"0": "automatic", "1": "low", "2": "high"},
-    "lowpowermode": {"0": "automatic", "1": "low"},
-}
+POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}
 
 NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
 
@@ -448,9 +444,12 @@ def parse_battery(output: str | None) -> int | None:
 
 def parse_power_mode(output: str | None) -> str | None:
     """Return the power mode in use, from ``pmset -g``; ``None`` for Macs that have none."""
-    settings = dict(re.findall(r"^\s*((?:low)?powermode)\s+(\d+)\s*$", output or "", re.ASCII | re.MULTILINE))
-    modes = (values.get(settings.get(name, "")) for name, values in POWER_MODES.items())
-    return next((mode for mode in modes if mode), None)
+    names = (
+        "powermode",
+        "lowpowermode",
+    )  # macOS has renamed the setting; only the new name, the first, has a third value.
+    values = (found(rf"^\s*{name}\s+(\d+)\s*$", output) for name in names)
+    return next((POWER_MODES[value] for value in values if value in POWER_MODES), None)
 
 
 def parse_speed_limit(output: str | None) -> int | None:
