@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,10 +59,6 @@ class TorchFacts:
     def failure(self, device: str) -> str | None:
         """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
         return {canonical(probed): failure for probed, failure in self.probes}.get(canonical(device))
-
-    def with_probe(self, device: str, failure: str) -> TorchFacts:
-        """Return these facts with the outcome of one more probe."""
-        return replace(self, probes=(*self.probes, (device, failure)))
 
 
 def release_of(version: str | None) -> tuple[int, ...]:

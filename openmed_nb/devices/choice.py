@@ -17,7 +17,6 @@ from .machine import Machine
 from .request import NOBODY, DeviceRequest, Wish, canonical, winner
 
 MINIMUM_MACOS = (14,)  # The oldest macOS whose MPS torch supports (EmptyTensor.cpp of torch 2.9 and later).
-FIRST_TORCH_WITH_MPS = (1, 13)  # Before, MPS was a prototype.
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,6 @@ class Cause:
 
 TORCH_CAUSES = (
     Cause(lambda h: h.torch.version is None, "torch is not installed", "Install it: python -m pip install torch."),
-    Cause(
-        lambda h: h.device == "mps" and h.torch.release < FIRST_TORCH_WITH_MPS,
-        "torch {torch} is older than 1.13, the first release with a usable MPS backend",
-        "Upgrade it: python -m pip install --upgrade torch.",
-    ),
     Cause(
         lambda h: (
             h.torch.release < MINIMUM_TORCH and h.machine.system == "Darwin" and h.machine.architecture == "x86_64"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 
 from .backend import TorchFacts, TorchSeam
 from .choice import CAUSES, Candidate, DeviceChoice, Surroundings, first_applying, resolve
@@ -69,7 +70,8 @@ class Computer:
             if device == "mps":
                 self.enter_mps()
             if self.torch.loaded:
-                self._torch = self.torch.with_probe(device, self._seam.probe(device))
+                probes = (*self.torch.probes, (device, self._seam.probe(device)))
+                self._torch = replace(self.torch, probes=probes)
                 self.observe()
             else:
                 self.load_torch()

@@ -187,16 +187,15 @@ UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 SIZE = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]?i?B)\b"
 
-# Where the figures stand: on MPS, and on CUDA before and since 2.1 (c10/cuda/CUDACachingAllocator.cpp; "capacty" in 2.1).
+# Where the figures stand: on MPS, and on CUDA (c10/cuda/CUDACachingAllocator.cpp).
 FIGURES = {
     "tried": (f"(?:Tried|you tried) to allocate {SIZE}", f"Invalid buffer size: {SIZE}", f"Unable to allocate {SIZE}"),
-    "allocated": (f"MPS allocated: {SIZE}", f"{SIZE} already allocated", f"{SIZE} is allocated by PyTorch"),
+    "allocated": (f"MPS allocated: {SIZE}", f"{SIZE} is allocated by PyTorch"),
     "outside": (f"other allocations: {SIZE}",),
     "cached": (f"{SIZE} is reserved by PyTorch but unallocated",),
-    "reserved": (f"{SIZE} reserved in total", f"{SIZE} cached"),
     "process": (f"this process has {SIZE} memory in use",),
     "limit": (f"max allowed: {SIZE}", f"{SIZE} allowed;"),
-    "capacity": (f"{SIZE} total capacity", f"total capac?i?ty of {SIZE}"),
+    "capacity": (f"total capacity of {SIZE}",),
 }
 
 DEVICES = (
@@ -232,13 +231,11 @@ class OutOfMemory(Plain):
         text = str(error)
         found = {name: _size(text, patterns) for name, patterns in FIGURES.items()}
         device = next((name for name, words in DEVICES if re.search(words, text, re.IGNORECASE)), "cpu")
-        allocated, limit, other = found["allocated"], found["limit"], found["outside"]
-        total = found["reserved"] if found["process"] is None else found["process"]
+        allocated, total = found["allocated"], found["process"]
+        other = found["cached"] if found["outside"] is None else found["outside"]
         if total is not None and allocated is not None:
             other = max(0, total - allocated)
-        elif other is None:
-            other = found["cached"]
-        return cls(device, allocated, other, found["capacity"] if limit is None else limit, found["tried"])
+        return cls(device, allocated, other, found["limit"] or found["capacity"], found["tried"])
 
     def __str__(self) -> str:
         sizes = {

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils import _device as default_device
@@ -27,10 +27,9 @@ from ..devices.machine import _ACTIVE, DEFAULT_MEMORY, Machine
 from ..devices.profilers import modes_on
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
-from .defects import Defect, checked_defects
-from .memory import MacMemory, SimulatedAllocator
+from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
-from .operators import Fallbacks, size
+from .operators import Defect, Fallbacks, checked_defects
 
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
 SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
@@ -77,6 +76,8 @@ class SimulatedMps(Shown):
     _called: Counter[str] = field(default_factory=Counter)
     defects: tuple[Defect, ...] = ()
 
+    simulated: ClassVar[bool] = True  # What is shown of this device says so.
+
     @property
     def copies(self) -> list[Copy]:
         """The copies between the devices, with the two devices and whether the program was to go on meanwhile."""
@@ -88,19 +89,14 @@ class SimulatedMps(Shown):
         return self._called
 
     @property
-    def emptied(self) -> int:
-        """How often the cache was emptied by request."""
-        return self.allocator.emptied
-
-    @property
     def fallbacks(self) -> Counter[str]:
         """How often each operator that MPS does not have fell back to the CPU."""
         return self._fallbacks.counts
 
     @property
-    def simulated(self) -> bool:
-        """True: what is shown of this device says so."""
-        return True
+    def emptied(self) -> int:
+        """How often the cache was emptied by request."""
+        return self.allocator.emptied
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is on the device."""
@@ -117,7 +113,7 @@ class SimulatedMps(Shown):
         """Return what there is to show: the memory, and the operators that fell back."""
         figures = self.to_dict()
         names = ("installed", "recommended", "allowed", "allocated", "driver", "peak")
-        rows = tuple((name, "no limit" if figures[name] is None else size(figures[name])) for name in names)
+        rows = tuple((name, "no limit" if figures[name] is None else in_units(figures[name])) for name in names)
         counts = tuple((name, str(count)) for name, count in self.fallbacks.most_common())
         errors = tuple((defect.issue, defect.what) for defect in self.defects)
         tables = (

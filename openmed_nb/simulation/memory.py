@@ -19,8 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..devices.environment import HIGH, LOW, watermark_conflict, watermarks
-from .operators import out_of_memory
-from .operators import size as shown_size
+
+NO_LIMIT = (
+    " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations"
+    " (may cause system failure)."
+)
 
 SMALLEST_BLOCK = 256
 OTHER = 384 * 1024  # "other allocations" of the process, as in error texts of real Macs.
@@ -108,7 +111,7 @@ class SimulatedAllocator:
         with self._lock:
             self.touch()
             if size > self.memory.largest_buffer:
-                raise RuntimeError(f"Invalid buffer size: {shown_size(size)}")  # MPSAllocator.mm:236
+                raise RuntimeError(f"Invalid buffer size: {in_units(size)}")  # MPSAllocator.mm:236
             block = block_size(size)
             self._settle()
             if not self._cache[block]:
@@ -144,7 +147,13 @@ class SimulatedAllocator:
         if wanted + self._cached > min(allowed, low or allowed):
             self._drop_cache()
         if wanted > allowed:
-            raise RuntimeError(out_of_memory(self._allocated, OTHER, self.allowed, block))
+            # MPSAllocator.mm:286, and :297 without a limit.
+            limit = "" if self.allowed is None else f", max allowed: {in_units(self.allowed)}"
+            raise RuntimeError(
+                f"MPS backend out of memory (MPS allocated: {in_units(self._allocated)}, "
+                f"other allocations: {in_units(OTHER)}{limit}). "
+                f"Tried to allocate {in_units(block)} on private pool.{NO_LIMIT if limit else ''}"
+            )
 
     def _settle(self) -> None:
         while self._freed:
@@ -162,3 +171,11 @@ def block_size(size: int) -> int:
     """Return the bytes of the block for a tensor: its size class."""
     step = max(SMALLEST_BLOCK, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
+
+
+def in_units(count: int) -> str:
+    """Return a number of bytes as torch 2.13 writes it; before 2.13 it wrote ``GB`` for ``GiB``."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:.2f} {unit}"
+    return f"{count} bytes"

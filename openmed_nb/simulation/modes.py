@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..devices.moving import operator_tensors
-from .defects import OperatorCall
 from .memory import SimulatedAllocator
 from .operators import (
     ALWAYS_ON_CPU,
@@ -39,6 +38,7 @@ from .operators import (
     OTHER_GRADIENT,
     TWO_DEVICES,
     Fallbacks,
+    OperatorCall,
     names_above_autograd,
 )
 

@@ -1,14 +1,14 @@
 from . import loader as loader
 from .activations import checkpoint_activations as checkpoint_activations
-from .autocast import precision as precision
-from .callbacks import arguments as arguments
-from .callbacks import callback as callback
 from .curve import MemoryCurve as MemoryCurve
 from .curve import MemorySample as MemorySample
 from .epochs import EpochHooks as EpochHooks
+from .epochs import arguments as arguments
+from .epochs import callback as callback
 from .epochs import last_curve as last_curve
 from .holders import who_holds as who_holds
 from .loader import to_device as to_device
 from .release import limit_memory as limit_memory
 from .steps import GradientAccumulation as GradientAccumulation
 from .steps import adamw as adamw
+from .steps import precision as precision

@@ -138,8 +138,18 @@ REDUCTION = 32_767
 # The names under which labels come, and embeddings in the place of tokens: numbers of rows, length and width.
 LABELS = ("labels", "label")
 EMBEDDED = "inputs_embeds"
+RENUMBER = "Give the model as many labels as the data has (num_labels), or number the labels anew."
+TOKENIZER = "Use the tokenizer of this model"
+RESIZE = f"{TOKENIZER}, or resize its embeddings with model.resize_token_embeddings."
+# Of each field with numbers from 0: the limit that they stay below, what they are, and what to do where they do not.
+RANGES = {
+    **dict.fromkeys(LABELS, ("labels", "labels", RENUMBER)),
+    "input_ids": ("tokens", "token ids", RESIZE),
+    "token_type_ids": ("token_types", "token types", f"{TOKENIZER}."),
+    "position_ids": ("positions", "positions", "Leave position_ids out, or shorten the rows."),
+}
 # The fields that are checked.
-FIELDS = (*LABELS, "input_ids", "token_type_ids", "position_ids", EMBEDDED)
+FIELDS = (*RANGES, EMBEDDED)
 
 
 @dataclass(frozen=True)
@@ -203,23 +213,14 @@ def labels_of(batch: Any) -> Any:
 
 def check_labels(fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
     """Refuse labels that the model does not have."""
-    remedy = "Give the model as many labels as the data has (num_labels), or number the labels anew."
     for name in LABELS:
-        if name in fields and limits.labels is not None:
-            check_range(fields[name], limits.labels, where, "labels", remedy, limits.ignore_index)
+        check_range(name, fields, limits, where)
 
 
 def check_token_ids(fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
     """Refuse tokens, token types, positions and rows for which the model has no embedding."""
-    tokenizer = "Use the tokenizer of this model"
-    resize = f"{tokenizer}, or resize its embeddings with model.resize_token_embeddings."
-    for name, count, called, remedy in (
-        ("input_ids", limits.tokens, "token ids", resize),
-        ("token_type_ids", limits.token_types, "token types", f"{tokenizer}."),
-        ("position_ids", limits.positions, "positions", "Leave position_ids out, or shorten the rows."),
-    ):
-        if name in fields and count is not None:
-            check_range(fields[name], count, where, called, remedy)
+    for name in ("input_ids", "token_type_ids", "position_ids"):
+        check_range(name, fields, limits, where)
     if "input_ids" in fields and limits.positions is not None and "position_ids" not in fields:
         tokens, allowed = fields["input_ids"], limits.positions - limits.first_position
         longest = tokens.shape[-1]
@@ -260,13 +261,17 @@ CHECKS: dict[str, Callable[[Mapping[str, torch.Tensor], ModelLimits, str], None]
 }
 
 
-def check_range(  # noqa: PLR0913, PLR0917 - each is a word of the error
-    values: torch.Tensor, count: int, where: str, called: str, remedy: str, ignored: int | None = None
-) -> None:
-    """Refuse values that are not from 0 to ``count - 1``; good values cost one look at the extremes."""
+def check_range(name: str, fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
+    """Refuse values of a field that are not from 0 to one below its limit; good values cost one look at the extremes."""
     import torch
 
-    seen = values if ignored is None else torch.where(values == ignored, 0, values)
+    limit, called, remedy = RANGES[name]
+    count, left_out = getattr(limits, limit), ""
+    if name not in fields or count is None:
+        return
+    seen = fields[name]
+    if name in LABELS:
+        seen, left_out = torch.where(seen == limits.ignore_index, 0, seen), f"; {limits.ignore_index} is left out"
     low, high = (int(extreme) for extreme in seen.aminmax())
     if low >= 0 and high < count:
         return
@@ -274,9 +279,8 @@ def check_range(  # noqa: PLR0913, PLR0917 - each is a word of the error
     low, high = (int(extreme) for extreme in bad.aminmax())
     verb = "is" if bad.numel() == 1 else "are"
     extremes = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
-    left_out = "" if ignored is None else f"; {ignored} is left out"
     what = (
-        f"{bad.numel():,} of {values.numel():,} {called} {verb} not between 0 and {count - 1:,} ({extremes}{left_out})."
+        f"{bad.numel():,} of {seen.numel():,} {called} {verb} not between 0 and {count - 1:,} ({extremes}{left_out})."
     )
     raise BatchRefused(where + what, remedy)
 

@@ -60,7 +60,7 @@ class DropoutWatch:
         warnings.warn(advice, OpenMedWarning, stacklevel=2)
 
 
-# What each guard does in a few words, and where that is from; the docstring of Guards says more.
+# What each guard does, and where that is from.
 ABOUT = {
     "labels": ("stops at labels that the model does not have", "keras#23664, pytorch#187559"),
     "token_ids": ("stops at tokens, types, positions and rows without an embedding", "pytorch#154235, #123119"),
@@ -84,23 +84,11 @@ WATCHED: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
 class Guards(Shown):
     """The guards of one training; Trainer callbacks, Accelerate and plain loops use the same.
 
-    =========================  ========================================================================================
-    guard                      what it does
-    =========================  ========================================================================================
-    labels                     stops at labels that the model does not have: on MPS they give a loss near zero without
-                               an error (keras#23664; torch checks them after 2.13, pytorch#187559)
-    token_ids                  stops at tokens, token types, positions and rows for which the model has no embedding: on
-                               MPS they give rows of zeros (pytorch#154235, #123119)
-    large_batch_gradients      stops at a step of 32,767 tokens or more on an M1 or M2 under torch before 2.14, whose
-                               gradients can be 1,000 to 100,000 times too large (pytorch#177116, #193487); rows times
-                               length of ``input_ids`` count, or of ``inputs_embeds``; other batches are not counted
-    nonfinite                  stops where a loss or a gradient is NaN or infinite, names the layer and keeps the batch;
-                               Trainer's log leaves such losses out (``logging_nan_inf_filter``)
-    dropout_without_gradients  warns of a pass in train mode without gradients, whose results are random; on MPS
-                               attention raises there (pytorch#184126)
-    lstm_dropout               warns of an LSTM with dropout on MPS under torch before 2.14, whose gradients are wrong
-                               (pytorch#190056)
-    =========================  ========================================================================================
+    ``print(Guards())`` lists them, with what each does and where that is from: ``labels`` and ``token_ids`` (on MPS wrong
+    ones give a loss near zero and rows of zeros, without an error), ``large_batch_gradients`` (rows times length of
+    ``input_ids`` count, or of ``inputs_embeds``; other batches are not counted), ``nonfinite`` (it names the layer and keeps
+    the batch; Trainer's log leaves such losses out, see ``logging_nan_inf_filter``), ``dropout_without_gradients`` and
+    ``lstm_dropout``.
 
     Args:
         off: Names of guards that are switched off.

@@ -146,10 +146,8 @@ def settings_for(
         why = "workers stay for the next epoch; starting one takes seconds"
         settings.append(LoaderArgument("persistent_workers", True, why))
     if workers.value and machine.system == "Darwin":
-        why = "it was asked for; on a Mac spawn is safer"
-        if method == "spawn":
-            why = "a forked process hangs or crashes where it touches Metal, and macOS does not fork by default"
-        settings.append(LoaderArgument("multiprocessing_context", method, why))
+        why = "a forked process hangs or crashes where it touches Metal, and macOS does not fork by default"
+        settings.append(LoaderArgument("multiprocessing_context", "spawn", why))
     return LoaderSettings(device, tuple(settings))
 
 

@@ -7,7 +7,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,11 +48,8 @@ class Pass:
 
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
-            with ExitStack() as stack:
-                stack.enter_context(random_numbers_from(self.states))
-                stack.enter_context(torch.enable_grad())
-                if self.autocast is not None:
-                    stack.enter_context(torch.autocast(self.device, self.autocast))
+            autocast = torch.autocast(self.device, self.autocast, enabled=self.autocast is not None)
+            with random_numbers_from(self.states), torch.enable_grad(), autocast:
                 yield
         finally:
             with torch.no_grad():
@@ -166,23 +163,33 @@ def _write_new(content: bytes, folder: Path, step: int) -> Path:
     for number in itertools.count(1):
         file = folder / (f"step_{step}.safetensors" if number == 1 else f"step_{step}_{number}.safetensors")
         try:
-            opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+            with open(file, "xb", opener=partial(os.open, mode=0o600)) as stream:
+                stream.write(content)
         except FileExistsError:
             continue
-        with os.fdopen(opened, "wb") as stream:
-            stream.write(content)
         break
     return file
 
 
 Kind = Literal["input", "weight", "output", "loss", "input gradient", "weight gradient", "output gradient", "unknown"]
 
-REMEDIES: dict[Kind, str] = {
-    "input": "Correct the data.",
-    "weight": "Go back to a checkpoint from before this step, and lower the learning rate.",
-    "output": "Lower the learning rate, or compute in float32.",
-    "loss": "Look at what the loss is given: an empty batch, labels that are all left out, a logarithm of zero.",
-    "unknown": "Lower the learning rate, clip gradients, or compute in float32.",
+UNCLEAR = "Lower the learning rate, clip gradients, or compute in float32."
+# Of each kind of origin, where that is, and what to do about it.
+ORIGINS: dict[Kind, tuple[str, str]] = {
+    "input": ("the input {!r} is already NaN or infinite", "Correct the data."),
+    "weight": (
+        "the weight {} is already NaN or infinite, from an earlier step",
+        "Go back to a checkpoint from before this step, and lower the learning rate.",
+    ),
+    "output": ("it first appears in what {} computes", "Lower the learning rate, or compute in float32."),
+    "loss": (
+        "it first appears in the loss",
+        "Look at what the loss is given: an empty batch, labels that are all left out, a logarithm of zero.",
+    ),
+    "input gradient": ("it first appears in the backward pass of {}", UNCLEAR),
+    "weight gradient": ("it first appears in the gradient of {}", UNCLEAR),
+    "output gradient": ("it first appears in the gradient that comes back to {}", UNCLEAR),
+    "unknown": ("where it first appears was not found ({})", UNCLEAR),
 }
 
 
@@ -194,30 +201,15 @@ class Origin:
     name: str  # Of the layer, the weight or the input; why it was not found, where it is unknown.
 
     def __str__(self) -> str:
-        sentences = {
-            "input": f"the input {self.name!r} is already NaN or infinite",
-            "weight": f"the weight {self.name} is already NaN or infinite, from an earlier step",
-            "output": f"it first appears in what {self.name} computes",
-            "loss": "it first appears in the loss",
-            "input gradient": f"it first appears in the backward pass of {self.name}",
-            "weight gradient": f"it first appears in the gradient of {self.name}",
-            "output gradient": f"it first appears in the gradient that comes back to {self.name}",
-            "unknown": f"where it first appears was not found ({self.name})",
-        }
-        return sentences[self.kind]
+        return ORIGINS[self.kind][0].format(self.name)
 
     @property
     def remedy(self) -> str:
-        return REMEDIES.get(self.kind, REMEDIES["unknown"])
+        return ORIGINS[self.kind][1]
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A gradient that came to a place in a backward pass."""
-
-    kind: Kind
-    name: str
-    finite: bool
+# The places that a gradient comes to in a backward pass, in order, each with whether it was finite there.
+Arrivals = list[tuple[Origin, bool]]
 
 
 def gradients_of(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -233,9 +225,7 @@ def looks_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tenso
     """
     import torch
 
-    if (
-        gradients and gradients[0].is_cuda
-    ):  # One kernel for many tensors; elsewhere there is none, and sums are cheapest.
+    if gradients and gradients[0].is_cuda:  # One kernel for many tensors; elsewhere there is none: sums are cheapest.
         numbers = [torch.nn.utils.get_total_norm(gradients)]
     else:
         full = torch.float32
@@ -283,7 +273,7 @@ def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
     import torch
 
     outputs: list[str] = []
-    arrivals: list[Arrival] = []
+    arrivals: Arrivals = []
     with watched_layers(model, outputs, arrivals, held.module):
         loss = loss_of(model(*held.args, **held.kwargs))
         if outputs:
@@ -298,11 +288,11 @@ def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
 
 
 @contextmanager
-def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: list[Arrival], prefix: str) -> Iterator[None]:
+def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: Arrivals, prefix: str) -> Iterator[None]:
     """Note the layers whose outputs are not finite, innermost first, and the gradients that come to each layer."""
 
     def note(kind: Kind, name: str, gradient: torch.Tensor) -> None:
-        arrivals.append(Arrival(kind, name, is_finite([gradient])))
+        arrivals.append((Origin(kind, name), is_finite([gradient])))
 
     def look(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         returned = list(tensors_in(output))
@@ -324,20 +314,18 @@ def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: list[Ar
             hook.remove()
 
 
-def origin_of(arrivals: Sequence[Arrival]) -> Origin | None:
-    """Return where a backward pass made the first number that is not finite, from the gradients in order of arrival.
-
-    That is a layer whose output has a finite gradient, and whose input or weight has not.
-    """
-    start = next((number for number, arrival in enumerate(arrivals) if not arrival.finite), None)
+def origin_of(arrivals: Arrivals) -> Origin | None:
+    """Return where a backward pass made the first number that is not finite."""
+    # That is a layer whose output has a finite gradient, and whose input or weight has not.
+    start = next((number for number, (_, finite) in enumerate(arrivals) if not finite), None)
     if start is None:
         return None
-    fine = {arrival.name for arrival in arrivals[:start] if arrival.kind == "output gradient"}
-    for arrival in itertools.takewhile(lambda arrival: not arrival.finite, arrivals[start:]):
-        layer = arrival.name.rpartition(".")[0] if arrival.kind == "weight gradient" else arrival.name
-        if arrival.kind != "output gradient" and layer in fine:
-            return Origin(arrival.kind, arrival.name)
-    return Origin(arrivals[start].kind, arrivals[start].name)
+    fine = {place.name for place, _ in arrivals[:start] if place.kind == "output gradient"}
+    for place, _ in itertools.takewhile(lambda arrival: not arrival[1], arrivals[start:]):
+        layer = place.name.rpartition(".")[0] if place.kind == "weight gradient" else place.name
+        if place.kind != "output gradient" and layer in fine:
+            return place
+    return arrivals[start][0]
 
 
 def from_gradients(model: torch.nn.Module) -> Origin:

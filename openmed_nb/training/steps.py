@@ -1,4 +1,4 @@
-"""Steps of an optimizer: AdamW in its fused form, and gradients accumulated over several batches.
+"""Steps of an optimizer: the numbers that they are computed in, AdamW in its fused form, gradients over several batches.
 
 On MPS torch never chooses the fused form itself: it loops over the tensors, one small kernel after the other
 (``torch/optim/optimizer.py``, ``torch/utils/_foreach_utils.py``); fused, one kernel updates many.
@@ -11,6 +11,7 @@ and each gets its share of the group.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -18,26 +19,178 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..devices.backend import import_torch, release_of
+from ..devices.backend import cuda_capability, import_torch, release_of
+from ..devices.choice import FLOAT32_REASONS
+from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
 from ..display import Report, Shown
 from ..errors import ConfigurationError, OpenMedWarning, cause, check_flag, number, whole
+from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
 
 if TYPE_CHECKING:
     import torch
 
-# The first torch with a fused AdamW on the device (MPS: pytorch#127242), and for which types.
-FUSED_SINCE = {"mps": "2.5", "cpu": "2.4", "cuda": "2.0"}
-FUSED_DTYPES = {
-    "mps": ("float32", "float16", "bfloat16"),
-    "cpu": ("float64", "float32", "float16", "bfloat16"),
-    "cuda": ("float64", "float32", "float16", "bfloat16"),
+# How a precision may be requested: as torch spells it, and as Accelerate and the Trainer do; auto takes the best 16 bits.
+SPELLINGS = {
+    **dict.fromkeys(("float32", "fp32", "no"), "float32"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("float16", "fp16", "half"), "float16"),
+    "auto": "auto",
 }
-# The first torch whose fused optimizers obey a GradScaler on MPS (pytorch#186360, in the notes of that release).
+
+# The first torch whose GradScaler works on MPS (pytorch#142397).
+SCALER_ON_MPS = (2, 8)
+# The first torch on MPS whose fused optimizers obey a GradScaler (pytorch#186360), and whose GradScaler leaves 16-bit
+# gradients alone (pytorch#184286); both are in the notes of that release.
 OBEYS_SCALER = (2, 13)
 IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
+# The first compute capability of CUDA with bfloat16.
+NATIVE_BFLOAT16 = (8, 0)
+# The last generation of Apple's chips without bfloat16 of its own (transformers#40458).
+EMULATED = 2
+
+
+@dataclass(frozen=True, repr=False)
+class Precision(Shown):
+    """The numbers that a model is trained in, and why.
+
+    Attributes:
+        device: The device, such as ``"mps"`` or ``"cuda:1"``.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``: what matrix products run in; weights stay float32.
+        reason: Why this type, in one sentence.
+        needs_scaler: Whether small gradients would become 0 without a ``GradScaler``.
+        notes: What to know about it.
+    """
+
+    device: str
+    dtype: str
+    reason: str
+    needs_scaler: bool = False
+    notes: tuple[str, ...] = ()
+
+    ALSO = ("enabled",)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether products run in another type than float32."""
+        return self.dtype != "float32"
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for the forward pass and the loss; ``backward`` stands outside of it."""
+        import torch
+
+        dtype = getattr(torch, self.dtype) if self.enabled else None
+        context: contextlib.AbstractContextManager[Any] = torch.autocast(
+            kind_of(self.device), dtype=dtype, enabled=self.enabled
+        )
+        return context
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return a ``GradScaler``, which does nothing where none is needed."""
+        import torch
+
+        return torch.amp.GradScaler(kind_of(self.device), enabled=self.needs_scaler)
+
+    def report(self) -> Report:
+        """Return the type, why, and what to know about it."""
+        scaled = " with a GradScaler" if self.needs_scaler else ""
+        title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}"
+        return Report(title, (self.reason, *self.notes))
+
+
+def precision(requested: str | None = None, device: Any = None) -> Precision:
+    """Return in which numbers a model is trained on a device, and why.
+
+    Args:
+        requested: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"auto"``, the best of the 16-bit types; ``None`` is
+            float32.
+        device: As for :func:`~openmed_nb.training.to_device`.
+
+    Returns:
+        The precision, with ``autocast()`` for the forward pass and ``scaler()`` for the backward pass.
+
+    Raises:
+        ConfigurationError: For a precision that cannot be had on the device; it is never replaced.
+
+    Example:
+        >>> precision(device="cpu").dtype
+        'float32'
+    """
+    name, computer = SESSION.device(device).device, SESSION.computer
+    return autocast_policy(name, computer.torch.release, computer.machine, requested, cuda_capability(name))
+
+
+def autocast_policy(
+    device: str,
+    torch_release: tuple[int, ...],
+    machine: Machine,
+    requested: str | None = None,
+    capability: tuple[int, int] | None = None,
+) -> Precision:
+    """Decide in which numbers a model is trained; nothing but float32 is chosen without a request."""
+    spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
+    if spelling not in SPELLINGS:
+        accepted = ", ".join(repr(one) for one in SPELLINGS)
+        raise ConfigurationError(f"The precision cannot be {requested!r}.", f"Use one of {accepted}.")
+    kind, dtype, why = kind_of(device), SPELLINGS[spelling], "was asked for"
+    default = f"float32 is the default: {FLOAT32_REASONS[kind]}."
+    if dtype == "auto":
+        why = "is the best of the 16-bit types here"
+        if kind == "cpu":  # None is faster there than float32.
+            return Precision(device, "float32", default)
+        # bfloat16 has the range of float32 and needs no scaler.
+        dtype = "float16" if _obstacle(kind, "bfloat16", torch_release, capability) else "bfloat16"
+    if dtype == "float32":
+        return Precision(device, dtype, default if requested is None else "float32 was asked for.")
+    if found := _obstacle(kind, dtype, torch_release, capability):
+        raise ConfigurationError(f"{dtype} cannot be used on {device}: {found[0]}.", found[1])
+    reason = f"bfloat16 {why}; it has the range of float32 and needs no GradScaler."
+    if dtype == "float16":
+        reason = f"float16 {why}; its range is small, so a GradScaler keeps small gradients from becoming 0."
+    return Precision(device, dtype, reason, dtype == "float16", _notes(kind, dtype, torch_release, machine))
+
+
+def _obstacle(
+    kind: str, dtype: str, release: tuple[int, ...], capability: tuple[int, int] | None
+) -> tuple[str, str] | None:
+    """Return why a type cannot be used and what to do, ``None`` where it can."""
+    if kind == "mps" and dtype == "float16" and release < SCALER_ON_MPS:
+        torch = ".".join(map(str, release))
+        what = f"float16 needs a GradScaler, which does not work on MPS with torch {torch} (pytorch#142397)"
+        return what, "Use 'bfloat16', which needs none, or torch 2.8 or later."
+    if kind == "cuda" and dtype == "bfloat16" and (capability is None or capability < NATIVE_BFLOAT16):
+        known = "a GPU of compute capability {}.{}".format(*capability) if capability else ""
+        gpu = known or "the GPU, as far as is known,"
+        what = f"{gpu} has no bfloat16 of its own; that begins with compute capability 8.0"
+        return what, "Use 'float16', which comes with a GradScaler."
+    return None
+
+
+def _notes(kind: str, dtype: str, release: tuple[int, ...], machine: Machine) -> tuple[str, ...]:
+    """Return what to know about a 16-bit type on a device, where there is something."""
+    if kind == "cpu":
+        return (f"Most CPUs compute more slowly in {dtype} than in float32; measure it.",)
+    if kind == "mps" and dtype == "float16" and ignores_scaler(kind, release):
+        what = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
+        fused = f"Use AdamW without fused=True. {IGNORES_SCALER}."
+        return f"{what} before torch 2.13 (pytorch#184286).", fused
+    generation = apple_generation(machine)
+    if kind != "mps" or dtype == "float16" or (generation or 0) > EMULATED:
+        return ()
+    what = "The chip is not known; M1 and M2 compute bfloat16 in software and gain no speed"
+    if generation is not None:
+        what = f"M{generation} computes bfloat16 in software: less memory for activations, but no speed gained"
+    return (f"{what} (transformers#40458).",)
+
+
+# The first torch with a fused AdamW on the device (MPS: pytorch#127242), and for which types.
+FUSED = {
+    "mps": ("2.5", ("float32", "float16", "bfloat16")),
+    "cpu": ("2.4", ("float64", "float32", "float16", "bfloat16")),
+    "cuda": ("2.0", ("float64", "float32", "float16", "bfloat16")),
+}
 
 AS_TORCH = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
 # The arguments of torch.optim.AdamW by which a person chooses the implementation.
@@ -142,14 +295,14 @@ def fused_support(
         return FusedSupport(fused=False, reason="There are no parameters.")
     for kind, dtype in kinds:
         missing = f"{IGNORES_SCALER}." if scaled and ignores_scaler(kind, torch_release) else ""
-        if kind not in FUSED_SINCE:
+        if kind not in FUSED:
             missing = f"torch is not known to have it on {kind}."
-        elif dtype not in FUSED_DTYPES[kind]:
-            types = ", ".join(FUSED_DTYPES[kind])
+        elif dtype not in FUSED[kind][1]:
+            types = ", ".join(FUSED[kind][1])
             missing = f"torch has it on {kind} for {types}, and there are parameters in {dtype}."
         if missing:
             return FusedSupport(fused=False, reason=missing)
-    where = ", ".join(f"{dtype} on {kind} since {FUSED_SINCE[kind]}" for kind, dtype in kinds)
+    where = ", ".join(f"{dtype} on {kind} since {FUSED[kind][0]}" for kind, dtype in kinds)
     return FusedSupport(fused=True, reason=f"torch has it for {where}.")
 
 

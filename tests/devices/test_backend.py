@@ -109,7 +109,7 @@ def test_probe_is_remembered_by_device():
     same = [("mps", "mps"), ("mps", "mps:0"), ("cuda", "cuda:0"), ("cuda:0", "cuda")]
     for probed, asked in (*same, ("cuda", "cuda:1"), ("mps", "cpu")):
         answer = "no" if (probed, asked) in same else None
-        assert TorchFacts("2.13.0").with_probe(probed, "no").failure(asked) == answer
+        assert TorchFacts("2.13.0", probes=((probed, "no"),)).failure(asked) == answer
 
 
 def test_probe_of_the_cpu():

@@ -11,8 +11,8 @@ from torch.nn import functional
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.session import SESSION
-from openmed_nb.simulation.defects import DEFECTS, KNOWN
 from openmed_nb.simulation.device import simulated_device
+from openmed_nb.simulation.operators import DEFECTS, KNOWN
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 

@@ -101,9 +101,10 @@ class TestNames:
         assert Guards(off=NAMES).on == ()
 
     def test_table(self):
-        """What a person sees of Guards with a question mark names every guard, and once."""
-        table = Guards.__doc__.split("Args:")[0]
-        assert all(len(re.findall(rf"^ *{name}  ", table, re.MULTILINE)) == 1 for name in NAMES)
+        """What a person sees of Guards with a question mark, and when it is shown, names every guard, and once."""
+        described = Guards.__doc__.split("Args:")[0]
+        assert all(described.count(f"``{name}``") == 1 for name in NAMES)
+        assert all(len(re.findall(rf"^ *{name}  ", str(Guards()), re.MULTILINE)) == 1 for name in NAMES)
 
     def test_wrong_limit(self, refusal):
         """What is told and cannot be a limit is an error that shows the value, or the names of those there are."""

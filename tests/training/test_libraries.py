@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 import openmed_nb as nb
 from openmed_nb.devices.request import device_of
 from openmed_nb.errors import BatchRefused, ConfigurationError, DeviceUnavailable, NonFinite, OpenMedWarning
-from openmed_nb.training.callbacks import warn_of_another_device
+from openmed_nb.training.epochs import warn_of_another_device
 
 
 @pytest.mark.real_computer  # It begins its own simulation.

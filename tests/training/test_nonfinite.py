@@ -13,7 +13,6 @@ from transformers import BatchEncoding
 
 from openmed_nb.training.nonfinite import (
     HELD,
-    Arrival,
     Kind,
     Origin,
     PassRecorder,
@@ -187,7 +186,7 @@ ORIGINS = {
 def test_origin(arrivals, found):
     """The layer whose output's gradient was fine, and whose input's or weight's is not, is where it began."""
     parts = [one.split() for one in arrivals.split(", ") if one]
-    came = [Arrival(f"{kind} gradient", "" if name == "." else name, sign == "+") for sign, kind, name in parts]
+    came = [(Origin(f"{kind} gradient", "" if name == "." else name), sign == "+") for sign, kind, name in parts]
 
     assert origin_of(came) == (found and Origin(f"{found.split()[0]} gradient", found.split()[1]))
 

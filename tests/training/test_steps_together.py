@@ -7,7 +7,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
-from openmed_nb.training.autocast import autocast_policy
+from openmed_nb.training.steps import autocast_policy
 
 pytestmark = pytest.mark.real_computer  # The CPU is compared with a simulation that the tests begin.
 

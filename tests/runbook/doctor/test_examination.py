@@ -17,7 +17,7 @@ from openmed_nb.runbook.doctor.checks import Computation, package_findings, read
 from openmed_nb.runbook.doctor.report import compute_on, diagnose, examine
 from openmed_nb.runbook.doctor.silent_errors import BUGS
 from openmed_nb.session import SESSION
-from openmed_nb.simulation.defects import KNOWN
+from openmed_nb.simulation.operators import KNOWN
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 

@@ -19,8 +19,8 @@ from openmed_nb.runbook.doctor.silent_errors import (
     result_of,
     run_probes,
 )
-from openmed_nb.simulation.defects import KNOWN
 from openmed_nb.simulation.device import simulated_device
+from openmed_nb.simulation.operators import KNOWN
 
 
 @pytest.fixture
