@@ -27,7 +27,6 @@ from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, counted
 from ..errors import ConfigurationError, OpenMedWarning, cause, one_line
 from ..plain import Least, from_plain, write_whole
-from .config import OpenMedConfig
 from .files import content_of
 from .loading import INT8, LoadSpec, files_in, model_folder
 from .store import ModelKey
@@ -370,9 +369,6 @@ REDUCED = ("bfloat16", "float16", "int8")
 # A reduced type counts as faster than float32 when it is more than this many times as fast.
 WORTH = 1.05
 
-# Settings that choose the files that are loaded, and so belong to the command that validates them.
-SETTINGS = ("revision", "cache_dir", "allow_pickle")
-
 
 @dataclass(frozen=True)
 class ReducedType(Plain):
@@ -418,16 +414,13 @@ class DtypeChoice(Shown):
 
     def report(self) -> Report:
         """Return the type, who asked, and what is known of the reduced types."""
-        if self.requested == self.dtype:
-            reason = "It was asked for."
-        elif self.dtype not in REDUCED:
-            reason = "'auto' took it: no reduced type is validated here for this model and faster."
+        if self.dtype not in REDUCED:
+            why = "no reduced type is validated here for this model and faster"
         elif shows_simulated(self.device):
-            reason = (
-                "'auto' took it: it is the first that is validated here; under the simulation no speed is measured."
-            )
+            why = "it is the first that is validated here; under the simulation no speed is measured"
         else:
-            reason = "'auto' took it: it is validated here for this model, and the fastest of those that are."
+            why = "it is validated here for this model, and the fastest of those that are"
+        reason = "It was asked for." if self.requested == self.dtype else f"'auto' took it: {why}."
         rows = tuple((one.dtype, one.said) for one in self.candidates)
         return Report(f"Type: {self.dtype} on {self.device}", (reason,), (Table("", ("type", "certificate"), rows),))
 
@@ -481,11 +474,9 @@ def warn_unless_validated(key: ModelKey, device: str, computer: Computer, enviro
 
 def validating_command(spec: LoadSpec, device: str | None) -> str:
     """Return the command that validates a model in its type; ``device`` is ``None`` where it was not loaded for one."""
-    usual = OpenMedConfig()
-    options = {name: getattr(spec.config, name) for name in SETTINGS}
-    options = {name: value for name, value in options.items() if value != getattr(usual, name)}
-    if "cache_dir" in options:
-        options["cache_dir"] = os.fspath(options["cache_dir"])
-    named = {"dtype": spec.dtype, **({"device": device} if device else {}), **options}
-    words = ", ".join(f"{name}={value!r}" for name, value in named.items())
+    config = spec.config
+    cache = None if config.cache_dir is None else os.fspath(config.cache_dir)
+    options = {"dtype": spec.dtype, "device": device, "revision": config.revision, "cache_dir": cache}
+    named = {**options, "allow_pickle": config.allow_pickle or None}
+    words = ", ".join(f"{name}={value!r}" for name, value in named.items() if value is not None)
     return f"nb.runbook.validate_precision({spec.reference.name!r}, texts, {words})"

@@ -133,9 +133,8 @@ def check_strategy(strategy: str | None) -> str:
         return DEFAULT_STRATEGY
     name = str(getattr(strategy, "value", strategy)).lower()
     if name not in STRATEGIES:
-        raise ConfigurationError(
-            f"There is no aggregation strategy {strategy!r}.", f"Use one of {', '.join(STRATEGIES)}."
-        )
+        what = f"There is no aggregation strategy {strategy!r}."
+        raise ConfigurationError(what, f"Use one of {', '.join(STRATEGIES)}.")
     return name
 
 

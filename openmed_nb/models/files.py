@@ -106,14 +106,14 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     if safe and not disguised:
         return True
     if not disguised and not pickled:
-        raise ModelUnusable(
-            f"The model {name!r} has no weights in safetensors.",
-            "Use a model with a model.safetensors, or pass allow_pickle=True if it has a pickle file that you trust.",
+        remedy = (
+            "Use a model with a model.safetensors, or pass allow_pickle=True if it has a pickle file that you trust."
         )
+        raise ModelUnusable(f"The model {name!r} has no weights in safetensors.", remedy)
     if not allow_pickle:
+        what = f"The weights of {name!r} are a pickle file, which can run any code when it is loaded."
         raise ModelRefused(
-            f"The weights of {name!r} are a pickle file, which can run any code when it is loaded.",
-            "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them.",
+            what, "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them."
         )
     return disguised
 
@@ -432,9 +432,8 @@ def check_paths(folder: Path, name: str) -> None:
     for part in (Path(part) for index in (SAFETENSORS[1], PICKLES[1]) for part in shards(folder / index)):
         if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
             what = f"The index of the weights of {name!r} names a file outside its folder."
-            raise ModelRefused(
-                what, "Put all its files into one folder, and name them in the index as they are called there."
-            )
+            remedy = "Put all its files into one folder, and name them in the index as they are called there."
+            raise ModelRefused(what, remedy)
 
 
 def homes(folder: Path) -> tuple[Path, ...]:

@@ -289,10 +289,8 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
         what = f"The folder of {name!r} holds no tokenizer: it has no {' or '.join(sorted(files))}."
         raise ModelUnusable(what, f"Check or download the files in {folder.name!r} again.")
     if not tokenizer.is_fast:
-        raise ModelUnusable(
-            f"The tokenizer of {name!r} gives no offsets, so entities could not be found in the text.",
-            "Use a model with a fast tokenizer (a tokenizer.json).",
-        )
+        what = f"The tokenizer of {name!r} gives no offsets, so entities could not be found in the text."
+        raise ModelUnusable(what, "Use a model with a fast tokenizer (a tokenizer.json).")
     if tokenizer.pad_token is None:
         # The windows of a long text are padded to one length. Padding is masked, so any token will do.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)

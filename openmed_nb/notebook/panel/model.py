@@ -49,7 +49,7 @@ class CellThread:
 
     def run(self, function: Callable[[], None]) -> None:
         """Run a function in the main thread: at once where this is it, otherwise as soon as no cell runs."""
-        if self._loop is None or self.is_here:
+        if self.is_here:
             function()
         else:
             self.hand_over(function)
@@ -253,15 +253,13 @@ class PanelModel:
             self._change(waiting=self.state.waiting + more, **changes)
 
     def _answer(self, activity: Activity, verb: Callable[[], Changes], waited: int = 0) -> None:
-        if not self._closed:  # It may have been closed while the click waited.
-            self._attempt(activity, verb, waited)
-
-    def _attempt(self, activity: Activity, verb: Callable[[], Changes], waited: int) -> None:
         """Call a verb of the session, and show what came of it; an error of ours is shown with its remedy.
 
         The wait ends in the state in which the activity begins: between the two the controls would jump back.
         A new error with the same words is kept: the frames and causes of the other would keep tensors and the text alive.
         """
+        if self._closed:  # While the click waited.
+            return
         changes: Changes = {}
         failure: OpenMedError | None = None
         try:
@@ -271,11 +269,12 @@ class PanelModel:
         except OpenMedError as error:
             changes = {"error": type(error)(error.what, error.remedy)}
         except KeyboardInterrupt:
-            changes = {
-                "error": OpenMedError(f"{activity} was interrupted.", "Click again; restart the kernel if that fails.")
-            }
+            remedy = "Click again; restart the kernel if that fails."
+            changes = {"error": OpenMedError(f"{activity} was interrupted.", remedy)}
         except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
-            failure = unexpected(activity, error)
+            # Its text could quote a note, and a kernel writes what is raised into the notebook.
+            what = f"{activity.doing} failed with {type(error).__name__}."
+            failure = OpenMedError(what, "Type the same as a command: its traceback tells where.")
             changes = {"error": failure}
         finally:
             self._change(activity=None, **changes)
@@ -335,12 +334,3 @@ class PanelModel:
     def _tick(self) -> None:
         self._schedule(wanted=True)
         self._change(memory=memory_now(self.session, self.state.choice))
-
-
-def unexpected(activity: Activity, error: Exception) -> OpenMedError:
-    """Return what to show of an error that is not ours: not its text, which could quote a note.
-
-    What is raised on has no such text either, because a kernel writes its log into the notebook.
-    """
-    what = f"{activity.doing} failed with {type(error).__name__}."
-    return OpenMedError(what, "Type the same as a command: its traceback tells where.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
@@ -58,20 +58,15 @@ LIMIT_NAMES = {"mps": "what Metal recommends", "cuda": "the memory of the GPU"}
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
     """Return the bars for a device and for this process."""
     process = MemoryBar("process", (MemoryPart("used", resident_bytes()),), installed_bytes(), "of this computer")
-    asked = choice is not None and choice.certain and kind_of(choice.device) != "cpu"
-    return (_device_bar(choice.device, fraction), process) if choice is not None and asked else (process,)
-
-
-def _device_bar(device: str, fraction: float | None) -> MemoryBar:
-    memory = allocator(device).memory()
+    if choice is None or not choice.certain or kind_of(choice.device) == "cpu":
+        return (process,)
+    memory, name = allocator(choice.device).memory(), LIMIT_NAMES[kind_of(choice.device)]
     allocated = memory.allocated or 0
-    parts = (
-        MemoryPart("allocated", allocated),
-        MemoryPart("cached", max(0, (memory.reserved or 0) - allocated)),
-    )
-    name = LIMIT_NAMES[kind_of(device)]
+    cached = max(0, (memory.reserved or 0) - allocated)
+    parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))
     limited = f"the limit: {fraction:g} of {name}" if fraction not in (None, 1.0) else name
-    return MemoryBar(shown_device(device), parts, int((fraction or 1.0) * (memory.recommended or 0)), limited)
+    limit = int((fraction or 1.0) * (memory.recommended or 0))
+    return MemoryBar(shown_device(choice.device), parts, limit, limited), process
 
 
 NO_DEVICE = "No device is in force."
@@ -165,8 +160,7 @@ class PanelState(Shown):
 
         Such as ``"auto (nobody asked)"`` or ``"OPENMED_TORCH_DEVICE=cpu from your shell"``.
         """
-        wish = winner(self.explanation.chain)
-        return said_of_wish(wish)
+        return said_of_wish(winner(self.explanation.chain))
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -179,10 +173,6 @@ class PanelState(Shown):
         choice = self.choice
         in_force = f"In force: {choice.device} ({choice.grade})." if choice else NO_DEVICE
         return (f"Asked for: {self.asked}. {in_force}", *self.why)
-
-    @property
-    def commands(self) -> Table:
-        return Table("The same by typing", ("type", "for"), COMMANDS)
 
     @property
     def memory_table(self) -> Table:
@@ -203,10 +193,11 @@ class PanelState(Shown):
         }
 
     def report(self) -> Report:
-        devices = Table("Devices", *_columns(self.devices.report().tables[0]))
-        models = Table("Models", *_columns(self.models.table()))
-        sentences = (*self.status, *((self.note,) if self.note else ()))
-        tables = (devices, *self.environment_tables, self.memory_table, models, self.commands)
+        devices = replace(self.devices.report().tables[0], caption="Devices")
+        models = replace(self.models.table(), caption="Models")
+        commands = Table("The same by typing", ("type", "for"), COMMANDS)
+        tables = (devices, *self.environment_tables, self.memory_table, models, commands)
+        sentences = (*self.status, *filter(None, (self.note,)))
         return Report("openmed_nb: device, environment, memory and models", sentences, tables=tables)
 
     def _button(self, one: Candidate) -> DeviceButton:
@@ -238,7 +229,3 @@ def look(session: Session) -> dict[str, Any]:
 
 def memory_now(session: Session, choice: DeviceChoice | None) -> tuple[MemoryBar, ...]:
     return memory_bars(choice, session.computer.limit(choice.device) if choice and choice.certain else None)
-
-
-def _columns(table: Table) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return table.columns, table.rows

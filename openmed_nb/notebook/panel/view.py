@@ -1,6 +1,4 @@
-"""The widgets of the panel, and how it is opened.
-
-The panel as widgets: a view of a PanelModel that changes by trait updates only, made of core widgets.
+"""The panel as widgets: a view of a PanelModel that changes by trait updates only, made of core widgets.
 
 Importing this file imports ipywidgets; so it is imported only when a panel is opened where a kernel can show it. Outputs
 that are cleared or updated cannot be followed by nbval, so there is no Output widget, and nothing is displayed twice.
