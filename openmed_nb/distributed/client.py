@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# Seconds that a cluster may be without a working worker before a run ends; a restart takes some of them.
-PATIENCE = 60.0
+PATIENCE = 60.0  # Seconds without a working worker after which a run ends; the restart of a worker takes some of them.
 CHECK_EVERY = 5.0  # Seconds between two looks at the cluster while nothing comes.
-TRIES = 4  # How often workers that all end while they are asked are asked again; Dask gives up a task after as many.
+TRIES = 4  # How often to ask workers that all end while they are asked; Dask gives up a task after as many.
 
 UNREACHABLE = "The scheduler of the cluster cannot be reached."
 START_AGAIN = "Start the cluster again, and go on with the same call and its resume file."
@@ -38,7 +37,7 @@ def import_extra(name: str, what: str) -> None:
 
 
 def checked_client(client: Any) -> Client:
-    """Return a client of Dask that can be waited for; raise ``ConfigurationError`` for anything else."""
+    """Return a synchronous, connected client of Dask; raise ``ConfigurationError`` for anything else."""
     import_extra("distributed", "A cluster needs Dask")
     from distributed import Client
     from distributed.deploy.cluster import Cluster
@@ -58,14 +57,13 @@ def checked_client(client: Any) -> Client:
 
 
 def lost(client: Client) -> ClusterUnusable:
-    return ClusterUnusable(
-        UNREACHABLE if client.status == "connecting" else f"The client is {client.status}.", START_AGAIN
-    )
+    what = UNREACHABLE if client.status == "connecting" else f"The client is {client.status}."
+    return ClusterUnusable(what, START_AGAIN)
 
 
 @contextlib.contextmanager
 def lost_as_unusable(client: Client) -> Iterator[None]:
-    """Raise ``ClusterUnusable`` for whatever Dask raises where the client is closed, or the scheduler is gone or cancels."""
+    """Raise ``ClusterUnusable`` for what Dask raises when the client is closed, or the scheduler is gone or cancels."""
     from distributed.comm import CommClosedError
 
     try:
@@ -84,11 +82,10 @@ def lost_as_unusable(client: Client) -> Iterator[None]:
 
 
 def on_loop(client: Client, call: Callable[[], Awaitable[Result]]) -> threads.Future[Result]:
-    """Begin a call of Dask on the loop of its client, where it runs to its end, whatever ends those who wait for it.
+    """Begin a call of Dask on the loop of its client; it runs to its end, even if nobody waits for it any more.
 
-    Where this process is interrupted, Dask's own way to wait (``distributed.utils.sync``) cancels the call. A call that is
-    cancelled just when it begins to gather results leaves what every later one waits for: with distributed 2026.8, none
-    of that client's results can be had any more (``UnboundLocalError``).
+    On an interrupt, Dask's own way to wait (``distributed.utils.sync``) cancels the call. In distributed 2026.8, a call that
+    is cancelled just when it begins to gather results blocks the client: every later one fails (``UnboundLocalError``).
     """
 
     async def called() -> Result:
@@ -103,7 +100,7 @@ def on_loop(client: Client, call: Callable[[], Awaitable[Result]]) -> threads.Fu
 
 
 def ask_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Result:
-    """Return what a call of the client's methods gives; raise ``ClusterUnusable`` where no scheduler answers."""
+    """Return the result of a call to a client's method; raise ``ClusterUnusable`` if no scheduler answers."""
     with lost_as_unusable(client):
         pending = on_loop(client, call)
         while not threads.wait([pending], timeout=CHECK_EVERY).done:
@@ -116,10 +113,10 @@ def ask_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Resu
 
 
 def ask_workers(client: Client, call: Callable[[], Awaitable[Result]], patience: float = PATIENCE) -> Result:
-    """Return what a call of the client's or a task's methods gives, for which workers have to work.
+    """Return the result of a call to a client's or a task's method that needs workers.
 
-    Raises ``ClusterUnusable`` after so many seconds without a worker that works, and Dask's ``KilledWorker`` where a task
-    ended the workers that ran it.
+    Raises ``ClusterUnusable`` after ``patience`` seconds without a working worker, and Dask's ``KilledWorker`` for a task
+    that ended the workers that ran it.
     """
     interval, left = min(CHECK_EVERY, patience), patience
     with lost_as_unusable(client):
@@ -137,13 +134,13 @@ def workers_of(client: Client) -> Mapping[str, Mapping[str, Any]]:
 
 
 def works(worker: Mapping[str, Any]) -> bool:
-    """Tell whether a worker works: one that is short of memory takes no task (Dask calls it paused), but may compute one."""
+    """Tell whether a worker works; one that is short of memory (Dask calls it paused) takes no task, but may compute one."""
     counts = worker.get("metrics", {}).get("task_counts", {})
     return worker["status"] == "running" or bool(counts.get("executing", 0))
 
 
 def submit(client: Client, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
-    """Send a task out; raise ``ClusterUnusable`` where nobody would do it: Dask would take it and wait."""
+    """Send a task out; raise ``ClusterUnusable`` if the client is not running, where Dask would take it and wait."""
     if client.status != "running":
         raise lost(client)
     with lost_as_unusable(client):
@@ -151,7 +148,7 @@ def submit(client: Client, function: Callable[..., Any], *arguments: Any, **opti
 
 
 def compute(client: Client, future: Future, patience: float = PATIENCE) -> Any:
-    """Wait for a task as :func:`ask_workers` does and return its result; nothing of it is left."""
+    """Return the result of a task as :func:`ask_workers` does, and forget the task."""
     try:
         return ask_workers(client, future.result, patience)
     finally:
@@ -159,7 +156,7 @@ def compute(client: Client, future: Future, patience: float = PATIENCE) -> Any:
 
 
 def cancel(client: Client, futures: Sequence[Future]) -> None:
-    """Let nothing be left of some tasks, also where they are under way; with a cluster that is closed, they are gone."""
+    """Cancel tasks and forget their results; the tasks of a closed cluster are gone already."""
     if futures and client.status == "running":
         with contextlib.suppress(ClusterUnusable):
             ask_scheduler(client, lambda: client.cancel(futures))
@@ -172,7 +169,7 @@ def check_sendable(arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         try:
             cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001, PERF203 - whatever it raises itself
+        except Exception:  # noqa: BLE001, PERF203 - of the value's own code too
             what = f"{name} cannot go to workers as {type(value).__name__}."
             raise ConfigurationError(what, "Pass numbers, words and names, which can.") from None
 
@@ -180,10 +177,10 @@ def check_sendable(arguments: Mapping[str, Any]) -> None:
 def call_on_workers(
     client: Client, function: Callable[..., Any], *arguments: Any, patience: float = PATIENCE
 ) -> list[Any]:
-    """Return what a function of ``openmed_nb.distributed.worker`` returns on every worker, in the order of their addresses.
+    """Call a function of ``openmed_nb.distributed.worker`` on every worker; return the results in the order of addresses.
 
-    A worker that ends meanwhile is left out as long as another one answers: the one that replaces it is asked when it gets
-    its first texts. Raises what the first worker fails with, or ``ClusterUnusable`` where there is none.
+    A worker that ends meanwhile is left out as long as another one answers; its replacement is checked with its first
+    texts. Raises the first error of a worker, and ``ClusterUnusable`` if no worker comes.
     """
     from distributed import TimeoutError as NoWorker
     from distributed.comm import CommClosedError
@@ -195,8 +192,8 @@ def call_on_workers(
             return False
         return True
 
-    # A cluster that adapts to its work (Dask's ``adapt(minimum=0)``) starts a worker for a task alone, and soon ends one
-    # that has none, also while it loads a model because it was asked to: so it gets a task, the same function.
+    # A cluster that adapts to its work (Dask's ``adapt(minimum=0)``) starts workers only for tasks, and ends one without a
+    # task even while it loads a model for ``client.run``. So an empty cluster gets the same function as a task, too.
     tasks = [] if ask_scheduler(client, client.nthreads) else [submit(client, function, *arguments)]
     try:
         for _ in range(TRIES):
@@ -229,7 +226,7 @@ def failure_of(host: str, error: BaseException) -> OpenMedError:
 
 @contextlib.contextmanager
 def killed_as_cluster_error() -> Iterator[None]:
-    """Raise ``ClusterError`` if looking for texts ends the workers that do it."""
+    """Raise ``ClusterError`` if the search for texts ends the workers that do it."""
     from distributed import KilledWorker
 
     try:
@@ -240,5 +237,5 @@ def killed_as_cluster_error() -> Iterator[None]:
 
 
 def host_of(address: str) -> str:
-    """Return the computer of an address of Dask, such as ``"tls://10.0.0.2:38211"``."""
+    """Return the host of a Dask address such as ``"tls://10.0.0.2:38211"``."""
     return urlsplit(address).hostname or address

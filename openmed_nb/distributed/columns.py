@@ -1,4 +1,4 @@
-"""Columns of ``dask.dataframe``: their rows are read on the workers, a partition at a time."""
+"""Columns of ``dask.dataframe``: workers read their rows, a partition at a time."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
+# A partition is computed alone, so its rows are sorted and joined by its own tasks, without files or other workers.
 IN_TASKS = {"dataframe.shuffle.method": "tasks"}
-# How rows are sorted and joined in a partition that is computed alone: by what its own tasks hand on, through no files and
-# no exchange between workers.
 
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    name: str  # Tells it from all others of a run, and of other runs.
-    key: Any = field(compare=False)  # What Dask calls its rows in the graph.
-    graph: Mapping[Any, Any] = field(compare=False)  # What computes them, and nothing of other partitions.
+    name: str  # Its identifier; partitions with the same one are equal.
+    key: Any = field(compare=False)  # The name of its rows in the graph.
+    graph: Mapping[Any, Any] = field(compare=False)  # The tasks that compute them, and no others.
 
 
 @dataclass(frozen=True)
 class PartitionSize:
-    """How many rows a partition has, how many characters a row has on average, and what tells its texts from others."""
+    """How many rows a partition has, how many characters a row has on average, and a digest of the texts."""
 
     rows: int
     characters: int
@@ -44,7 +43,7 @@ class PartitionSize:
 
 @dataclass(frozen=True, repr=False)
 class ColumnText(Reference):
-    """A text in a column: its partition, its place there, and what is known of the texts of that partition."""
+    """A text in a column: its partition and its row there, with the average length and the digest of that partition."""
 
     kind = "row"
     partition: Partition
@@ -54,7 +53,7 @@ class ColumnText(Reference):
 
     @property
     def identity(self) -> str:
-        """The texts of its partition, and its place there; a column that is made again in another process has the same."""
+        """The digest of its partition and its row there, which are the same for the same column in another process."""
         return f"{self.digest}\0{self.row}"
 
     def text(self) -> Any:
@@ -64,7 +63,7 @@ class ColumnText(Reference):
 
 @dataclass(frozen=True, repr=False)
 class ColumnTexts(Sequence[ColumnText]):
-    """All texts of a column, without holding any of them."""
+    """References to all texts of a column; no text is held."""
 
     partitions: tuple[Partition, ...]
     sizes: tuple[PartitionSize, ...]
@@ -89,7 +88,7 @@ class ColumnTexts(Sequence[ColumnText]):
 
 @lru_cache(maxsize=2)  # A worker keeps the partition of its last chunk, and the one next to it.
 def texts_of(partition: Partition) -> list[Any]:
-    """Return the rows of a partition, read in this process; what is missing is ``None``."""
+    """Read the rows of a partition in this process; missing ones are ``None``."""
     import dask
 
     found = dask.get(partition.graph, partition.key)
@@ -101,9 +100,9 @@ def is_column(texts: Any) -> bool:
 
 
 def referred(texts: Any, client: Client | None = None) -> Any:
-    """Return references to the texts of a column, or of the files of a path or a list of them; anything else as it is.
+    """Return references to the texts of a column, or to files for a path or a list of paths; anything else as it is.
 
-    They are counted and looked for here, or by the workers of a client.
+    Rows are counted and files searched here, or by the workers of a client.
     """
     if is_column(texts):
         return texts_of_column(texts, client)
@@ -114,26 +113,26 @@ def referred(texts: Any, client: Client | None = None) -> Any:
 
 
 def texts_of_column(column: Any, client: Client | None = None) -> ColumnTexts:
-    """Return the texts of a column, which are counted first, so that the number of a text is known."""
+    """Return the texts of a column; their rows are counted first, so that texts have numbers."""
     partitions = unless_failed(partitions_of(column))
     sizes = map(size_of, partitions) if client is None else counted_by(client, partitions)
     return ColumnTexts(partitions, tuple(unless_failed(size) for size in sizes))
 
 
 def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
-    """Return the partitions of a column, each with what it needs itself, or why it cannot be read."""
+    """Return the partitions of a column, each with its own tasks, or why the column cannot be read."""
     import dask
     from dask.optimization import cull
 
     try:
         with dask.config.set(IN_TASKS):
-            # Columns that are not needed are left out, but partitions are not joined, as ``optimize()`` would: rows that
-            # are added at the end in a file of their own leave those before as they are.
+            # This leaves out columns that are not needed; ``optimize()`` would also join partitions, and a new file at the
+            # end would then change the ones before.
             plan = column.simplify()
             graph, keys = dict(plan.__dask_graph__()), plan.__dask_keys__()
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
         return unreadable(error)
-    if "distributed" in sys.modules:  # Without it there is no client, and nothing that a cluster computed and holds.
+    if "distributed" in sys.modules:  # Without it, no cluster can hold results.
         from distributed import futures_of
 
         if futures_of(graph):
@@ -143,7 +142,7 @@ def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
 
 
 def counted_by(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
-    """Return the sizes of partitions that the workers of a cluster read."""
+    """Let the workers of a cluster read partitions, and return their sizes."""
     with lost_as_unusable(client):
         futures = client.map(size_of, partitions, pure=False)
     try:
@@ -170,6 +169,6 @@ def digest_of(texts: Sequence[Any]) -> str:
 
 
 def unreadable(error: Exception) -> ConfigurationError:
-    """Return why a column cannot be read: of what its reader raises only the kind, and no word."""
+    """Return why a column cannot be read: the kind of its reader's error, without its message."""
     what = f"The column cannot be read on {socket.gethostname()}: {reason(error)}."
     return ConfigurationError(what, "Check that its files are there on every computer, and what was done to it.")

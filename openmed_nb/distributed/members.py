@@ -1,4 +1,4 @@
-"""The workers of a cluster: what each is given when it starts, what it says of itself, and whether all answer alike."""
+"""The workers of a cluster: what each gets when it starts, what it says of itself, and whether all give the same answers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from ..devices.request import kind_of
 from ..display import Report, Shown, Table, counted, plain
 from ..errors import ConfigurationError, WorkersDiffer, whole_or_none
 
-# Workers that a CPU may always have; with many more than cores, a computer does nothing but start them.
-LEAST_ON_CPU = 2
+LEAST_ON_CPU = 2  # Any CPU may have so many workers; with many more than cores, a computer does nothing but start them.
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    device: str | None  # As it sees it; None is the best of its computer.
-    visible: str | None = None  # The value of CUDA_VISIBLE_DEVICES that gives it one GPU; None if it uses no such GPU.
-    threads: int | None = None  # On how many threads it computes on the CPU; None is torch's choice.
+    device: str | None  # By the name that the worker knows it by; None for the best of its computer.
+    visible: str | None = None  # The value of CUDA_VISIBLE_DEVICES that gives it one GPU; None for no such GPU.
+    threads: int | None = None  # How many threads it computes on, on the CPU; None leaves that to torch.
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of Dask's nanny for it."""
+        """The options of Dask's nanny."""
         named = {
             "OPENMED_TORCH_DEVICE": self.device,
             "CUDA_VISIBLE_DEVICES": self.visible,
@@ -42,7 +41,7 @@ def plan_workers(
 ) -> tuple[WorkerPlan, ...]:
     """Return the workers for a device of this computer: one for each GPU of CUDA, one for MPS, one or more for the CPU.
 
-    ``gpus`` are called as ``CUDA_VISIBLE_DEVICES`` does; without ``threads``, several workers divide the CPU's cores.
+    ``gpus`` are names for ``CUDA_VISIBLE_DEVICES``; without ``threads``, several workers share the cores of the CPU.
     """
     whole_or_none("n", n)
     whole_or_none("threads", threads)
@@ -67,9 +66,9 @@ def check_count(n: int | None, most: int, there: str, otherwise: str = ", or dev
 def plan_hosts(
     hosts: Sequence[str], gpus: Mapping[str, Sequence[str]], device: str | None, threads: int | None
 ) -> tuple[WorkerPlan, ...]:
-    """Return the workers on hosts: one for each name, with a GPU of CUDA of its own where the host has several.
+    """Return the workers on hosts: one for each name, with a CUDA GPU of its own if the host has several.
 
-    ``gpus`` are called as ``CUDA_VISIBLE_DEVICES`` does on a host; where they were not counted, its worker chooses.
+    ``gpus`` are a host's names for ``CUDA_VISIBLE_DEVICES``; where they were not counted, the worker chooses.
     """
     for host, count in Counter(hosts).items():
         there = len(gpus.get(host, ())) or count
@@ -81,12 +80,12 @@ def plan_hosts(
 
 
 def visible_gpus(count: int, variable: str | None) -> tuple[str, ...]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` calls each of the GPUs that a process with this value of it sees."""
+    """Return the names for ``CUDA_VISIBLE_DEVICES`` of the GPUs that a process with this value of the variable sees."""
     named = [name.strip() for name in (variable or "").split(",") if name.strip()]
     return tuple(named or map(str, range(count)))[:count]
 
 
-PACKAGES = ("openmed_nb", "torch", "transformers", "tokenizers")  # Those that change answers.
+PACKAGES = ("openmed_nb", "torch", "transformers", "tokenizers")  # Other versions of these give other answers.
 
 
 @dataclass(frozen=True)
@@ -145,9 +144,9 @@ class Ready:
     """A worker that has loaded the model of a run."""
 
     member: Member
-    settings: Mapping[str, Any]  # What tells the run from another there: the model and all that changes its answers.
-    characters: int  # About how many characters suit it at a time.
-    warnings: tuple[str, ...] = ()  # What was warned of while the model was loaded.
+    settings: Mapping[str, Any]  # The model, by a fingerprint, and all that changes its answers.
+    characters: int  # About how many it reads at a time.
+    warnings: tuple[str, ...] = ()  # Those of loading the model.
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -156,9 +155,9 @@ class Ready:
 
 
 def versions_here() -> dict[str, str]:
-    """Return the version of each of ``PACKAGES`` in this process; ``+cpu`` and the like are builds of one version."""
+    """Return the versions of ``PACKAGES`` in this process, without ``+cpu`` and the like, which name builds of one version."""
     this, *others = PACKAGES
-    # The package itself stands on the top floor, so it is looked up and not imported.
+    # The package's face stands on the top floor, so this file cannot import it.
     own = str(vars(sys.modules[this])["__version__"])
     return {this: own, **{name: importlib.metadata.version(name).partition("+")[0] for name in others}}
 
@@ -167,7 +166,7 @@ SAME_VERSION = "Install the same version on every computer."
 
 
 def check_alike(ready: Sequence[Ready]) -> None:
-    """Raise ``WorkersDiffer`` for the first worker that would give other answers, or has another openmed_nb than this process."""
+    """Raise ``WorkersDiffer`` for the first worker that has another openmed_nb than this process, or would answer otherwise."""
     this = PACKAGES[0]
     here = versions_here()[this]
     for member in (one.member for one in ready):
@@ -180,7 +179,7 @@ def check_alike(ready: Sequence[Ready]) -> None:
 
 
 def check_terms(one: Ready, usual: Mapping[str, Any]) -> None:
-    """Raise ``WorkersDiffer`` where a worker does not have what the others have."""
+    """Raise ``WorkersDiffer`` if a worker has another version, model or setting than the others."""
     host, terms = one.member.host, one.terms
     for name in PACKAGES:
         if terms[name] != usual[name]:
@@ -192,6 +191,6 @@ def check_terms(one: Ready, usual: Mapping[str, Any]) -> None:
 
 
 def most_common(values: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the value that most have; the first of those that equally many have."""
+    """Return the most common value, the first of those that are equally common."""
     known = list(values)
     return max(known, key=known.count)

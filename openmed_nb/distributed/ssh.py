@@ -1,4 +1,4 @@
-"""A cluster over SSH: hosts are asked what they have, certificates go to each, and Dask's SSHCluster starts it there."""
+"""A cluster over SSH: check the hosts, copy certificates to each, and start Dask's SSHCluster there."""
 
 from __future__ import annotations
 
@@ -26,44 +26,43 @@ if TYPE_CHECKING:
     from distributed import Security, SpecCluster
 
 
-ALLOWED_FAILURES = 2  # How many workers a text may end before it is given up with the next: three in all.
+ALLOWED_FAILURES = 2  # How many workers a text may end; with the next one, the third, Dask gives it up.
 
 START_TIMEOUT = 120.0  # Seconds that a start may take.
 
 START_SETTINGS: dict[str, Any] = {
-    # Dask would set the threads of every process to one, this one included; here they are set for each worker.
+    # Dask would set the threads of every process to one, this one included; WorkerPlan sets them for each worker.
     "distributed.nanny.pre-spawn-environ": {},
-    # No page is served: Dask opens a port for them all the same, which is kept to the computer itself.
+    # No pages are served. Dask opens a port for them all the same, which NO_PAGES binds to the computer itself.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
-    # So nobody sees what its profiler finds, which looks at a worker's stack every 10 ms.
+    # Without pages nobody sees the findings of the profiler, which looks at a worker's stack every 10 ms.
     "distributed.worker.profile.enabled": False,
 }
 
 NO_PAGES = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
-STARTING = threading.Lock()  # Held by the start whose settings are in Dask's, of which a process has one set.
-CHECK_TURN = 0.02  # Seconds between two looks of a start whether its turn has come.
+STARTING = threading.Lock()  # Held by the start that has changed Dask's settings, of which a process has one set.
+CHECK_TURN = 0.02  # Seconds between two tries of a start to take that lock.
 
 CONNECT_TIMEOUT = 15.0  # Seconds that a host may take to answer.
 
 # Seconds that the Python of a host may take to answer; it may have to load torch from a slow disk.
 CHECK_TIMEOUT = 90.0
 
-# After how many silent seconds a host is asked whether it is there: a connection that somebody on the way forgot would end
-# the processes that it started. Three times in vain, and it has ended.
+# Seconds of silence after which SSH asks a host whether it is there; without traffic, a router may forget the connection,
+# and its end ends the processes. After three questions without an answer, the connection has ended.
 KEEP_ALIVE = 30.0
 
-# Seconds that a process on a host may take to end. Where its host does not answer, it ends when the connection is gone, but
-# nobody sees that.
+# Seconds to wait for the end of a process on a host; if the host does not answer, it ends later, with its connection.
 LEAVE_TIMEOUT = 8.0
 
-# A cluster without work ends by itself: its hosts may never hear that its connections are gone.
+# A cluster without work ends itself, because hosts may never notice that their connections are gone.
 LIMITS = {"allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
 
 REMEDY = "Check that the hosts and this computer reach each other's ports."
 
-HOST = re.compile(r"[\w:][\w.:%-]*")  # A name or an address; whether there is such a computer is seen on connecting.
+HOST = re.compile(r"[\w:][\w.:%-]*")  # A name or an address; connecting shows whether there is such a computer.
 
 MORE_THAN_A_HOST = {
     "@": "Name the user in user=, and hosts without it.",
@@ -72,7 +71,7 @@ MORE_THAN_A_HOST = {
 
 
 def checked_hosts(hosts: Any) -> tuple[str, ...]:
-    """Return the names of hosts; raise ``ConfigurationError`` for anything but names in a list."""
+    """Return the names of hosts; raise ``ConfigurationError`` for anything but a series of names."""
     names = tuple(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
     wrong = [name for name in names if not is_host(name)]
     if names and not wrong:
@@ -97,17 +96,17 @@ def is_host(name: Any) -> bool:
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to hosts; what is ``None`` is as in the settings of SSH."""
+    """How to log in to hosts; ``None`` leaves a value to the settings of SSH."""
 
     user: str | None = None
     key: str | None = None  # The file of a private key.
     port: int | None = None
-    known_hosts: str | None = None  # The file of the keys of known hosts; there is no way around the check.
+    known_hosts: str | None = None  # The file of the keys of known hosts; the check cannot be switched off.
     python: str = sys.executable  # The Python there that has openmed_nb.
 
     @classmethod
     def of(cls, user: Any, key: Any, port: Any, known_hosts: Any, python: Any) -> Login:
-        """Return a login with what a person gave; raise ``ConfigurationError`` for what SSH cannot use."""
+        """Return a login from a person's arguments; raise ``ConfigurationError`` for what SSH cannot use."""
         user = checked_text("user", user)
         remedy = "Name the file of a private key, without .pub."
         key = checked_file("key", key, remedy)
@@ -125,7 +124,7 @@ class Login:
         return {**times, **{name: value for name, value in named.items() if value is not None}}
 
     def command(self, host: str) -> str:
-        """Return the command with which a person logs in to a host in the same way."""
+        """Return the command with which a person logs in to a host likewise."""
         known_hosts = self.known_hosts and f"UserKnownHostsFile={self.known_hosts}"
         given = {"-i": self.key, "-p": self.port, "-o": known_hosts}
         flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
@@ -133,7 +132,7 @@ class Login:
 
 
 def checked_text(name: str, value: Any) -> str | None:
-    """Return a text or a path as text; raise ``ConfigurationError`` for anything else, and for odd characters."""
+    """Return a text or a path as text; raise ``ConfigurationError`` for anything else, and for control characters."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if text is None or (isinstance(text, str) and text.strip() and text.isprintable()):
         return text
@@ -141,7 +140,7 @@ def checked_text(name: str, value: Any) -> str | None:
 
 
 def checked_file(name: str, value: Any, remedy: str) -> str | None:
-    """Return the path of a file on this computer as text, ``~`` being the home of a user."""
+    """Return the path of a file on this computer as text, with the home of a user for ``~``."""
     text = checked_text(name, value)
     path = None if text is None else os.path.expanduser(text)  # noqa: PTH111 - pathlib's fails for an unknown user
     if path is None or os.path.isfile(path):  # noqa: PTH113 - as above
@@ -181,7 +180,7 @@ def unreachable(host: str, login: Login) -> Iterator[None]:
         raise ClusterUnusable(f"{host} cannot be used over SSH: {cause(error)}.", "Check its name and port.") from error
 
 
-# What the Python of a host is asked; with an argument, it also counts the GPUs of CUDA.
+# What the Python of a host runs to describe itself; with an argument, it also counts the GPUs of CUDA.
 CHECK = (
     "import distributed, json, openmed_nb, os, sys; "
     "gpus = __import__('torch').cuda.device_count() if sys.argv[1:] else 0; "
@@ -192,12 +191,12 @@ CHECK = (
 
 @dataclass(frozen=True)
 class Host:
-    address: str = ""  # By which it was reached, as the host itself sees it; empty where that is not known.
-    gpus: tuple[str, ...] = ()  # What CUDA_VISIBLE_DEVICES calls its GPUs there; empty where they were not counted.
+    address: str = ""  # The one that SSH reached, as the host itself sees it; empty if unknown.
+    gpus: tuple[str, ...] = ()  # Its names for CUDA_VISIBLE_DEVICES; empty if they were not counted.
 
 
 async def ask(host: str, connection: SSHClientConnection, login: Login, count_gpus: bool) -> Host:
-    """Ask a host what it has; to count its GPUs takes torch."""
+    """Ask a host for its version, address and perhaps its GPUs, for which it has to load torch."""
     words = (login.python, "-c", CHECK, *(["gpus"] if count_gpus else []))
     with unreachable(host, login):
         done = await connection.run(shlex.join(words), timeout=CHECK_TIMEOUT)
@@ -205,8 +204,8 @@ async def ask(host: str, connection: SSHClientConnection, login: Login, count_gp
 
 
 def checked_answer(host: str, python: str, version: str, output: str, errors: str) -> Host:
-    """Return what the Python of a host writes as its answer, where it has the version of openmed_nb that is here."""
-    try:  # The last line counts, for there are shells that greet.
+    """Return the answer of a host's Python; raise if it is none, or if openmed_nb has another version there."""
+    try:  # The last line counts, because some shells greet.
         answer = json.loads((output.strip().splitlines() or [""])[-1])
     except ValueError:
         answer = None
@@ -222,15 +221,15 @@ def checked_answer(host: str, python: str, version: str, output: str, errors: st
 
 
 def hosts_that_share_gpus(hosts: Sequence[str], device: str | None) -> set[str]:
-    """Return the hosts on which several workers may run on CUDA, each on a GPU of its own."""
+    """Return the hosts with several workers that may use CUDA, each on its own GPU."""
     return {host for host, count in Counter(hosts).items() if count > 1 and device in (None, "cuda")}
 
 
 def addresses_to_listen_on(hosts: Mapping[str, Host]) -> dict[str, str]:
-    """Return the one address on which the processes of each host listen, as Dask writes it; others leave it to Dask.
+    """Return the address for the processes of each host to listen on, as Dask writes it; Dask chooses for hosts left out.
 
-    It is the one that this computer reached by SSH. One that means another computer elsewhere is of no use to the rest: that
-    of a computer to itself, unless all are that one computer, and that of a cable (link-local).
+    It is the address that SSH reached, unless it means nothing to other computers: a loopback address (except where all
+    hosts are this computer) or a link-local one.
     """
     known = {name: ipaddress.ip_address(host.address) for name, host in hosts.items() if host.address}
     alone = len(known) == len(hosts) and all(address.is_loopback for address in known.values())
@@ -247,21 +246,21 @@ TLS_FIELDS = {
     "tls_scheduler_key": "scheduler.key",
     "tls_worker_cert": "worker.cert",
     "tls_worker_key": "worker.key",
-}  # What a host needs of ``distributed.Security``, and what Dask's settings call it.
+}  # The fields of ``distributed.Security`` that a host needs, and their names in Dask's settings.
 
 
 def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """Return the folder for certificates on hosts, the content of each by the name of its file, and Dask's settings for them.
+    """Return the folder for certificates on hosts, their texts by the names of their files, and Dask's settings for them.
 
-    They are files: Dask puts its settings into a command line, which everybody on a host can read. Those of a person are
-    there already.
+    They have to be files, because Dask puts settings into a command line, which everybody on a host can read. A person's
+    own certificates are on the hosts already.
     """
     folder = f"/tmp/openmed_nb-{uuid.uuid4().hex}"  # noqa: S108 - nobody can predict it, and it is made with mode 700
     files: dict[str, str] = {}
     config: dict[str, Any] = {"distributed.comm.require-encryption": True}
     for field, setting in TLS_FIELDS.items():
         place = getattr(security, field)
-        if place and "\n" in place:  # The text of one, and not its path.
+        if place and "\n" in place:  # It is a text and not a path.
             files[f"{field}.pem"], place = place, f"{folder}/{field}.pem"
         config[f"distributed.comm.tls.{setting}"] = place
     return folder, files, config
@@ -271,7 +270,7 @@ def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str
 async def files_on(
     host: str, connection: SSHClientConnection, login: Login, folder: str, files: Mapping[str, str]
 ) -> AsyncIterator[None]:
-    """Have files on a host while it is connected (see :mod:`.tethered`), so not after this process is killed."""
+    """Keep files on a host as long as it is connected (see :mod:`.tethered`): not after this process is killed."""
     with unreachable(host, login):
         process = await connection.create_process(shlex.join((login.python, "-m", tethered.__name__)))
         process.stdin.write(json.dumps([folder, files]) + "\n")
@@ -290,7 +289,7 @@ async def files_on(
 async def ssh_cluster(
     hosts: Sequence[str], login: Login, device: str | None, threads: int | None, security: Security
 ) -> AsyncIterator[SpecCluster]:
-    """Have a cluster on hosts: the scheduler on the first, and a worker on each, two on one that is named twice."""
+    """Run a cluster on hosts: the scheduler on the first, and a worker for each name."""
     folder, files, config = certificate_files(security)
     async with contextlib.AsyncExitStack() as stack:
         connections = {
@@ -309,10 +308,10 @@ async def ssh_cluster(
 def not_started(
     hosts: Sequence[str], plans: Sequence[WorkerPlan], answers: Mapping[str, Host], login: Login, security: Security
 ) -> SpecCluster:
-    """Return a cluster that has yet to be started, with the worker that is planned for each host.
+    """Return a cluster that is not started, with the planned worker for each name of a host.
 
-    Each process listens for certificates only, on one address of its host where that is known; the workers of one host share
-    its memory.
+    Each process accepts certificates only, and listens on one address of its host if that is known; the workers of a host
+    share its memory.
     """
     from distributed import SSHCluster
 
@@ -328,9 +327,9 @@ def not_started(
         remote_python=f"{shlex.quote(login.python)} -m {tethered.__name__}",
         security=security,
         asynchronous=True,
-        shutdown_scheduler=False,  # It ends with its connection; Dask would wait for one that is gone.
+        shutdown_scheduler=False,  # It ends with its connection; Dask would wait for it even if it is gone.
     )
-    for number, (host, plan) in enumerate(zip(hosts, plans, strict=True)):  # SSHCluster has the same options for all.
+    for number, (host, plan) in enumerate(zip(hosts, plans, strict=True)):  # SSHCluster gives all the same options.
         options = {**server_options(host), "memory_limit": 1 / shares[host], **plan.options}
         cluster.worker_spec[number]["options"]["kwargs"] = options
     return cluster
@@ -338,7 +337,7 @@ def not_started(
 
 @contextlib.asynccontextmanager
 async def running(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncIterator[SpecCluster]:
-    """Have the processes of a cluster on their hosts; they end also where only some of them started."""
+    """Run the processes of a cluster on their hosts; all end, even if only some of them started."""
     import asyncssh
 
     processes: list[Any] = []  # The scheduler first, each as soon as it is about to start.
@@ -347,7 +346,7 @@ async def running(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncItera
     try:
         async with settings_of_start(config):
             await start(cluster, processes)
-        for process in processes:  # What they write would stop them where nobody read it.
+        for process in processes:  # A process whose output nobody reads stops when the pipe is full.
             await process.proc.redirect(stdout=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL)
         yield cluster
     finally:
@@ -355,7 +354,7 @@ async def running(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncItera
 
 
 def process_kind(kind: Any, processes: list[Any]) -> type:
-    """Return a kind of process over SSH that names its host where it does not start, and puts itself into a list."""
+    """Return a kind of Dask's process over SSH that adds itself to a list, and names its host if it does not start."""
 
     class Process(kind):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -363,7 +362,7 @@ def process_kind(kind: Any, processes: list[Any]) -> type:
             processes.append(self)
 
         async def start(self) -> None:
-            host = self.address  # That of a scheduler becomes one of Dask.
+            host = self.address  # A scheduler replaces it with an address of Dask.
             try:
                 await super().start()
             except Exception as error:  # noqa: BLE001 - Dask raises bare ones
@@ -375,7 +374,7 @@ def process_kind(kind: Any, processes: list[Any]) -> type:
 
 
 async def start(cluster: SpecCluster, processes: Sequence[Any]) -> None:
-    """Start a cluster; where that fails or is no longer wanted, nothing of it goes on."""
+    """Start a cluster; if that fails or is cancelled, end all of it."""
     before = asyncio.all_tasks()
     starting = asyncio.ensure_future(cluster)
     try:
@@ -392,7 +391,7 @@ async def start(cluster: SpecCluster, processes: Sequence[Any]) -> None:
 
 
 async def end(cluster: SpecCluster, processes: Sequence[Any]) -> None:
-    """End a cluster, however much of it there is: the scheduler last, which workers take leave of."""
+    """End a cluster, whole or in part: the scheduler last, because workers sign off there."""
     for some in (processes[1:], processes[:1]):
         started = [process.proc for process in some if process.proc]
         for proc in started:
@@ -401,7 +400,7 @@ async def end(cluster: SpecCluster, processes: Sequence[Any]) -> None:
             await asyncio.wait([asyncio.ensure_future(proc.wait_closed()) for proc in started], timeout=LEAVE_TIMEOUT)
         for process in some:
             await process.close()
-            if process.connection:  # Its host may be gone.
+            if process.connection:  # Its host may not answer any more.
                 process.connection.abort()
                 await process.connection.wait_closed()
     await cluster.close()
@@ -409,7 +408,7 @@ async def end(cluster: SpecCluster, processes: Sequence[Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def settings_of_start(settings: Mapping[str, Any]) -> AsyncIterator[None]:
-    """Have Dask's settings for the start of one cluster; that of another waits meanwhile, and can be called off."""
+    """Change Dask's settings while one cluster starts; another start waits here, and can be cancelled."""
     import dask.config
 
     while not STARTING.acquire(blocking=False):  # noqa: ASYNC110 - starts have loops of their own
@@ -422,7 +421,7 @@ async def settings_of_start(settings: Mapping[str, Any]) -> AsyncIterator[None]:
 
 
 async def in_time(start: asyncio.Future[Any], timeout: float) -> None:
-    """Wait for a start, which goes on where it takes longer, or where nobody waits for it any more."""
+    """Wait for a start and raise its error; after the timeout, and when this is cancelled, the start itself goes on."""
     done, _ = await asyncio.wait([start], timeout=timeout)
     if not done:
         raise TimeoutError(f"it takes longer than {timeout:g} s")

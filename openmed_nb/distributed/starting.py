@@ -43,12 +43,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-ARRIVAL_TIMEOUT = 10.0  # Seconds that workers that have started may take to be known to the scheduler.
-
-END_TIMEOUT = 30.0  # Seconds that the end of a cluster is waited for; what takes longer goes on in its thread.
-
-
-CHECK_GIVEN_UP = 0.1  # Seconds between two looks at a start that is given up.
+ARRIVAL_TIMEOUT = 10.0  # Seconds that workers may take from their start until the scheduler knows them.
+END_TIMEOUT = 30.0  # Seconds to wait for the end of a cluster, which otherwise goes on in its thread.
+CHECK_GIVEN_UP = 0.1  # Seconds between two looks at a start that was given up.
 
 MAIN_GUARD = "In a script, call it under if __name__ == '__main__': workers import the script."
 
@@ -108,7 +105,7 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
             found = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # It imports the script, where multiprocessing would refuse to start a process too (_check_not_importing_main).
+        # A worker that imports the script; multiprocessing would refuse to start processes there, too.
         raise SystemExit(f"A worker came to start a cluster of its own. {MAIN_GUARD}")
     import_extra("distributed", "A cluster needs Dask")
     whole_or_none("n", n, otherwise=", or name computers in hosts=[...]")
@@ -171,13 +168,13 @@ class Cluster(Shown):
         return replace(report, title=f"Closed: {report.title}") if self.closed else report
 
 
-ROLES = ("client", "scheduler", "worker")  # What a process can be for Dask; each has a certificate.
+ROLES = ("client", "scheduler", "worker")  # Dask's kinds of processes; each has a certificate.
 
 
 def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
-    """Return certificates that processes know each other by: those of a person, or some that are made now.
+    """Return certificates for the connections: a person's own, or new ones.
 
-    Those of the roles that processes of this computer will have are read here.
+    The files for ``roles``, which processes of this computer will have, are checked here.
     """
     from distributed import Security
 
@@ -189,13 +186,12 @@ def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
         raise ConfigurationError(what, "Pass a distributed.Security, or leave it out.")
     fields = ("tls_ca_file", *(f"tls_{role}_cert" for role in ROLES))
     if missing := [field for field in fields if not getattr(security, field)]:
-        raise ConfigurationError(
-            f"security has no {', '.join(missing)}.", "Name a file for each, or leave security out."
-        )
+        remedy = "Name a file for each, or leave security out."
+        raise ConfigurationError(f"security has no {', '.join(missing)}.", remedy)
     for role in roles:
         try:
             security.get_connection_args(role)
-        except OSError as error:  # noqa: PERF203 - a few; ssl's own errors are some too
+        except OSError as error:  # noqa: PERF203 - three at most; ssl's errors are of this class, too
             what = f"The certificate of security for the {role} cannot be used: {cause(error)}."
             raise ConfigurationError(what, "Name files of PEM that are there, or leave security out.") from error
     return security
@@ -204,11 +200,11 @@ def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
 def begin(
     cluster: AbstractAsyncContextManager[SpecCluster], security: Security, count: int, reason: str | None, remedy: str
 ) -> Cluster:
-    """Start a cluster and return it once its workers said who they are; where that fails, nothing of it is left.
+    """Start a cluster and return it once its workers have introduced themselves; if that fails, end all of it.
 
-    ``reason`` says why they have their device, and ``remedy`` what to do where the cluster does not start for reasons of Dask.
+    ``reason`` says why the workers have their device, and ``remedy`` what to do if Dask itself cannot start.
     """
-    from .stream import members_of  # It needs numpy, which no public name loads before it is called.
+    from .stream import members_of  # It imports numpy, which no public name does before it is called.
 
     life = Lifetime(with_client(cluster, security))
     try:
@@ -216,7 +212,7 @@ def begin(
             client = life.begin()
             client.wait_for_workers(count, timeout=ARRIVAL_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - Dask raises bare Exceptions where a process does not start
-            for known in (error, error.__cause__):  # Dask wraps what a scheduler does not start for.
+            for known in (error, error.__cause__):  # Dask wraps the error of a scheduler.
                 if isinstance(known, (OpenMedError, ImportError)):
                     raise known from None
             raise ClusterUnusable(f"The cluster does not start: {cause(error)}.", remedy) from None
@@ -228,7 +224,7 @@ def begin(
 
 @contextlib.asynccontextmanager
 async def with_client(cluster: AbstractAsyncContextManager[SpecCluster], security: Security) -> AsyncIterator[Client]:
-    """Have a cluster and a client of it, which has a loop of its own for those that use it."""
+    """Run a cluster with a client, which has a loop of its own, so that any thread can use it."""
     from distributed import Client
 
     with WHILE_CLUSTERS_LIVE:
@@ -237,17 +233,17 @@ async def with_client(cluster: AbstractAsyncContextManager[SpecCluster], securit
             connecting = asyncio.ensure_future(asyncio.to_thread(Client, address, security=security))
             try:
                 client = await asyncio.shield(connecting)
-                atexit.register(client.close)  # Where this process ends, no thread can begin for that any more.
+                atexit.register(client.close)  # When Python exits, no new thread can do that any more.
                 yield client
             finally:
                 client = await connecting
                 atexit.unregister(client.close)
-                if client.status != "closed":  # As it is where this process ends.
+                if client.status != "closed":  # As it is at exit.
                     await asyncio.to_thread(client.close)
 
 
 def local_remedy() -> str:
-    """Return what to do where workers do not start: those of a script import it (``multiprocessing.spawn``)."""
+    """Return what to do if workers do not start; those of a script import it (``multiprocessing.spawn``)."""
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None) or hasattr(main, "__file__"):
         return MAIN_GUARD
@@ -258,7 +254,7 @@ def local_remedy() -> str:
 async def local_cluster(
     plans: Sequence[WorkerPlan], security: Security, timeout: float = START_TIMEOUT
 ) -> AsyncIterator[SpecCluster]:
-    """Have a cluster on this computer that nothing outside of it can reach."""
+    """Run a cluster on this computer that no other computer can reach."""
     from distributed import Nanny, Scheduler, SpecCluster
 
     nannies: list[Nanny] = []
@@ -281,20 +277,20 @@ async def local_cluster(
                 await in_time(start, timeout)
             finally:
                 psutil = import_psutil()
-                while not start.done():  # Dask itself waits until its processes are there, so they are killed.
+                while not start.done():  # Dask waits until its processes are there, so they have to be killed.
                     for one in nannies:
                         with contextlib.suppress(psutil.NoSuchProcess):
                             if one.pid is not None:
                                 psutil.Process(one.pid).kill()
                     await asyncio.wait([start], timeout=CHECK_GIVEN_UP)
-                start.exception()  # Raised already, or of no interest any more.
+                start.exception()  # Raised already, or not of interest any more; asyncio would log it.
         yield cluster
     finally:
         await cluster.close()
 
 
 class Lifetime(Generic[Value]):
-    """An asynchronous context that a thread enters, and leaves, however far it was entered, when asked to or at exit."""
+    """An asynchronous context in a thread of its own, which enters it and leaves it at :meth:`end` or at exit."""
 
     def __init__(self, context: AbstractAsyncContextManager[Value]) -> None:
         self._context = context
@@ -306,21 +302,21 @@ class Lifetime(Generic[Value]):
         self._failure: BaseException | None = None
 
     def begin(self) -> Value:
-        """Enter the context, and return what it gives; where it cannot be entered, it has been left when this raises."""
+        """Enter the context and return its value; if that fails, the context has been left again when this raises."""
         atexit.register(self.end)
         self._thread.start()
         return self._begun.result()
 
     def end(self) -> None:
-        """Leave the context, and wait until it is left; an interrupted wait can be taken up again.
+        """Leave the context, entered or not, and wait for that; after an interrupt, call it again to wait again.
 
-        Nothing is raised, because this stands where another error may be under way: what goes wrong is warned of.
+        Failures become warnings, because another error may be under way here.
         """
         self._asked = True
         if self._stop is not None:
             self._stop()
         if self._thread.is_alive():
-            # An interrupted Thread.join() takes its thread for ended (Python 3.11), so something else is waited for.
+            # Python 3.11 takes a thread for ended after an interrupted join(), so this waits for a future.
             if not wait([self._over], END_TIMEOUT).done:
                 what = f"The cluster has not ended after {END_TIMEOUT:g} s."
                 warnings.warn(OpenMedWarning(f"{what} Call close() to wait again."), stacklevel=2)
@@ -333,11 +329,11 @@ class Lifetime(Generic[Value]):
             warnings.warn(OpenMedWarning(f"{what} Look whether processes of it are left."), stacklevel=2)
 
     def _live(self) -> None:
-        """Run the context in a loop of its own; all that it began there ends with the loop."""
+        """Run the context in a loop of its own, which ends all that the context began."""
         try:
             keep_interrupts_out()
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the thread that waits
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
             if self._begun.done():
                 self._failure = error
             else:
@@ -345,7 +341,7 @@ class Lifetime(Generic[Value]):
         self._over.set_result(None)
 
     async def _serve(self) -> None:
-        """Enter the context, and leave it once that is asked for, also on the way in."""
+        """Enter the context, and leave it when asked to, even while it is being entered."""
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         entering = asyncio.current_task()
 
@@ -367,11 +363,10 @@ class Lifetime(Generic[Value]):
 
 
 def keep_interrupts_out() -> None:
-    """Keep Ctrl-C from this thread, and from every thread and process that starts here: they inherit what it blocks.
+    """Block Ctrl-C in this thread, and in every thread and process that it starts, which inherit that.
 
-    A terminal and Jupyter send it to the whole group of processes, and a worker that gets it leaves for good. Python's
-    watcher of shared memory, which multiprocessing starts when it first needs it, is there before: until Python 3.12, its
-    start unblocks interrupts.
+    A terminal and Jupyter send it to the whole group of processes, and a worker that gets it ends for good. The resource
+    tracker of multiprocessing starts first, because until Python 3.12 its start unblocks interrupts.
     """
     if hasattr(signal, "pthread_sigmask"):
         from multiprocessing import resource_tracker
@@ -381,7 +376,7 @@ def keep_interrupts_out() -> None:
 
 
 class Discretion:
-    """:func:`discreet` for all clusters at once: the first enters it, and the last leaves it, whichever that is."""
+    """:func:`discreet` for all clusters at once: the first one enters it, and the last one leaves it."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._entered = threading.Lock(), 0, contextlib.ExitStack()
@@ -399,24 +394,24 @@ class Discretion:
                 self._entered.close()
 
 
+# Dask logs only what is critical: its messages can quote a note, and its errors become errors of this package.
 SILENT = logging.CRITICAL
-# From which level on Dask logs: its errors become errors of this package, and in its own words they can hold those of a note.
 
-SET_BY_DASK = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
 # The variables that Dask sets in this process for those that it starts (its nanny, and ``distributed.proctitle``).
+SET_BY_DASK = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
 
 
 @contextlib.contextmanager
 def discreet() -> Iterator[None]:
-    """Have a process in which Dask keeps and logs no text, and restore afterwards what it changes by itself."""
+    """Keep Dask from keeping and logging texts in this process, and restore afterwards what Dask itself changed."""
     import dask.config
     from distributed.utils import silence_logging_cmgr
 
     settings = {
-        # Dask keeps the last messages of each connection for those who look for its errors
-        # (``BatchedSend.recent_message_log``): here these would be thousands of notes.
+        # Dask keeps the last messages of each connection for debugging (``BatchedSend.recent_message_log``): here, these
+        # would be thousands of notes.
         "distributed.admin.low-level-log-length": 0,
-        # Of two clients that are closed in the order in which they were made, the second leaves this as the first set it.
+        # Dask restores this wrongly when two clients are closed in the order in which they were made.
         "scheduler": dask.config.get("scheduler", None),
     }
     before = {name: os.environ.get(name) for name in SET_BY_DASK}
@@ -430,5 +425,5 @@ def discreet() -> Iterator[None]:
                 os.environ[name] = value
 
 
+# Every cluster enters it before its start and leaves it after its end, in its own thread.
 WHILE_CLUSTERS_LIVE = Discretion()
-# Every cluster is in it from before its start until after its end, in the thread of its own.

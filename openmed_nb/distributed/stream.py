@@ -1,11 +1,9 @@
-"""Annotate on the workers of a cluster: texts go out in parcels, answers come back in order.
+"""Annotate on the workers of a cluster: the twin of ``annotation.stream.Annotator``.
 
-The twin of ``annotation.stream.Annotator``: a stream of texts -> a stream of answers, computed by the workers of a cluster.
-
-A bounded number of chunks is under way, so that an endless stream fills no memory; answers come back in the order of the
-texts. A chunk whose worker dies is run again by Dask; after the scheduler's ``allowed-failures`` Dask gives it up
-(``KilledWorker``), and with it what else was waiting on those workers. Its texts then run one at a time, with nothing else
-under way, so that only a text that ends its worker alone is blamed.
+Chunks of texts go out, a bounded number at a time, so that an endless stream fills no memory; answers come back in the
+order of the texts. If a worker dies, Dask runs its chunks again; after the scheduler's ``allowed-failures`` it gives them up
+(``KilledWorker``), the harmless ones too. Their texts then run one at a time, with nothing else under way, so that only a
+text that ends its worker alone is blamed.
 """
 
 from __future__ import annotations
@@ -46,18 +44,17 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-# How many chunks are under way for each task that the workers can run at once: one runs, one waits next to it, and two more
-# let the others work on while the first in order takes longer.
+# How many chunks are under way for each thread of a worker: one runs, one waits there, and two more keep the other threads
+# busy while the first in order takes longer.
 AHEAD = 4
 
-LEAST = 32  # The fewest characters that a text counts for: some thousand short ones are enough for a task.
+LEAST = 32  # A shorter text counts as so many characters, so that a task gets some thousand texts at most.
 
 RETRIES = 2  # How often Dask runs a chunk again that failed, perhaps on another worker.
 
-# After how many texts in a row, each of which ended all workers that read it alone, the workers are to blame. Some can be
-# chance, such as copies of one huge note, or notes sorted by length; by the fifth, each has ended as many workers as the
-# scheduler's ``allowed-failures`` and one more, with no answer from anywhere between, and each end takes the seconds in which
-# a worker starts again. Those texts are recorded, so that a call that is repeated goes on after them.
+# After so many texts in a row that each ended every worker that read it alone, the workers are to blame and the run ends.
+# Fewer can be chance, such as copies of one huge note, or notes sorted by length. Those texts are recorded, so that the same
+# call goes on after them.
 MOST_KILLED = 5
 
 UnderWay = deque[tuple[Chunk, "Future"]]
@@ -65,21 +62,21 @@ UnderWay = deque[tuple[Chunk, "Future"]]
 
 @dataclass(frozen=True)
 class ClusterAnnotator:
-    """The workers of a cluster as something that answers texts."""
+    """Answers texts on the workers of a cluster."""
 
     client: Client
     work: Work
-    characters: int  # About how many go out at a time.
+    characters: int  # About how many a chunk has.
     split: bool = False  # Whether texts are lists of words.
-    patience: float = PATIENCE  # How many seconds the cluster may be without a worker that works.
+    patience: float = PATIENCE  # After how many seconds without a working worker a run ends.
 
     def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[list[Answer]]:
         """Yield the answers to a stream of texts in order, chunk by chunk; errors count texts from ``first``.
 
-        Whatever ends it early, also what the stream raises, is raised after the answers to all texts before it.
+        What ends it early, such as an error of the stream itself, is raised after the answers to all texts before it.
         """
 
-        def while_connected() -> Iterator[Any]:  # Those of a slow stream would be waited for in vain.
+        def while_connected() -> Iterator[Any]:  # A slow stream may outlive the client.
             for number, text in enumerate(texts, first):
                 yield sendable(text, number, self.split)
                 if self.client.status != "running":
@@ -88,7 +85,7 @@ class ClusterAnnotator:
         return while_workers_last(self.in_order(in_chunks(while_connected(), self.characters, first, LEAST)))
 
     def in_order(self, chunks: Iterator[Chunk]) -> Generator[list[Answer]]:
-        """Yield the answers to chunks in their order; what is under way when nobody wants more is called off."""
+        """Yield the answers to chunks in their order; chunks under way are cancelled when nobody wants more."""
         under_way = UnderWay()
         error: Exception | None = None
         try:
@@ -108,7 +105,7 @@ class ClusterAnnotator:
             raise error
 
     def fill(self, under_way: UnderWay, chunks: Iterator[Chunk]) -> Exception | None:
-        """Send chunks out until enough are under way or an answer is there; return what the stream failed with."""
+        """Send chunks out until enough are under way or an answer is there; return the error of the stream."""
         most = AHEAD * max(1, sum(ask_scheduler(self.client, self.client.nthreads).values()))
         while len(under_way) < most:
             chunk = next(chunks, END)
@@ -120,11 +117,11 @@ class ClusterAnnotator:
         return None
 
     def submit(self, chunk: Chunk) -> Future:
-        """Send a chunk out; the texts go with the task, so that no worker that dies takes them along."""
+        """Send a chunk out with its texts in the task, so that they survive any worker."""
         return submit(self.client, worker.answers_of, self.work, chunk, retries=RETRIES)
 
     def finished(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[list[Answer]]:
-        """Yield the answers to a chunk when they are there; where it ends its workers, text by text, once no other runs."""
+        """Yield the answers to a chunk; if it ends its workers, wait for the other chunks and run it text by text."""
         from distributed import KilledWorker
 
         async def ended() -> None:
@@ -140,7 +137,7 @@ class ClusterAnnotator:
                 yield [self.alone(Chunk(chunk.first + place, [text]))]
 
     def alone(self, chunk: Chunk) -> Answer:
-        """Return the answer to a chunk of one text while nothing else is under way, or that it ends its worker."""
+        """Return the answer to a chunk of one text, or that it ends its worker; nothing else is under way."""
         from distributed import KilledWorker
 
         try:
@@ -153,9 +150,9 @@ class ClusterAnnotator:
 
 
 def sendable(text: Any, number: int, split: bool) -> Any:
-    """Return a text as what can go to any worker, plain strings or a reference, or why it cannot be read.
+    """Return a text as plain strings or a reference, which any worker can read, or why it cannot be read.
 
-    A text of another class could only be read where there is that class, and what is no text may not travel at all.
+    A worker may not have the class of a text, and anything but a text may not travel at all.
     """
     if isinstance(text, Reference):
         return text
@@ -171,10 +168,11 @@ def while_workers_last(answers: Generator[list[Answer]]) -> Iterator[list[Answer
             for answer in some:
                 in_a_row = 0 if isinstance(answer, list) else in_a_row + isinstance(answer, WorkerKilled)
             if in_a_row >= MOST_KILLED:
-                raise ClusterUnusable(
-                    f"{MOST_KILLED} texts in a row ended every worker that read them, each of them alone.",
-                    "Check the device and the memory of the workers, and go on with the same call and its resume file.",
+                what = f"{MOST_KILLED} texts in a row ended every worker that read them, each of them alone."
+                remedy = (
+                    "Check the device and the memory of the workers, and go on with the same call and its resume file."
                 )
+                raise ClusterUnusable(what, remedy)
 
 
 def source_on_workers(
@@ -187,8 +185,8 @@ def source_on_workers(
         raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
     check_sendable(arguments)
-    # A folder that is here goes by its path from the root, which means the same in another working folder. As in the
-    # registry of models, the name of a bundled one is not a folder, nor is one of somebody's home, which every worker has.
+    # A local folder is named by its absolute path, because workers have other working folders. As in the registry of models,
+    # the name of a bundled model is not a folder; a path with ~ stays, because every worker has its own home.
     folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
     work = Work(uuid.uuid4().hex, absolute(name) if folder else name, dict(arguments), batch_tokens)
     ready: list[Ready] = call_on_workers(client, worker.get_ready, work)
@@ -208,6 +206,6 @@ def source_on_workers(
 
 
 def members_of(client: Client, reason: str | None = None) -> Members:
-    """Return who takes part in a cluster; ``reason`` says why they have their device, where that was decided here."""
+    """Return the workers of a cluster; ``reason`` says why they have their device, if that was decided here."""
     found = call_on_workers(client, worker.introduce)
     return Members(tuple(one if reason is None else replace(one, reason=reason) for one in found))

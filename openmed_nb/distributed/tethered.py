@@ -1,11 +1,10 @@
-"""What runs on a host of a cluster for as long as the connection of SSH that started it: ``python -m ...tethered``.
+"""What runs on a host of a cluster, and ends with the SSH connection that started it: ``python -m ...tethered``.
 
-With ``-m NAME ...`` it runs a module as ``python -m`` does. Without arguments it keeps certificates: one line of JSON comes
-in, the folder and the text of each file by its name, and a line goes out once they are there.
+With ``-m NAME ...`` it runs a module as ``python -m`` does. Without arguments it keeps certificates: it reads one line of
+JSON, the folder and the text of each file by its name, and writes a line once the files are there.
 
-The server of SSH closes the input of what it started when a connection ends, however that came: the cluster was ended, or
-the process that began it was killed. Signals are no way: sshd passes none on to processes of root (its
-``session_signal_req``).
+When a connection ends, because the cluster was closed or because the process that began it was killed, the SSH server
+closes the input of what it started. Signals would not do: sshd sends none to processes of root (``session_signal_req``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ GRACE = 3.0  # Seconds that a process may take to end by itself.
 
 
 def end_with_input() -> None:
-    """Wait for the end of the input, and end this process: Dask's way, which takes its workers along, or at once."""
+    """Wait for the end of the input and end this process: with SIGTERM, so that Dask ends its workers, or else at once."""
     while os.read(0, 1 << 16):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -33,7 +32,7 @@ def end_with_input() -> None:
 
 
 def keep_files() -> None:
-    """Have files in a folder while there is an input, for nobody else to read; two hosts that are one computer share it."""
+    """Keep private files in a folder until the input ends; two hosts that are one computer share the folder."""
     name, files = json.loads(sys.stdin.readline())
     folder = Path(name)
     try:

@@ -1,7 +1,7 @@
-"""What runs on a worker of a cluster: it has a session of its own, which chooses the device and loads a model once.
+"""What runs on a worker of a cluster: its own session chooses the device and loads a model once.
 
-Only the functions here are called there, by their names: no code travels, and no model. The session of a worker sets the
-variables of MPS before it loads torch, as that of a notebook does.
+Workers are asked for the functions of this file by name: neither code nor models travel. As in a notebook, the session
+sets the MPS variables before torch is loaded.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, repr=False)
 class Work:
-    """A run over many texts on workers; it is not shown, because its arguments can hold a token of the hub."""
+    """A run over many texts on workers; it has no repr, because its arguments can hold a token of the hub."""
 
-    run: str  # Tells it from other runs; the rest follows from it.
+    run: str  # Its identifier; runs with the same one are equal.
     model: str = field(compare=False)
     arguments: Mapping[str, Any] = field(compare=False)  # Those of create_pipeline.
     batch_tokens: int | None = field(default=None, compare=False)
-    # What every worker must have, once that is known; one that comes later has to have it too.
+    # What every worker must have, as soon as that is known; it is checked on workers that come later.
     terms: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(repr=False)
 class LoadedWork:
-    """The model of a run, ready to answer, what its worker says of itself, and how much runs at once as far as is known."""
+    """The model of a run, what its worker says of itself, and the budget of a batch, smaller once memory was short."""
 
     annotator: Annotator
     ready: Ready
     budget: Budget
 
 
+# Held while a model is loaded and while a budget is changed: a worker can run tasks in several threads.
 ONE_AT_A_TIME = threading.Lock()
-# Held while a model is loaded and while a budget is kept: a worker can have several threads that do tasks.
 
 
 async def introduce(dask_worker: Any = None) -> Member:
     """Return what this worker is, and which device models will run on; a GPU is confirmed by computing on it.
 
-    ``dask_worker`` is filled in by Dask, but for a task; so also below.
+    Here and below, ``client.run`` fills ``dask_worker`` in, and a task does not.
     """
     return await in_thread_of_tasks(dask_worker, member)
 
 
 async def get_ready(work: Work, dask_worker: Any = None) -> Ready:
-    """Load the model of a run on this worker, and return what tells whether its answers are those of others."""
+    """Load the model of a run on this worker, and return what is compared with other workers."""
     return await in_thread_of_tasks(dask_worker, lambda: loaded(work).ready)
 
 
 def answers_of(work: Work, chunk: Chunk) -> list[Answer]:
-    """Return the answers to a chunk of texts, on a worker like the others; this is what a task of a run is."""
+    """Return the answers to a chunk of texts, if this worker is like the others; every task of a run calls this."""
     with named_host():
         found = loaded(work)
         if work.terms is not None:
@@ -80,12 +80,12 @@ def answers_of(work: Work, chunk: Chunk) -> list[Answer]:
 
 
 def loaded(work: Work) -> LoadedWork:
-    """Return the model of a run; threads that ask at once wait for the first and get the same."""
+    """Return the model of a run; of several threads that ask, one loads it and the others wait."""
     with ONE_AT_A_TIME:
         return load(work)
 
 
-@functools.lru_cache(maxsize=1)  # That of the last run is kept, others are the session's.
+@functools.lru_cache(maxsize=1)  # For the last run; the session keeps the models themselves.
 def load(work: Work) -> LoadedWork:
     with named_host(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
@@ -106,17 +106,14 @@ def member(device: str | None = None) -> Member:
 
 
 async def in_thread_of_tasks(dask_worker: Any, function: Callable[[], Result]) -> Result:
-    """Run a function where tasks run, so that the worker can be talked to while a model is loaded.
-
-    A coroutine that is itself a task runs on the worker's loop, and takes another thread.
-    """
-    executor = dask_worker.executors["default"] if dask_worker else None
+    """Run a function in a thread of tasks, so that the loop of the worker stays free while a model is loaded."""
+    executor = dask_worker.executors["default"] if dask_worker else None  # A task runs on the loop: any other thread.
     return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
 @contextmanager
 def named_host() -> Iterator[None]:
-    """Let errors of this package say on which computer they happened."""
+    """Add the name of this computer to errors of this package."""
     host = f"On {socket.gethostname()}: "
     try:
         yield
