@@ -99,12 +99,7 @@ class Decoder:
 
     def groups(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
         """Yield every entity that is an answer, with the number of its sequence."""
-        joined = self.strategy != "simple"
-        if joined:
-            units = words(tokens, predictions, self.strategy)
-        else:
-            firsts = np.arange(len(tokens))
-            units = Units(firsts, firsts + 1, predictions.labels, predictions.scores)
+        units = units_of(tokens, predictions, self.strategy)
         edges = group_edges(tokens, units, self.tables)
         totals = np.add.reduceat(units.scores.astype(np.float64), edges[:-1])
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
@@ -116,15 +111,18 @@ class Decoder:
                 {
                     "entity_group": self.tables.groups[units.labels[begin]],
                     "score": float(totals[group] / (end - begin)),
-                    "word": speller.units(units, begin, end, joined),
+                    "word": speller.units(units, begin, end, joined=self.strategy != "simple"),
                     "start": int(tokens.starts[units.firsts[begin]]),
                     "end": int(tokens.ends[units.lasts[end - 1] - 1]),
                 },
             )
 
 
-def words(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
-    """Return the words, each with the label that a strategy gives it."""
+def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
+    """Return the words, each with the label that a strategy gives it, or for ``simple`` the tokens."""
+    if strategy == "simple":
+        firsts = np.arange(len(tokens))
+        return Units(firsts, firsts + 1, predictions.labels, predictions.scores)
     firsts = word_starts(tokens)
     lasts = np.append(firsts[1:], len(tokens))
     if strategy == "average":

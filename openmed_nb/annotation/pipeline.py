@@ -400,9 +400,8 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
     except ConfigurationError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ConfigurationError(
-            f"The pipeline does not take these options: {error}.", "Use those of TokenClassificationPipeline."
-        ) from error
+        what = f"The pipeline does not take these options: {cause(error)}."
+        raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from error
     return pipe
 
 

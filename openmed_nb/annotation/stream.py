@@ -45,10 +45,8 @@ def check_text(text: object, name: str = "The text") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UnreadableText(
-            f"{name} has half of a surrogate pair at character {error.start}.",
-            "Remove it, or read the file it comes from with its right encoding.",
-        ) from None
+        what = f"{name} has half of a surrogate pair at character {error.start}."
+        raise UnreadableText(what, "Remove it, or read the file it comes from with its right encoding.") from None
 
 
 def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,17 +165,22 @@ def versions_here() -> dict[str, str]:
 SAME_VERSION = "Install the same version on every computer."
 
 
-def check_alike(ready: Sequence[Ready]) -> None:
-    """Raise ``WorkersDiffer`` for the first worker that has another openmed_nb than this process, or would answer otherwise."""
+def check_alike(ready: Sequence[Ready]) -> Mapping[str, Any]:
+    """Return what all workers have in common.
+
+    Raises ``WorkersDiffer`` for the first one that has another openmed_nb than this process, or would answer otherwise.
+    """
     this = PACKAGES[0]
     here = versions_here()[this]
     for member in (one.member for one in ready):
         if member.versions[this] != here:
             what = f"The worker on {member.host} has {this} {member.versions[this]}, and this process has {here}."
             raise WorkersDiffer(what, SAME_VERSION)
-    usual = most_common(one.terms for one in ready)
+    terms = [one.terms for one in ready]
+    usual = max(terms, key=terms.count)
     for one in ready:
         check_terms(one, usual)
+    return usual
 
 
 def check_terms(one: Ready, usual: Mapping[str, Any]) -> None:
@@ -188,9 +193,3 @@ def check_terms(one: Ready, usual: Mapping[str, Any]) -> None:
     if other := differences(usual, terms):
         what = f"The worker on {host} has another model by that name, or settings of its own ({other})."
         raise WorkersDiffer(what, "Copy the same files to every computer.")
-
-
-def most_common(values: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the most common value, the first of those that are equally common."""
-    known = list(values)
-    return max(known, key=known.count)

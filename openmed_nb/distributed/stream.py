@@ -37,7 +37,7 @@ from .client import (
     submit,
 )
 from .columns import referred
-from .members import Members, Ready, check_alike, most_common
+from .members import Members, Ready, check_alike
 from .worker import Work
 
 if TYPE_CHECKING:
@@ -190,17 +190,11 @@ def source_on_workers(
     folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
     work = Work(uuid.uuid4().hex, absolute(name) if folder else name, dict(arguments), batch_tokens)
     ready: list[Ready] = call_on_workers(client, worker.get_ready, work)
-    check_alike(ready)
+    terms = check_alike(ready)
     for message in sorted({message for one in ready for message in one.warnings}):
         warnings.warn(message, OpenMedWarning, stacklevel=2)
-    terms = most_common(one.terms for one in ready)
-    settings = ready[0].settings
-    annotator = ClusterAnnotator(
-        client,
-        replace(work, terms=terms),
-        characters=min(one.characters for one in ready),
-        split=settings["delimiter"] is not None,
-    )
+    settings, characters = ready[0].settings, min(one.characters for one in ready)
+    annotator = ClusterAnnotator(client, replace(work, terms=terms), characters, settings["delimiter"] is not None)
     label = Members(tuple(one.member for one in ready)).label
     return name, referred(texts, client), Source(annotator.answers, settings, label)
 

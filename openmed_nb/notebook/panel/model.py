@@ -71,7 +71,7 @@ class CellThread:
     def later(self, seconds: float, function: Callable[[], None]) -> Callable[[], None]:
         """Run a function in the main thread after some seconds, when no cell runs; return what calls it off."""
         if self._loop is None:
-            return _nothing
+            return lambda: None
         return self._loop.call_later(seconds, function).cancel
 
 
@@ -102,10 +102,6 @@ def interruptible(function: Callable[[], None]) -> None:
         pass  # It came when the work was done: there is nothing to stop, and asyncio would end the kernel's loop.
     finally:
         signal.signal(signal.SIGINT, former)
-
-
-def _nothing() -> None:
-    """Call nothing off."""
 
 
 # Who asks, where a device was clicked.
