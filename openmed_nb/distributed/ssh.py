@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cause, shorten, whole_or_none
+from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cannot_be, cause, shorten, whole_or_none
 from . import tethered
 from .members import SAME_VERSION, WorkerPlan, plan_hosts, versions_here, visible_gpus
 
@@ -57,9 +57,6 @@ KEEP_ALIVE = 30.0
 # Seconds to wait for the end of a process on a host; if the host does not answer, it ends later, with its connection.
 LEAVE_TIMEOUT = 8.0
 
-# A cluster without work ends itself, because hosts may never notice that their connections are gone.
-LIMITS = {"allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
-
 REMEDY = "Check that the hosts and this computer reach each other's ports."
 
 HOST = re.compile(r"[\w:][\w.:%-]*")  # A name or an address; connecting shows whether there is such a computer.
@@ -76,11 +73,9 @@ def checked_hosts(hosts: Any) -> tuple[str, ...]:
     wrong = [name for name in names if not is_host(name)]
     if names and not wrong:
         return names
-    what = f"hosts cannot be {shorten(repr(hosts))}."
-    for pattern, remedy in MORE_THAN_A_HOST.items():
-        if any(isinstance(name, str) and re.search(pattern, name) for name in wrong):
-            raise ConfigurationError(what, remedy)
-    raise ConfigurationError(what, "Pass names of hosts in a list, such as ['mac1', 'mac2'].")
+    texts = [name for name in wrong if isinstance(name, str)]
+    remedies = (remedy for pattern, remedy in MORE_THAN_A_HOST.items() if any(re.search(pattern, one) for one in texts))
+    raise cannot_be("hosts", hosts, next(remedies, "Pass names of hosts in a list, such as ['mac1', 'mac2']."))
 
 
 def is_host(name: Any) -> bool:
@@ -136,7 +131,7 @@ def checked_text(name: str, value: Any) -> str | None:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if text is None or (isinstance(text, str) and text.strip() and text.isprintable()):
         return text
-    raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", "Pass a string, or leave it out.")
+    raise cannot_be(name, value, "Pass a string, or leave it out.")
 
 
 def checked_file(name: str, value: Any, remedy: str) -> str | None:
@@ -320,10 +315,12 @@ def not_started(
     def server_options(host: str) -> dict[str, Any]:
         return {**NO_PAGES, "protocol": "tls://", **({"host": addresses[host]} if host in addresses else {})}
 
+    scheduler = {**server_options(hosts[0]), "port": 0}
     cluster = SSHCluster(
         [hosts[0], *hosts],
         connect_options=login.options,
-        scheduler_options={**server_options(hosts[0]), "port": 0, **LIMITS},
+        # Without work it ends itself, because hosts may never notice that their connections are gone.
+        scheduler_options={**scheduler, "allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"},
         remote_python=f"{shlex.quote(login.python)} -m {tethered.__name__}",
         security=security,
         asynchronous=True,

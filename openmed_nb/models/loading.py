@@ -26,21 +26,8 @@ from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
 from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
+from . import files
 from .config import OpenMedConfig
-from .files import (
-    check_labels,
-    check_paths,
-    check_remote_code,
-    check_settings,
-    check_tokenizer,
-    check_weights,
-    everything_in,
-    is_allowed,
-    positions_of,
-    read_config,
-    usable_length,
-    weight_files,
-)
 from .registry import ModelReference, fetch_model, find_model
 
 if TYPE_CHECKING:
@@ -226,15 +213,15 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     name = spec.reference.name
     check_int8(spec.dtype, device)
     folder = model_folder(spec)
-    settings = read_config(folder, name)
-    trusted = is_allowed(spec.reference, spec.config.remote_code_allowed)
-    check_settings(folder, settings, spec.reference, trusted)
-    safetensors = check_weights(folder, name, spec.config.allow_pickle)
-    remote = check_remote_code(settings, spec.reference, trusted, spec.remote_code)
+    settings = files.read_config(folder, name)
+    trusted = files.is_allowed(spec.reference, spec.config.remote_code_allowed)
+    files.check_settings(folder, settings, spec.reference, trusted)
+    safetensors = files.check_weights(folder, name, spec.config.allow_pickle)
+    remote = files.check_remote_code(settings, spec.reference, trusted, spec.remote_code)
     import_transformers()
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    stored = stored_tensors(weight_files(folder))
+    stored = stored_tensors(files.weight_files(folder))
     check_counts(settings, stored, name)
     source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers sets torch's default type while it makes a model: a load in another thread would take it over.
@@ -243,7 +230,7 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
             # Without a type transformers 5 takes the stored one, and a 16-bit file is three times slower on a CPU.
             config = AutoConfig.from_pretrained(folder, dtype=READ_AS.get(spec.dtype, spec.dtype), **source)
         tokenizer = load_tokenizer(folder, name, config=config, **source)
-        check_labels(settings, config, name)
+        files.check_labels(settings, config, name)
         with unusable_on_error("weights file", name, folder):
             if not remote:
                 check_size(settings, config, stored, name)
@@ -258,10 +245,10 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
             )
     model.eval()
     check_loaded(model, info, stored, name)
-    check_tokenizer(tokenizer, model, name)
+    files.check_tokenizer(tokenizer, model, name)
     if spec.dtype == INT8:
         model = quantize(model)
-    tokenizer.model_max_length = usable_length(tokenizer, positions_of(model))
+    tokenizer.model_max_length = files.usable_length(tokenizer, files.positions_of(model))
     move(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config, folder)
 
@@ -270,10 +257,10 @@ def model_folder(spec: LoadSpec) -> Path:
     """Return the folder with the model's files, downloaded from the hub where they are there, after a look at its paths."""
     folder = spec.folder
     if folder is None and spec.reference.on_hub:
-        code = is_allowed(spec.reference, spec.config.remote_code_allowed)
+        code = files.is_allowed(spec.reference, spec.config.remote_code_allowed)
         folder = fetch_model(spec.reference.location, spec.config, code)
     folder = folder or Path(spec.reference.location)
-    check_paths(folder, spec.reference.name)
+    files.check_paths(folder, spec.reference.name)
     return folder
 
 
@@ -283,10 +270,10 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
 
     with unusable_on_error("tokenizer", name, folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    files = tokenizer.vocab_files_names.values()
-    if files and not any((folder / file).is_file() for file in files):
+    needed = tokenizer.vocab_files_names.values()
+    if needed and not any((folder / file).is_file() for file in needed):
         # transformers would go on with an empty vocabulary, in which every word is unknown.
-        what = f"The folder of {name!r} holds no tokenizer: it has no {' or '.join(sorted(files))}."
+        what = f"The folder of {name!r} holds no tokenizer: it has no {' or '.join(sorted(needed))}."
         raise ModelUnusable(what, f"Check or download the files in {folder.name!r} again.")
     if not tokenizer.is_fast:
         what = f"The tokenizer of {name!r} gives no offsets, so entities could not be found in the text."
@@ -327,13 +314,13 @@ class Stored(NamedTuple):
     whole: bool  # Whether it holds whole numbers.
 
 
-def stored_tensors(files: Iterable[Path]) -> dict[str, Stored]:
+def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
     """Return the tensors in files of weights by their names; none of a damaged file, which loading it reports."""
     import torch
     from safetensors import safe_open
 
     found: dict[str, Stored] = {}
-    for file in files:
+    for file in paths:
         with contextlib.suppress(Exception):  # Each library has its own errors for damaged files.
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="numpy") as content:
@@ -354,7 +341,7 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, Stored]:
 def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: str) -> None:
     """Refuse settings with more modules or labels than the weights can be for; building such a model would not end."""
     largest = max((size for one in stored.values() for size in one.shape), default=0)
-    for key, value, _ in everything_in(settings):
+    for key, value, _ in files.everything_in(settings):
         words = set(key.split("_"))
         most = max(MANY, largest) if "labels" in words else max(MANY, len(stored)) if words & PARTS else None
         asked = max(whole_numbers(value), default=0)
@@ -370,7 +357,7 @@ def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mappi
     Only a number above every size in the weights can do that; the model is then built without memory, and counted.
     """
     largest = max((size for one in stored.values() for size in one.shape), default=0)
-    numbers = (number for _, value, _ in everything_in(settings) for number in whole_numbers(value))
+    numbers = (number for _, value, _ in files.everything_in(settings) for number in whole_numbers(value))
     if not stored or max(numbers, default=0) <= largest:
         return
     import torch

@@ -52,7 +52,9 @@ class Region(VBox):
 
     @property
     def varying(self) -> tuple[Widget, ...]:
-        return ()
+        """The controls that come and go."""
+        boxes = (control for control in self.controls.children if isinstance(control, NamedControls))
+        return tuple(control for box in boxes for control in box.children)
 
     @property
     def neighbour(self) -> Widget | None:
@@ -107,10 +109,6 @@ class DeviceRegion(Region):
         super().__init__(
             "Device", clicked, above=[self.status], controls=[self.device_buttons, reset], below=[self.table]
         )
-
-    @property
-    def varying(self) -> tuple[Widget, ...]:
-        return self.device_buttons.children
 
     @property
     def neighbour(self) -> Widget | None:
@@ -182,10 +180,6 @@ class ModelsRegion(Region):
             )
         )
         super().__init__("Models", clicked, above=[self.table], controls=[self.unloads], wide=False)
-
-    @property
-    def varying(self) -> tuple[Widget, ...]:
-        return self.unloads.children
 
     @property
     def neighbour(self) -> Widget | None:
