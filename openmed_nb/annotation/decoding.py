@@ -85,17 +85,15 @@ class Decoder:
         """Yield every token whose label is an answer, with the number of its sequence."""
         positions = np.flatnonzero(self.tables.label_kept[predictions.labels])
         for position, sequence in zip(positions.tolist(), tokens.sequences(positions).tolist(), strict=True):
-            yield (
-                sequence,
-                {
-                    "entity": self.tables.names[predictions.labels[position]],
-                    "score": float(predictions.scores[position]),
-                    "index": position - int(tokens.bounds[sequence]) + self.tokens_before,
-                    "word": speller.token(position),
-                    "start": int(tokens.starts[position]),
-                    "end": int(tokens.ends[position]),
-                },
-            )
+            entity: Entity = {
+                "entity": self.tables.names[predictions.labels[position]],
+                "score": float(predictions.scores[position]),
+                "index": position - int(tokens.bounds[sequence]) + self.tokens_before,
+                "word": speller.token(position),
+                "start": int(tokens.starts[position]),
+                "end": int(tokens.ends[position]),
+            }
+            yield sequence, entity
 
     def groups(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
         """Yield every entity that is an answer, with the number of its sequence."""
@@ -106,16 +104,14 @@ class Decoder:
         sequences = tokens.sequences(units.firsts[edges[kept]])
         for group, sequence in zip(kept.tolist(), sequences.tolist(), strict=True):
             begin, end = int(edges[group]), int(edges[group + 1])
-            yield (
-                sequence,
-                {
-                    "entity_group": self.tables.groups[units.labels[begin]],
-                    "score": float(totals[group] / (end - begin)),
-                    "word": speller.units(units, begin, end, joined=self.strategy != "simple"),
-                    "start": int(tokens.starts[units.firsts[begin]]),
-                    "end": int(tokens.ends[units.lasts[end - 1] - 1]),
-                },
-            )
+            entity: Entity = {
+                "entity_group": self.tables.groups[units.labels[begin]],
+                "score": float(totals[group] / (end - begin)),
+                "word": speller.units(units, begin, end, joined=self.strategy != "simple"),
+                "start": int(tokens.starts[units.firsts[begin]]),
+                "end": int(tokens.ends[units.lasts[end - 1] - 1]),
+            }
+            yield sequence, entity
 
 
 def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:

@@ -343,16 +343,15 @@ class EachAnswer(Iterator[list[Entity]]):
 
     def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
         self._inputs, self._annotator = inputs, annotator
-        self._answers: Iterator[Answer] | None = None
+        self._answers = self._begin()
+
+    def _begin(self) -> Iterator[Answer]:  # Nothing is read before the first answer is asked for.
+        return chain.from_iterable(self._annotator.answers(self._inputs))
 
     def __iter__(self) -> EachAnswer:
-        if self._answers is None or not isinstance(self._inputs, Iterator):  # Texts can be read again, a stream cannot.
-            self._begin()
+        if not isinstance(self._inputs, Iterator):  # Texts can be read again, a stream cannot.
+            self._answers = self._begin()
         return self
-
-    def _begin(self) -> Iterator[Answer]:
-        self._answers = chain.from_iterable(self._annotator.answers(self._inputs))
-        return self._answers
 
     def __len__(self) -> int:
         if isinstance(self._inputs, Sized):
@@ -360,7 +359,7 @@ class EachAnswer(Iterator[list[Entity]]):
         raise TypeError("Answers to a generator have no length.")
 
     def __next__(self) -> list[Entity]:
-        return entities_of(next(self._answers or self._begin()))
+        return entities_of(next(self._answers))
 
 
 def checked_labels(labels: Any) -> tuple[str, ...]:

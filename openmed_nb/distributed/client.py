@@ -201,8 +201,7 @@ def call_on_workers(
                 raise ClusterUnusable("The cluster has no worker.", "Start one, or use nb.cluster().")
             answers = ask_scheduler(client, lambda: client.run(function, *arguments, on_error="return"))
             left = workers_of(client)
-            for address in sorted(answers):
-                answer = answers[address]
+            for address, answer in sorted(answers.items()):
                 gone = isinstance(answer, OSError) and address not in left
                 if gone or isinstance(answer, CommClosedError):
                     del answers[address]

@@ -6,6 +6,7 @@ import hashlib
 import socket
 import sys
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -77,9 +78,9 @@ class ColumnTexts(Sequence[ColumnText]):
 
     def __getitem__(self, number: Any) -> Any:
         place = range(len(self))[number]
-        ends = accumulate(size.rows for size in self.sizes)
-        which, end = next((which, end) for which, end in enumerate(ends) if place < end)
-        return self.at(which, place - end + self.sizes[which].rows)
+        ends = list(accumulate(size.rows for size in self.sizes))
+        which = bisect_right(ends, place)
+        return self.at(which, place - ends[which] + self.sizes[which].rows)
 
     def at(self, which: int, row: int) -> ColumnText:
         size = self.sizes[which]

@@ -426,11 +426,11 @@ class TestErrors:
             ("x" * 5000, {}, UnknownModel, r"^On .+: There is no model named 'xxx"),
             (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
-            (None, {"batch_tokens": 0}, ConfigurationError, r"^On .+: batch_tokens cannot be 0\."),
+            (None, {"batch_tokens": 0}, ConfigurationError, r"^batch_tokens cannot be 0\."),
         ],
     )
     def test_workers_that_cannot(self, on_pool, model, arguments, error, message):
-        """What a worker cannot load names its computer, before any text goes out."""
+        """Before any text goes out, what a worker cannot load names its computer; a number of tokens is checked here."""
         texts = iter(["asthma"])
         with pytest.raises(error, match=message) as caught:
             on_pool(texts, model, **arguments)
