@@ -20,7 +20,7 @@ from .session import SESSION
 # The first word of the command that looks at the computer; a note in a file of that name is called ``./doctor``.
 DOCTOR = "doctor"
 
-# The exit status where nobody reads the answer, which is what a shell says of a program that SIGPIPE ended.
+# The exit status if the reader of the answer is gone, as a shell gives it for a program that SIGPIPE ended.
 PIPE_CLOSED = 141
 
 NOTE = BUNDLED_FOLDER / "synthetic_note.txt"

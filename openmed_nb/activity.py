@@ -1,4 +1,4 @@
-"""What a session is doing just now, and who is told of it: how several faces stay in step with one session."""
+"""What a session is doing just now, and its listeners: how magics, panels and functions stay in step with one session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Activity:
         return f"{self.doing}: {self.name}{count}"
 
 
-# Is told of an activity while it is under way, and with ``None`` that it is time to look again.
+# Gets an activity while it is under way, and ``None`` when it is time to look again.
 Listener = Callable[[Activity | None], None]
 
 
@@ -48,10 +48,10 @@ class _Depth(threading.local):
 
 
 class Listeners:
-    """Those who want to know what a session does.
+    """Functions that want to know what a session does.
 
-    A listener must not call a verb that changes something while it is told of an activity: the change is half done then.
-    What it does while it is told to look again is told to nobody, because that would never end.
+    While a listener handles an activity, it must not call a verb that changes something: the change is half done then.
+    What it does while it looks again causes no further calls, because those would never end.
 
     Example:
         >>> listeners, heard = Listeners(), []

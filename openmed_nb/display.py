@@ -108,7 +108,7 @@ MARK = " (SIMULATED)"
 def plain(value: Any) -> Any:
     """Return a value as mappings with names, lists, numbers and strings, ready for JSON.
 
-    What has a ``to_dict`` is asked; of any other dataclass these are its fields.
+    A value with a ``to_dict`` gives that; any other dataclass gives its fields.
 
     Example:
         >>> plain({1: (Table("", ("a",), ()), None)})

@@ -171,7 +171,7 @@ IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotatio
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run over many texts was stopped; it is no ``Exception``, so that no ``except Exception`` goes on after it."""
+    """A run over many texts was stopped; this is not an ``Exception``, so that no ``except Exception`` catches it."""
 
     def __init__(self, done: int, annotations: object, file: str) -> None:
         self.done, self.annotations, self.file = done, annotations, file
@@ -214,7 +214,7 @@ def visible(text: str) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Return a text in one line of at most so many characters.
+    """Return a text in one line, cut off after ``length`` characters.
 
     Example:
         >>> shorten("a" * 70) == "a" * 60 + "…"
@@ -237,7 +237,7 @@ def cannot_be(name: str, value: Any, remedy: str) -> ConfigurationError:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither true nor false: of many values, such as tensors, nobody can tell which they are."""
+    """Refuse what is not a bool: many values, such as tensors, are neither clearly true nor clearly false."""
     if not isinstance(value, bool):
         raise cannot_be(name, value, "Pass True or False.")
 

@@ -394,7 +394,7 @@ class Session:
 
 # The session of this process: the one place of what a person chose, did and loaded.
 #
-# Outside of it stands what belongs to the process and is nobody's choice:
+# What belongs to the process and is not a person's choice stands elsewhere:
 #
 # - which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
 #   weakly);

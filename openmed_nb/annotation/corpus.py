@@ -209,7 +209,7 @@ class CorpusRun(Iterator[Any]):
                 raise ConfigurationError(what, remedy)
             self.answers.add(*answered)
             bar.update(1)
-        bar.initial = bar.n  # What was done before is no part of the speed.
+        bar.initial = bar.n  # The speed counts only what this run does.
 
     def go_on(self, on_error: str, file: ResultsFile | None, bar: Any) -> None:
         """Annotate the texts that are left; with ``raise``, up to the first that cannot be."""

@@ -31,7 +31,7 @@ class LabelTables:
 
     @classmethod
     def of(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
-        """Return the tables of a model's labels; ``ignored`` are labels, and names of entities, that are no answer."""
+        """Return the tables of a model's labels; ``ignored`` are labels and names of entities that are left out."""
         names = tuple(id2label[number] for number in range(len(id2label)))
         kinds = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
         # Transformers cuts the name of an entity at the first hyphen, whatever stands before it.

@@ -183,7 +183,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return self._learnt("frame", tokenizer, lambda: Frame.of(tokenizer) if tokenizer.is_fast else None)
 
     def _learnt(self, name: str, about: Any, learn: Callable[[], Learnt]) -> Learnt:
-        """Return what was learnt about the model or the tokenizer; a new one in its place is asked anew."""
+        """Return what was learnt about a model or a tokenizer; for another one, learn it again."""
         kept: dict[str, Any] = self.__dict__.setdefault("_kept", {})
         if name not in kept or kept[name][0] is not about:
             kept[name] = about, learn()
@@ -363,7 +363,7 @@ class EachAnswer(Iterator[list[Entity]]):
 
 
 def checked_labels(labels: Any) -> tuple[str, ...]:
-    """Return labels that are no answer, each once and in order, so that equal sets of them are equal settings."""
+    """Return labels to leave out, each once and sorted, so that equal sets of them are equal settings."""
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)
         if all(isinstance(name, str) for name in names):

@@ -46,7 +46,7 @@ SAMPLE = 64
 
 
 def fingerprint_of(text: Any) -> int:
-    """Return a number that tells one text from another; of what is no text, only its kind counts."""
+    """Return a number that tells one text from another; of anything else, only its kind counts."""
     digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 

@@ -295,7 +295,7 @@ def assemble(
 
 
 def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Tell of each token whether there is no space at its first character or just before it.
+    """Return for each token whether there is no space at its first character or just before it.
 
     This is what transformers takes for the inside of a word if a tokenizer does not mark it (byte-level BPE and Unigram),
     also in languages without spaces.

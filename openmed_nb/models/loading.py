@@ -445,7 +445,7 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def packed_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
-    """Return the linear layers whose weights are packed, with their names; such weights are no parameters."""
+    """Return the linear layers with packed weights, which are not parameters, with their names."""
     return [  # By the name of their package: torch need not have such layers.
         (name, layer)
         for name, layer in model.named_modules()

@@ -83,7 +83,7 @@ class Inventory(Shown, Sequence[ModelInMemory]):
 
 
 def model_in_memory(loaded: LoadedModel, follows: bool) -> ModelInMemory:
-    """Return what an inventory says of a model; its tensors are asked for their sizes, and nothing is computed."""
+    """Return the row of an inventory for a model, from the sizes of its tensors; nothing is computed."""
     model = loaded.model
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     size = sum(one.numel() * one.element_size() for one in tensors) + packed_bytes(model)

@@ -49,7 +49,7 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> None:
-    """Remove every magic, configurable and matcher of ours; IPython has no call for it.
+    """Remove the magics, the configurable and the matcher of this package; IPython has no call for it.
 
     ``register_magics`` adds to ``configurables`` each time and takes nothing back (IPython's ``core/magic.py``).
     """
@@ -116,7 +116,7 @@ def offers(magic: str, words: list[str]) -> list[str]:
 
 
 def candidates(line: str) -> list[str] | None:
-    """Return what could stand at the end of a line, ``None`` where the line is no magic of ours.
+    """Return what could stand at the end of a line, ``None`` for a line without a magic of this package.
 
     Example:
         >>> candidates("choice = %openmed_device m"), candidates("%macro m")
@@ -133,7 +133,7 @@ def candidates(line: str) -> list[str] | None:
 
 @context_matcher(identifier="openmed_nb.magics")
 def openmed_matcher(context: CompletionContext) -> dict[str, Any]:
-    """Offer the values and flags of our magics to IPython's completer, and nothing beside them."""
+    """Offer the values and flags of the magics to IPython's completer, and nothing else."""
     found = candidates(context.line_with_cursor[: context.cursor_position])
     completions = [SimpleCompletion(text=text, type="param") for text in found or ()]
     return {"completions": completions, "suppress": found is not None, "do_not_suppress": set()}

@@ -285,7 +285,7 @@ class PanelModel:
             self._change(activity=activity)
 
     def _look_again(self) -> None:
-        """Show the session as it is now; what was said of the former device is out of date where the device changed."""
+        """Show the session as it is now, without the error or the answer to a click if the device has changed since."""
         seen = self._seen()
         changed = seen.get("devices", self.state.devices).choice != self.state.choice
         self._change(activity=None, **seen, **({"error": None, "said": None} if changed else {}))

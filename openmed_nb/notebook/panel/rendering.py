@@ -28,7 +28,7 @@ def heading(name: str) -> str:
 
 
 def status(state: PanelState) -> str:
-    """Return the device that is in force, large, then why; a screen reader is told when it changes."""
+    """Return the device that is in force, large, then why; a screen reader announces a change."""
     choice = state.choice
     bold = f"<strong>{escape(f'In force: {choice.device}')}</strong> ({escape(choice.grade)})." if choice else NO_DEVICE
     large = f'<p class="openmed-first">Asked for: {_breakable(state.asked)}. {bold}</p>'
@@ -52,7 +52,7 @@ def environment(state: PanelState) -> str:
 
 
 def memory(state: PanelState) -> str:
-    """Return a bar for each memory, with the figures beside it as text."""
+    """Return a bar for each memory, with its figures as text."""
     table = state.memory_table
     rows = "".join(_row(table.columns, bar.row[0], _bar(bar), escape(bar.row[2])) for bar in state.memory)
     return _block(_framed("Memory in use", table.columns, rows, titled=True))
@@ -145,7 +145,7 @@ def _framed(caption: str, columns: tuple[str, ...], rows: str, titled: bool) -> 
 
 
 def _row(columns: tuple[str, ...], name: str, *cells: str) -> str:
-    """Return a row of cells that are HTML; each knows its column, which stands beside it where the panel is narrow."""
+    """Return a row of cells that are HTML; each knows its column, which a narrow panel shows next to it."""
     data = "".join(
         f'<td data-column="{escape(column)}">{cell}</td>' for column, cell in zip(columns[1:], cells, strict=True)
     )

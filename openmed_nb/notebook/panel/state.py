@@ -1,4 +1,4 @@
-"""Everything that the panel shows, as one value, with bars of memory; nothing is asked that could start an allocator."""
+"""Everything that the panel shows, as one value, with bars of memory; looking at it starts no allocator."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A synthetic sentence to try.
 SENTENCE = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
 
-# Is told of each click, before its verb is called: in which region, and on what.
+# Gets the region and the control of each click, before its verb is called.
 Clicked = Callable[["Region", Widget], None]
 
 
@@ -128,7 +128,7 @@ class DeviceRegion(Region):
     def _device_button(self, device: str) -> Button:
         """Return the button of a device; it looks pressed by the class that a ToggleButton has.
 
-        It is none: a ToggleButton sends its new value, which is no change and so no click where it was painted meanwhile.
+        A real ToggleButton sends its new value, which is not a change, and so not a click, if it was painted meanwhile.
         """
         return self.button(device, "", lambda: self.model.choose(device))
 
