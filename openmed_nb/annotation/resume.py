@@ -107,9 +107,9 @@ class ResultsFile:
         lock = Path(f"{self.path}.lock")
         if not self.path.parent.exists():
             raise self._unusable("is in a folder that does not exist", "Make the folder, or name another file.")
-        # pathlib's functions raise where a folder is closed to this process; the lock reports that as well.
-        if os.path.isfile(lock) and os.path.getsize(lock):  # noqa: PTH113, PTH202
-            raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
+        with contextlib.suppress(OSError):  # No such file, as it should be, or a folder that the lock reports.
+            if lock.stat().st_size > 0:  # A lock is empty.
+                raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
         self._lock = FileLock(lock)
         try:
             self._lock.acquire(timeout=0)
