@@ -426,16 +426,22 @@ class TestErrors:
             ("x" * 5000, {}, UnknownModel, r"^On .+: There is no model named 'xxx"),
             (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
-            (None, {"batch_tokens": 0}, ConfigurationError, r"^batch_tokens cannot be 0\."),
         ],
     )
     def test_workers_that_cannot(self, on_pool, model, arguments, error, message):
-        """Before any text goes out, what a worker cannot load names its computer; a number of tokens is checked here."""
+        """What a worker cannot load names its computer, before any text goes out."""
         texts = iter(["asthma"])
         with pytest.raises(error, match=message) as caught:
             on_pool(texts, model, **arguments)
         assert next(texts) == "asthma"
         assert len(caught.value.annotations) == 0
+
+    def test_a_number_of_tokens_is_checked_here(self, on_pool):
+        """A number of tokens that cannot be is refused before any worker is asked or any text goes out."""
+        texts = iter(["asthma"])
+        with pytest.raises(ConfigurationError, match=r"^batch_tokens cannot be 0\."):
+            on_pool(texts, batch_tokens=0)
+        assert next(texts) == "asthma"
 
     def test_folder_without_a_model(self, on_pool, tmp_path):
         """The path of a folder without a model is told as one."""
