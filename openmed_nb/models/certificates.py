@@ -363,6 +363,8 @@ def certificate_store(environ: Mapping[str, str]) -> CertificateStore:
     return CertificateStore(folder / "certificates")
 
 
+# Which type a model is loaded in.
+
 # The types that need a certificate, in the order in which equally fast ones are taken.
 REDUCED = ("bfloat16", "float16", "int8")
 

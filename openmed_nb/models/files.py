@@ -236,6 +236,8 @@ def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> 
     return int(min((limit for limit in limits if shortest <= limit < LONGEST_REAL_LIMIT), default=512))
 
 
+# What the files may not ask for: code, downloads, and files outside their folder.
+
 # The implementations of attention, and of mixtures of experts, that are part of torch and transformers. All others are
 # packages that transformers imports or, with the package "kernels", fetches from the hub as native code.
 ATTENTION = (None, "eager", "sdpa", "flex_attention")
