@@ -1,7 +1,5 @@
 """Who is told of what is under way: once for verbs inside one another, everybody, and nobody who has gone."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """What is wrong around the toolkit, not in it, is named: a file that hides a package, Python's options, a full disk."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types
@@ -13,12 +11,12 @@ from openmed_nb.devices.backend import import_torch
 from openmed_nb.errors import TorchUnusable
 
 
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments, **options):
     """Run Python in a process of its own."""
     return subprocess.run([sys.executable, *arguments], stderr=subprocess.PIPE, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def test_file_that_hides_psutil(tmp_path: Path) -> None:
+def test_file_that_hides_psutil(tmp_path):
     """A psutil.py beside the notebook is named as what hides the package."""
     (tmp_path / "psutil.py").write_text("")
     code = "import sys; sys.path.insert(0, '.'); import openmed_nb as nb; nb.signals()"
@@ -28,7 +26,7 @@ def test_file_that_hides_psutil(tmp_path: Path) -> None:
     assert "psutil.py hides the real psutil. Rename it" in ended.stderr
 
 
-def test_python_without_docstrings() -> None:
+def test_python_without_docstrings():
     """Under -OO the message names Python's option, and not the model."""
     ended = run("-OO", "-m", "openmed_nb")
 
@@ -37,7 +35,7 @@ def test_python_without_docstrings() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-def test_answer_that_cannot_be_written() -> None:
+def test_answer_that_cannot_be_written():
     """An answer that does not fit on the disk is one line and an exit status, without a traceback."""
     with Path("/dev/full").open("w") as full:
         ended = run("-m", "openmed_nb", stdout=full)
@@ -47,7 +45,7 @@ def test_answer_that_cannot_be_written() -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_module_that_stands_in_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_stands_in_for_torch(monkeypatch):
     """A module in the place of torch that has no file, as other packages' tests use one, is named without one."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     with pytest.raises(TorchUnusable, match="A module named 'torch' without a file hides the real torch"):

@@ -1,7 +1,5 @@
 """The errors: a tree as drawn, each with what happened and a remedy, in one line."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -14,7 +12,7 @@ from openmed_nb import errors
 from openmed_nb.errors import ConfigurationError, OpenMedError, cause, check_flag, one_line, shorten, whole
 
 
-def family(kind: type[OpenMedError]) -> list[type[OpenMedError]]:
+def family(kind):
     """Return an error class and all below it, in the order of the file."""
     return [
         kind,
@@ -25,7 +23,7 @@ def family(kind: type[OpenMedError]) -> list[type[OpenMedError]]:
 ALL = family(OpenMedError)
 
 
-def drawn_tree() -> list[tuple[int, str]]:
+def drawn_tree():
     """Return the names of the tree in the docstring, each with its depth."""
     lines = re.findall(
         r"^((?:[├└│]?[─ ]* ?)*)(\w+)(?: {2,}.*)?$", (errors.__doc__ or "").split("\n\n")[1], re.MULTILINE
@@ -33,7 +31,7 @@ def drawn_tree() -> list[tuple[int, str]]:
     return [(len(indent) // 4, name) for indent, name in lines]
 
 
-def real_tree(kind: type[OpenMedError] = OpenMedError, depth: int = 0) -> list[tuple[int, str]]:
+def real_tree(kind=OpenMedError, depth=0):
     """Return the names of the real tree, each with its depth."""
     children = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
     return [(depth, kind.__name__), *(row for child in children for row in real_tree(child, depth + 1))]
@@ -100,7 +98,7 @@ def test_error_is_caught_as_its_builtin_kind():
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
-def test_error_is_always_one_line(what: str, remedy: str):
+def test_error_is_always_one_line(what, remedy):
     """Whatever a message holds, an error is rendered as a single line."""
     (line,) = OpenMedError(what, remedy)._render_traceback_()
 
@@ -109,7 +107,7 @@ def test_error_is_always_one_line(what: str, remedy: str):
 
 
 @given(st.text(max_size=200), st.integers(1, 100))
-def test_shortened_text(text: str, length: int):
+def test_shortened_text(text, length):
     """A shortened text has at most so many characters, and a mark where something was cut off."""
     short = shorten(text, length)
 

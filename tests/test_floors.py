@@ -1,9 +1,6 @@
 """The house: a floor imports only from the floors below it, and no heavy package while it is being imported."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -36,7 +33,7 @@ FLOORS = (
 """From the ground up; a run over many texts stands above the workers that may do it. The last is the package's own face."""
 
 
-def module_of(file: Path) -> str:
+def module_of(file):
     """Return the dotted name of a file inside the package, empty for the package itself."""
     parts = file.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
@@ -45,19 +42,19 @@ def module_of(file: Path) -> str:
 MODULES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 
 
-def floor_of(module: str) -> int:
+def floor_of(module):
     """Return the number of the floor on which a module stands, the most specific name counting."""
     homes = [floor for floor in FLOORS if module == floor or module.startswith(f"{floor}.")]
     return FLOORS.index(max(homes, key=len, default="openmed_nb"))
 
 
 @cache
-def tree_of(file: Path) -> ast.Module:
+def tree_of(file):
     """Return the syntax tree of a file."""
     return ast.parse(file.read_text("utf-8"))
 
 
-def package_imports(file: Path) -> Iterator[str]:
+def package_imports(file):
     """Yield the modules of this package that a file imports anywhere, also inside functions."""
     module = module_of(file)
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
@@ -68,13 +65,13 @@ def package_imports(file: Path) -> Iterator[str]:
             yield from (resolve([*origin, alias.name]) for alias in node.names)
 
 
-def resolve(parts: list[str]) -> str:
+def resolve(parts):
     """Return the module that a dotted path means: the path itself, or without its last part, which is then a name."""
     path = PACKAGE.joinpath(*parts)
     return ".".join(parts if path.is_dir() or path.with_suffix(".py").is_file() else parts[:-1])
 
 
-def import_time_names(node: ast.AST) -> Iterator[str]:
+def import_time_names(node):
     """Yield the packages that are imported while a file is imported: outside of functions and of TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
@@ -129,7 +126,7 @@ def test_nothing_heavy_at_import_time():
     assert {module: names for module, names in heavy.items() if names} == {}
 
 
-def allowed_in(module: str) -> set[str]:
+def allowed_in(module):
     """Return the heavy packages that a module may import: its own, or else those of its folder."""
     return ALLOWED.get(module, ALLOWED.get(module.partition(".")[0], set()))
 

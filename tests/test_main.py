@@ -1,18 +1,15 @@
 """``python -m openmed_nb``: what it prints, its exit status, and that a mistake is one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from openmed_nb.__main__ import NOTE, main
 
 
-def test_main_job_prints_device_reason_and_entities(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_job_prints_device_reason_and_entities(capsys):
     """Without arguments, the device, the reason and the diseases of the synthetic note are printed."""
     status = main([])
 
@@ -24,12 +21,12 @@ def test_main_job_prints_device_reason_and_entities(capsys: pytest.CaptureFixtur
     assert printed.err == ""
 
 
-def test_synthetic_note_says_that_it_is_synthetic() -> None:
+def test_synthetic_note_says_that_it_is_synthetic():
     """The note that is shipped names itself synthetic."""
     assert "synthetic" in NOTE.read_text("utf-8").splitlines()[0]
 
 
-def test_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_as_json(capsys):
     """With --json, the choice and the entities are one JSON object."""
     main(["--json", "--device", "cpu", "--model", "bundled_small"])
 
@@ -38,7 +35,7 @@ def test_answer_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["model"] == "bundled_small"
 
 
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(capsys):
     """A mistake on the command line prints one line to the error stream and ends with status 2."""
     mistakes = {
         ("--device", "banana"): "UnknownDevice: 'banana'",
@@ -56,9 +53,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert printed.out == ""
 
 
-def test_control_characters_of_a_note_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys):
     """Escape codes in a note are shown as pictures, and a byte order mark is no character of the note."""
     note = tmp_path / "note.txt"
     note.write_bytes(b"\xef\xbb\xbfPatient \x1b[2Jwith asthma\r\n")
@@ -70,7 +65,7 @@ def test_control_characters_of_a_note_do_not_reach_the_terminal(
     assert "\ufeff" not in printed
 
 
-def test_doctor_prints_its_report_and_how_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_its_report_and_how_it_is(capsys):
     """``doctor`` prints the report, and its status says whether something failed."""
     status = main(["doctor"])
 
@@ -80,7 +75,7 @@ def test_doctor_prints_its_report_and_how_it_is(capsys: pytest.CaptureFixture[st
     assert printed.err == ""
 
 
-def test_pipe_that_is_closed_ends_the_command_quietly() -> None:
+def test_pipe_that_is_closed_ends_the_command_quietly():
     """Where nobody reads the answer, as after ``| head -1``, the command ends as other tools do, and so does its output."""
     reads, writes = os.pipe()
     os.close(reads)
@@ -89,21 +84,21 @@ def test_pipe_that_is_closed_ends_the_command_quietly() -> None:
         nobody.write("what Python still has to say at its end")
 
 
-def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_as_json(capsys):
     """``doctor --json`` prints one JSON object."""
     main(["doctor", "--json"])
 
     assert json.loads(capsys.readouterr().out)["findings"]
 
 
-def test_doctor_forecasts_the_operators_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_forecasts_the_operators_of_a_model(capsys):
     """``doctor --ops`` prints the forecast, with status 0 where nothing leaves MPS."""
     assert main(["doctor", "--ops", "bundled_small"]) == 0
 
     assert "MPS" in capsys.readouterr().out
 
 
-def test_doctor_looks_at_one_model_or_forecasts_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_looks_at_one_model_or_forecasts_one(capsys):
     """A model to look at and one to forecast are not taken together."""
     with pytest.raises(SystemExit, match="2"):
         main(["doctor", "bundled", "--ops", "bundled_small"])

@@ -1,13 +1,11 @@
 """Beside the real openmed package in one kernel: it follows our choices, and our functions answer as its own do."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,20 +40,20 @@ for line in sys.stdin:
 Run = Callable[..., Any]
 
 
-def clean_shell(**variables: str) -> dict[str, str]:
+def clean_shell(**variables):
     """Return the environment of this process with these variables and no other of those that matter here."""
     return {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES} | variables
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[tuple[Run, Any]]:
+def kernel():
     """Runs code in one kernel in which both packages are imported; with the answer to its first code."""
     environ = clean_shell(**OF_THE_SHELL)
     with subprocess.Popen(
         [sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
     ) as kernel:
 
-        def run(code: str, **shell: str) -> Any:
+        def run(code, **shell):
             kernel.stdin.write(json.dumps([shell, code]) + "\n")
             kernel.stdin.flush()
             return json.loads(kernel.stdout.readline())
@@ -65,7 +63,7 @@ def kernel() -> Iterator[tuple[Run, Any]]:
 
 
 @pytest.fixture
-def run(kernel: tuple[Run, Any]) -> Run:
+def run(kernel):
     """Runs code in that kernel, each time with other variables of the shell."""
     return kernel[0]
 
@@ -96,19 +94,19 @@ answer.append(said())
         ({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}, "nb.reset()", ["cpu", "auto"]),
     ],
 )
-def test_openmed_follows(run: Run, shell: dict[str, str], back: str, before: list[str | None]):
+def test_openmed_follows(run, shell, back, before):
     """The openmed package resolves to what was chosen here, and to what the shell says once that is taken back."""
     assert run(FOLLOW.format(back=back), **shell) == [before, ["cpu", "cpu"], True, True, before]
 
 
-def test_openmed_follows_in_a_fresh_process(kernel: tuple[Run, Any]):
+def test_openmed_follows_in_a_fresh_process(kernel):
     """The same holds where the variable comes from the shell that started Python."""
     before = ["cuda:1", "Cuda:1"]
 
     assert kernel[1] == [before, ["cpu", "cpu"], True, True, before]
 
 
-def test_explicit_preference(run: Run):
+def test_explicit_preference(run):
     """An explicit preference comes back normalised, as from openmed, whether or not the device is there."""
     code = """
 spellings = ("cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\\n", "mps", "MPS", "\\tMps")
@@ -118,7 +116,7 @@ answer = [[resolve(one) for one in spellings] for resolve in (nb.compat.resolve_
     assert ours == their == ["cpu", "cpu", "cpu", "cuda", "cuda", "cuda:0", "cuda:1", "cuda:3", "mps", "mps", "mps"]
 
 
-def test_preference_of_the_shell(run: Run):
+def test_preference_of_the_shell(run):
     """Without a preference the two variables decide in openmed's order, whether or not the device is there."""
     code = """
 answer = []
@@ -129,7 +127,7 @@ for preference in ("auto", None, "default", "", " AUTO "):
     assert run(code, OPENMED_TORCH_DEVICE="default", OPENMED_DEVICE="MPS") == [["mps", "mps"]] * 5
 
 
-def test_automatic_choice(run: Run):
+def test_automatic_choice(run):
     """Without any wish both choose the same device on this computer."""
     ours, their = run('answer = [nb.compat.resolve_torch_device(), theirs.resolve_torch_device("auto")]')
 
@@ -146,7 +144,7 @@ def test_automatic_choice(run: Run):
         {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "1.2", "PYTORCH_MPS_LOW_WATERMARK_RATIO": "0.8"},
     ],
 )
-def test_tuning(run: Run, shell: dict[str, str]):
+def test_tuning(run, shell):
     """Our tuning gives openmed's values and recommendation wherever openmed's are a pair that torch takes."""
     code = """
 ours = nb.compat.apply_mps_tuning()
@@ -170,7 +168,7 @@ answer = [dict(ours.env), set_by_us, ours.recommended_dtype, left, dict(tuning.e
         ({"PYTORCH_MPS_LOW_WATERMARK_RATIO": "1.4"}, "1.4", "1.4"),
     ],
 )
-def test_tuning_where_openmed_makes_a_pair_that_torch_refuses(run: Run, shell: dict[str, str], low: str, high: str):
+def test_tuning_where_openmed_makes_a_pair_that_torch_refuses(run, shell, low, high):
     """Where openmed's single defaults would make torch refuse the pair, ours adapts to what the person set."""
     env = run("answer = dict(nb.compat.apply_mps_tuning().env)", **shell)
 

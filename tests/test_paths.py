@@ -1,7 +1,5 @@
 """Every path that a person passes is checked in one place: what cannot be one is a clear error, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,21 +22,21 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("path", UNUSABLE, ids=repr)
-def test_what_is_no_path(path: Any) -> None:
+def test_what_is_no_path(path):
     """Another type, a NUL, half a character, an unknown home and a name that is too long give one clear error."""
     with pytest.raises(ConfigurationError, match="What was passed as folder is not a usable path"):
         given_path(path, "folder")
 
 
 @pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
-def test_every_function_checks_its_path(taker: Callable[[Any], Any]) -> None:
+def test_every_function_checks_its_path(taker):
     """Whatever a function does with a path, an unusable one ends it with an error of ours."""
     for path in UNUSABLE[3:]:
         with pytest.raises(OpenMedError):
             taker(path)
 
 
-def test_folder_that_may_not_be_read(tmp_path: Path) -> None:
+def test_folder_that_may_not_be_read(tmp_path):
     """A folder of somebody else gives the same clear error, whoever asks."""
     tmp_path.chmod(0o755)
     closed = tmp_path / "closed"
@@ -57,6 +55,6 @@ def test_folder_that_may_not_be_read(tmp_path: Path) -> None:
         closed.chmod(0o700)
 
 
-def test_home_is_found() -> None:
+def test_home_is_found():
     """A tilde stands for the person's home, and nothing need be there."""
     assert given_path("~/no/such/file", "folder") == Path.home() / "no/such/file"

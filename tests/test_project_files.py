@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -23,13 +21,13 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT, PYTEST = PYPROJECT["project"], PYPROJECT["tool"]["pytest"]["ini_options"]
 
 
-def requirements(name: str) -> list[Requirement]:
+def requirements(name):
     """Return the requirements in a file of the binder folder."""
     lines = (ROOT / "binder" / name).read_text("utf-8").splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith(("#", "--"))]
 
 
-def readme_command(name: str) -> str:
+def readme_command(name):
     """Return a command of the README by the comment in front of it."""
     text = (ROOT / "README.md").read_text("utf-8")
     found = re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", text)
@@ -37,14 +35,14 @@ def readme_command(name: str) -> str:
     return found.group(1)
 
 
-def test_every_constraint_is_one_exact_version() -> None:
+def test_every_constraint_is_one_exact_version():
     """Each line of the constraints pins one version."""
     for requirement in requirements("constraints.txt"):
         assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.13"])
-def test_a_package_is_pinned_once_for_each_python(python: str) -> None:
+def test_a_package_is_pinned_once_for_each_python(python):
     """No Python version sees two pins of one package."""
     seen = [
         one.name
@@ -55,7 +53,7 @@ def test_a_package_is_pinned_once_for_each_python(python: str) -> None:
     assert sorted(set(seen)) == sorted(seen)
 
 
-def test_every_dependency_is_pinned() -> None:
+def test_every_dependency_is_pinned():
     """The constraints cover every dependency of the project and of its test extra."""
     declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
     pinned = {one.name.lower().replace("_", "-") for one in requirements("constraints.txt")}
@@ -63,7 +61,7 @@ def test_every_dependency_is_pinned() -> None:
     assert {Requirement(one).name.lower().replace("_", "-") for one in declared} <= pinned
 
 
-def test_binder_installs_the_pinned_versions() -> None:
+def test_binder_installs_the_pinned_versions():
     """Binder's versions are those of the constraints, torch's in its CPU build."""
     python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
     pins = {
@@ -77,7 +75,7 @@ def test_binder_installs_the_pinned_versions() -> None:
     assert "torch==2.13.0+cpu" in (ROOT / "binder" / "requirements.txt").read_text()
 
 
-def test_binder_layer_is_kept_between_commits() -> None:
+def test_binder_layer_is_kept_between_commits():
     """Binder's requirements name no file of the repository, and the index of torch's CPU builds."""
     lines = (ROOT / "binder" / "requirements.txt").read_text().splitlines()
 
@@ -85,14 +83,14 @@ def test_binder_layer_is_kept_between_commits() -> None:
     assert not [line for line in lines if line.startswith(("-r", "-c", "-e", ".", "file:"))]
 
 
-def test_binder_python_is_supported() -> None:
+def test_binder_python_is_supported():
     """Binder's Python is one that the project supports."""
     python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
 
     assert Version(python) in SpecifierSet(PROJECT["requires-python"])
 
 
-def test_post_build_installs_the_package_and_tries_it() -> None:
+def test_post_build_installs_the_package_and_tries_it():
     """The script that Binder runs last is executable, installs the package and runs the main job."""
     script = ROOT / "binder" / "postBuild"
 
@@ -103,7 +101,7 @@ def test_post_build_installs_the_package_and_tries_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["main job", "test command"])
-def test_readme_commands_install_the_pinned_versions(name: str) -> None:
+def test_readme_commands_install_the_pinned_versions(name):
     """Both commands of the README take the CPU build of torch and the constraints."""
     command = readme_command(name)
 
@@ -111,12 +109,12 @@ def test_readme_commands_install_the_pinned_versions(name: str) -> None:
     assert "-c binder/constraints.txt" in command
 
 
-def test_readme_main_job_ends_with_the_answer() -> None:
+def test_readme_main_job_ends_with_the_answer():
     """The first command of the README ends by running the main job."""
     assert readme_command("main job").endswith("&& python -m openmed_nb")
 
 
-def test_ci_runs_the_test_command_of_the_readme() -> None:
+def test_ci_runs_the_test_command_of_the_readme():
     """CI takes its test command from the README instead of repeating it."""
     script = (ROOT / ".ci" / "run").read_text()
 
@@ -124,13 +122,13 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def commands(script: str) -> list[str]:
+def commands(script):
     """Return the lines of a script that run a check."""
     lines = (ROOT / "scripts" / script).read_text().splitlines()
     return [line for line in lines if line.startswith(("ruff", "mypy", "python"))]
 
 
-def test_the_test_command_runs_every_check() -> None:
+def test_the_test_command_runs_every_check():
     """The test command runs ruff, mypy and pytest, and pytest runs the doctests and nbval on the notebooks."""
     assert readme_command("test command").endswith("sh scripts/check.sh")
     assert commands("check.sh") == [
@@ -143,7 +141,7 @@ def test_the_test_command_runs_every_check() -> None:
     assert PYTEST["testpaths"] == ["openmed_nb", "tests", "notebooks"]
 
 
-def test_ci_runs_the_slow_lane_part_by_part() -> None:
+def test_ci_runs_the_slow_lane_part_by_part():
     """CI runs each part of the slow lane that the script names, and the documentation describes every one."""
     parts = subprocess.check_output(["sh", ROOT / "scripts" / "check_slow.sh", "--list"], text=True).split()
     documented = (ROOT / "docs" / "checks.md").read_text("utf-8")
@@ -154,7 +152,7 @@ def test_ci_runs_the_slow_lane_part_by_part() -> None:
         assert f"`{part}`" in documented
 
 
-def test_every_file_that_the_readme_names_is_there() -> None:
+def test_every_file_that_the_readme_names_is_there():
     """No link and no path of the README leads nowhere."""
     text = (ROOT / "README.md").read_text("utf-8")
     links = re.findall(r"\]\(([^):]+)\)", text) + re.findall(
@@ -166,12 +164,12 @@ def test_every_file_that_the_readme_names_is_there() -> None:
         assert (ROOT / link).exists(), link
 
 
-def test_changelog_tells_of_this_version() -> None:
+def test_changelog_tells_of_this_version():
     """The changelog has a section for the version of the package."""
     assert f"## {openmed_nb.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_torch_has_one_pin() -> None:
+def test_torch_has_one_pin():
     """Every file that names a version of torch names the same one."""
     pins = set()
     for path in ("binder/torch.txt", "binder/constraints.txt", "binder/requirements.txt", "README.md"):

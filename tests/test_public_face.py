@@ -1,14 +1,11 @@
 """What people have written down of this package: the public names with their arguments, and the fields of each report."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +16,14 @@ from openmed_nb.display import NOTE, Report, Shown
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_face.json"
 
 
-def kinds_of(kind: type) -> Iterator[type]:
+def kinds_of(kind):
     """Yield the classes below one."""
     for below in kind.__subclasses__():
         yield below
         yield from kinds_of(below)
 
 
-def arguments_of(public: Callable[..., object]) -> list[str]:
+def arguments_of(public):
     """Return the arguments of a function or class as they are written, with plain defaults; none for errors."""
     if isinstance(public, type) and issubclass(public, Exception):
         return []
@@ -38,7 +35,7 @@ def arguments_of(public: Callable[..., object]) -> list[str]:
     ]
 
 
-def face() -> dict[str, dict[str, object]]:
+def face():
     """Return the public names with their arguments, and the fields of each report."""
     for module in pkgutil.walk_packages(nb.__path__, "openmed_nb."):
         if not module.name.endswith("__main__"):
@@ -92,7 +89,7 @@ def test_marks_of_the_simulation(simulated):
     class Seen(Shown):
         simulated: bool
 
-        def report(self) -> Report:
+        def report(self):
             return Report("Seen on mps", ("One row.",))
 
     seen = Seen(simulated)

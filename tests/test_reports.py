@@ -1,11 +1,7 @@
 """What each report looks like: the names in its JSON, and its text where no two runs differ."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +26,7 @@ NAMED_BY_DATA = {"environment", "packages"}
 """Mappings whose names are those of variables that are set, and of packages that are installed."""
 
 
-def names_in(value: Any) -> Any:
+def names_in(value):
     """Return the names in a JSON value, nested as they are; of a list, those of all that it holds."""
     if isinstance(value, dict):
         return {name: None if name in NAMED_BY_DATA else names_in(one) for name, one in value.items()}
@@ -40,7 +36,7 @@ def names_in(value: Any) -> Any:
     return None
 
 
-def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+def reports(folder):
     """Yield each report with what makes it, on the CPU."""
     SESSION.unload()
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
@@ -86,7 +82,7 @@ def reports(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "dtype_choice", lambda: nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision
 
 
-def snapshot(folder: Path) -> dict[str, Any]:
+def snapshot(folder):
     """Return what each report looks like."""
     found = {}
     for name, make in reports(folder):

@@ -1,10 +1,7 @@
 """The verbs of the session, on simulated computers: what they answer, and that a failing one changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ from openmed_nb.session import Session
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
-def test_probe_runs_once(computers: ModuleType):
+def test_probe_runs_once(computers):
     """A GPU proves itself once, however often the device is asked for and by whichever spelling."""
     here = computers.box()
     for spelling in (None, "cuda", "cuda:0", "gpu", "auto"):
@@ -32,7 +29,7 @@ def test_probe_runs_once(computers: ModuleType):
     assert here.torch.probed == ["cuda"]
 
 
-def test_cpu_is_planned_until_torch_is_loaded(computers: ModuleType):
+def test_cpu_is_planned_until_torch_is_loaded(computers):
     """The CPU needs no torch to be chosen, and is confirmed once someone has loaded it."""
     here = computers.plain()
     assert not here.session.device().certain
@@ -42,7 +39,7 @@ def test_cpu_is_planned_until_torch_is_loaded(computers: ModuleType):
     assert here.session.device().certain
 
 
-def test_unusable_mps_asked_for(computers: ModuleType):
+def test_unusable_mps_asked_for(computers):
     """An unusable MPS that is asked for by name is an error, and the session keeps its former device."""
     here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="cpu")
     with pytest.raises(DeviceUnavailable, match="MPS backend out of memory"):
@@ -52,7 +49,7 @@ def test_unusable_mps_asked_for(computers: ModuleType):
     assert here.session.device().requested_by == "OPENMED_DEVICE"
 
 
-def test_argument_is_for_one_call(computers: ModuleType):
+def test_argument_is_for_one_call(computers):
     """A device that is asked for by argument is answered and changes nothing for the session."""
     here = computers.box()
     before = here.session.device()
@@ -82,9 +79,7 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
 
 @pytest.mark.parametrize(("kind", "fail"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("override", [None, "cpu", "auto"])
-def test_failing_verb_changes_nothing(
-    computers: ModuleType, kind: type[OpenMedError], fail: Callable[[Session], object], override: str | None
-):
+def test_failing_verb_changes_nothing(computers, kind, fail, override):
     """A verb that fails leaves the override, the device, the environment and the models as they were."""
     here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="auto")
     if override:
@@ -97,7 +92,7 @@ def test_failing_verb_changes_nothing(
     assert here.session.device() == replace(choice, certain=here.torch.torch_is_loaded())
 
 
-def test_failing_first_verb_changes_nothing(computers: ModuleType):
+def test_failing_first_verb_changes_nothing(computers):
     """A model that is not found leaves a fresh session as it was, though the device was settled on the way."""
     here = computers.mac()
     before = here.state
@@ -109,7 +104,7 @@ def test_failing_first_verb_changes_nothing(computers: ModuleType):
     assert here.effects == (IN_FORCE,) * 3
 
 
-def test_failing_reset_keeps_the_override(computers: ModuleType):
+def test_failing_reset_keeps_the_override(computers):
     """A reset to a bad variable fails, and the override stays published and in force."""
     here = computers.plain(OPENMED_DEVICE="nonsense")
     here.session.use("cpu")
@@ -122,11 +117,11 @@ def test_failing_reset_keeps_the_override(computers: ModuleType):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
-def test_interrupted_import_of_torch(computers: ModuleType, failure: type[BaseException]):
+def test_interrupted_import_of_torch(computers, failure):
     """An import of torch that is interrupted leaves the environment as it was, and the next try works."""
     here = computers.mac()
 
-    def interrupt() -> None:
+    def interrupt():
         raise failure
 
     here.torch.loading = interrupt
@@ -140,7 +135,7 @@ def test_interrupted_import_of_torch(computers: ModuleType, failure: type[BaseEx
 
 
 @pytest.mark.parametrize("ask", [nb.device, nb.use, nb.compat.resolve_torch_device])
-def test_a_device_is_named_or_has_a_name(ask: Callable[..., Any]):
+def test_a_device_is_named_or_has_a_name(ask):
     """A device is asked for by its name or by what has one; what has none is refused, whichever function is asked."""
     for thing in ("cpu", torch.device("cpu"), torch.zeros(1)):
         found = ask(thing)
@@ -151,7 +146,7 @@ def test_a_device_is_named_or_has_a_name(ask: Callable[..., Any]):
 
 
 @pytest.mark.parametrize("ask", [nb.device, nb.use])
-def test_who_asks_is_a_text(ask: Callable[..., Any]):
+def test_who_asks_is_a_text(ask):
     """A source that is not a text is refused: it would stand in the reason of the choice."""
     for source in (None, 5):
         with pytest.raises(ConfigurationError, match=f"source cannot be {source}. Pass a text"):
@@ -159,13 +154,13 @@ def test_who_asks_is_a_text(ask: Callable[..., Any]):
 
 
 @pytest.mark.parametrize("load", [nb.load_pipeline, nb.load_model])
-def test_bad_spelling_in_a_helper_is_an_argument(load: Callable[..., object]):
+def test_bad_spelling_in_a_helper_is_an_argument(load):
     """The helpers take the device as an argument, and their error says so."""
     with pytest.raises(UnknownDevice, match="from argument"):
         load(device="mpss")
 
 
-def test_bad_spelling_names_its_source(computers: ModuleType):
+def test_bad_spelling_names_its_source(computers):
     """The error of a bad spelling names who wrote it: an argument, a configuration, or a magic."""
     session = computers.plain().session
     asked = {
@@ -192,7 +187,7 @@ def test_bad_spelling_names_its_source(computers: ModuleType):
     ],
     ids=["Mac", "unusable Mac", "CUDA", "second GPU", "no GPU", "bad variable", "variable that cannot be had"],
 )
-def test_list_of_devices(computers: ModuleType, kind: str, environ: dict[str, str], names: list[str], in_force: str):
+def test_list_of_devices(computers, kind, environ, names, in_force):
     """Every device is listed, also where the wish itself is in error, and the one in force is named."""
     listed = getattr(computers, kind)(**environ).session.devices()
 
@@ -200,7 +195,7 @@ def test_list_of_devices(computers: ModuleType, kind: str, environ: dict[str, st
     assert listed.to_dict()["in_force"] == in_force
 
 
-def test_failed_gpu_is_listed_as_failed(computers: ModuleType):
+def test_failed_gpu_is_listed_as_failed(computers):
     """A GPU that failed its probe under one spelling is listed as failed under the other."""
     here = computers.Computer(computers.BOX, computers.BOX_TORCH, {}, cuda="CUDA error: out of memory")
 
@@ -212,7 +207,7 @@ def test_failed_gpu_is_listed_as_failed(computers: ModuleType):
     }
 
 
-def test_gpu_that_nobody_tried_is_not_called_usable(computers: ModuleType):
+def test_gpu_that_nobody_tried_is_not_called_usable(computers):
     """A GPU that has not computed yet is listed as not tried, with the magic that tries it."""
     here = computers.mac(failing="MPS backend out of memory")
     here.session.use("cpu")
@@ -223,7 +218,7 @@ def test_gpu_that_nobody_tried_is_not_called_usable(computers: ModuleType):
     assert listed.report().tables[0].rows[0] == row
 
 
-def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers: ModuleType):
+def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
     """Where the wish is in error, the explanation shows the error with its remedy, and who asked."""
     here = computers.plain(OPENMED_DEVICE="mps")
     explained = here.session.explain()
@@ -233,7 +228,7 @@ def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers: ModuleType):
     assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
 
 
-def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers: ModuleType):
+def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers):
     """Variables that were set for a model on mps are shown with their values while the session is on the CPU."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
@@ -242,7 +237,7 @@ def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers: 
     assert [(one.value, one.origin) for one in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
 
 
-def test_explanation_tells_the_shell_apart_from_us(computers: ModuleType):
+def test_explanation_tells_the_shell_apart_from_us(computers):
     """An explanation shows what the person set, and not what was published for the openmed package."""
     here = computers.mac(OPENMED_TORCH_DEVICE="gpu")
     here.session.use("mps")
@@ -286,9 +281,7 @@ KINDS = st.sampled_from([("mac", {}), ("mac", {"failing": "no"}), ("box", {}), (
 
 
 @given(kind=KINDS, shell=SHELLS, verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=10))
-def test_any_sequence_of_verbs(
-    computers: ModuleType, kind: tuple[str, dict[str, str]], shell: dict[str, str], verbs: list[str]
-):
+def test_any_sequence_of_verbs(computers, kind, shell, verbs):
     """In any order of verbs a failing one changes nothing, every claim is true, and stopping gives the shell back."""
     name, failing = kind
     here = getattr(computers, name)(**failing, **shell)
@@ -307,7 +300,7 @@ def test_any_sequence_of_verbs(
     assert here.environ == shell
 
 
-def test_model_that_cannot_move_leaves_everything(computers: ModuleType):
+def test_model_that_cannot_move_leaves_everything(computers):
     """Where a loaded model cannot be moved to the new device, it, the override and the environment stay as they were."""
     if loaded_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")

@@ -1,9 +1,5 @@
 """What a session does to the environment: in time, told truly, published for the openmed package, and taken back."""
 
-from __future__ import annotations
-
-from types import ModuleType
-
 import pytest
 
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, TOO_LATE, UNSURE, VARIABLES
@@ -14,7 +10,7 @@ MPS_VARIABLES = {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
-def test_start_sets_the_variables_before_torch_is_loaded(computers: ModuleType):
+def test_start_sets_the_variables_before_torch_is_loaded(computers):
     """Starting on a Mac sets the three variables without importing torch, and torch then reads them."""
     here = computers.mac()
     here.session.start()
@@ -26,7 +22,7 @@ def test_start_sets_the_variables_before_torch_is_loaded(computers: ModuleType):
     assert here.effects == (IN_FORCE,) * 3
 
 
-def test_variables_are_set_before_torch_without_a_start(computers: ModuleType):
+def test_variables_are_set_before_torch_without_a_start(computers):
     """Asking for the device sets the variables before torch is loaded, also where nothing was started."""
     here = computers.mac()
     here.session.device()
@@ -45,7 +41,7 @@ def test_variables_are_set_before_torch_without_a_start(computers: ModuleType):
         ("rosetta", {}),
     ],
 )
-def test_start_elsewhere_changes_nothing(computers: ModuleType, kind: str, environ: dict[str, str]):
+def test_start_elsewhere_changes_nothing(computers, kind, environ):
     """Starting where mps is not planned says nothing, sets nothing and loads nothing."""
     here = getattr(computers, kind)(**environ)
     here.session.start()
@@ -54,7 +50,7 @@ def test_start_elsewhere_changes_nothing(computers: ModuleType, kind: str, envir
     assert not here.torch.torch_is_loaded()
 
 
-def test_unusable_mps_in_auto(computers: ModuleType):
+def test_unusable_mps_in_auto(computers):
     """An MPS that fails its probe is ruled out with the reason, the CPU is taken, and the environment is as before."""
     here = computers.mac(failing="MPS backend out of memory", HOME="/Users/me")
     here.session.start()
@@ -65,7 +61,7 @@ def test_unusable_mps_in_auto(computers: ModuleType):
     assert here.environ == {"HOME": "/Users/me"}
 
 
-def test_refused_watermarks_name_the_variables(computers: ModuleType):
+def test_refused_watermarks_name_the_variables(computers):
     """Watermarks that torch refuses are told as such, with the remedy for them and not for a broken driver."""
     here = computers.mac(
         failing="invalid low watermark ratio 1.4",
@@ -78,7 +74,7 @@ def test_refused_watermarks_name_the_variables(computers: ModuleType):
     assert caught.value.remedy.startswith(f"Unset {HIGH} and {LOW}")
 
 
-def test_torch_that_was_loaded_first(computers: ModuleType):
+def test_torch_that_was_loaded_first(computers):
     """Where torch was imported first, its fallback is too late, and the watermarks are not claimed to be in force."""
     here = computers.mac()
     here.torch.loaded_torch()
@@ -89,7 +85,7 @@ def test_torch_that_was_loaded_first(computers: ModuleType):
     assert here.effects == (TOO_LATE, UNSURE, UNSURE)
 
 
-def test_variables_of_the_kernel_specification(computers: ModuleType):
+def test_variables_of_the_kernel_specification(computers):
     """What kernel.json sets is kept and in force; torch imported before anyone looked leaves it unsure."""
     person = {FALLBACK: "1", HIGH: "0.8", LOW: "0.5"}
     in_time, later = computers.mac(**person), computers.mac(**person)
@@ -103,7 +99,7 @@ def test_variables_of_the_kernel_specification(computers: ModuleType):
     assert in_time.environ == later.environ == person
 
 
-def test_fallback_that_the_person_switches_off_before_torch(computers: ModuleType):
+def test_fallback_that_the_person_switches_off_before_torch(computers):
     """A person's 0, typed after the extension was loaded and before torch, is kept and never called too late."""
     here = computers.mac()
     here.session.start()
@@ -114,7 +110,7 @@ def test_fallback_that_the_person_switches_off_before_torch(computers: ModuleTyp
     assert here.effects == (IN_FORCE,) * 3
 
 
-def test_fallback_that_the_person_changes_after_torch(computers: ModuleType):
+def test_fallback_that_the_person_changes_after_torch(computers):
     """A value typed after torch was loaded is kept and told as too late."""
     here = computers.mac()
     here.session.device()
@@ -125,7 +121,7 @@ def test_fallback_that_the_person_changes_after_torch(computers: ModuleType):
     assert here.environ[FALLBACK] == "0"
 
 
-def test_leaving_mps_and_coming_back(computers: ModuleType):
+def test_leaving_mps_and_coming_back(computers):
     """Leaving mps takes the variables back; coming back sets them again, and they are in force as torch read them."""
     here = computers.mac()
     here.session.device()
@@ -137,7 +133,7 @@ def test_leaving_mps_and_coming_back(computers: ModuleType):
     assert here.effects == (IN_FORCE,) * 3
 
 
-def test_leaving_mps_before_torch_is_loaded(computers: ModuleType):
+def test_leaving_mps_before_torch_is_loaded(computers):
     """Variables that were gone when torch was loaded are not claimed to be in force after coming back."""
     here = computers.mac()
     here.session.start()
@@ -150,7 +146,7 @@ def test_leaving_mps_before_torch_is_loaded(computers: ModuleType):
     assert here.effects == (TOO_LATE, UNSURE, UNSURE)
 
 
-def test_watermarks_changed_after_a_call_on_mps(computers: ModuleType):
+def test_watermarks_changed_after_a_call_on_mps(computers):
     """A probe for a single call reads the watermarks for good: what is typed after it is too late."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
@@ -159,7 +155,7 @@ def test_watermarks_changed_after_a_call_on_mps(computers: ModuleType):
     assert here.effects == (IN_FORCE, TOO_LATE, TOO_LATE)
 
 
-def test_override_is_published_and_taken_back(computers: ModuleType):
+def test_override_is_published_and_taken_back(computers):
     """An override stands where the openmed package looks, and a reset gives the shell's value back."""
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1", OPENMED_DEVICE="cpu")
     assert here.session.use("gpu").device == "cuda"
@@ -170,7 +166,7 @@ def test_override_is_published_and_taken_back(computers: ModuleType):
     assert here.environ == {TORCH_DEVICE: "cuda:1", "OPENMED_DEVICE": "cpu"}
 
 
-def test_variable_that_the_person_changes_under_an_override(computers: ModuleType):
+def test_variable_that_the_person_changes_under_an_override(computers):
     """A variable changed under an override does not beat it, and decides after the reset."""
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1")
     here.session.use("cuda:0")
@@ -181,7 +177,7 @@ def test_variable_that_the_person_changes_under_an_override(computers: ModuleTyp
     assert here.environ == {TORCH_DEVICE: "cpu"}
 
 
-def test_variable_that_the_person_changes_just_before_a_reset(computers: ModuleType):
+def test_variable_that_the_person_changes_just_before_a_reset(computers):
     """A variable changed right before the reset is left as the person wrote it."""
     here = computers.box()
     here.session.use("cuda:0")
@@ -192,7 +188,7 @@ def test_variable_that_the_person_changes_just_before_a_reset(computers: ModuleT
 
 
 @pytest.mark.parametrize("shell", [{}, {TORCH_DEVICE: "cpu"}, {HIGH: "0.7"}, {FALLBACK: "0", "OPENMED_DEVICE": "gpu"}])
-def test_stop_leaves_no_trace(computers: ModuleType, shell: dict[str, str]):
+def test_stop_leaves_no_trace(computers, shell):
     """Stopping gives the environment back as the person had it, and can be repeated."""
     here = computers.mac(**shell)
     for _ in range(2):
@@ -206,7 +202,7 @@ def test_stop_leaves_no_trace(computers: ModuleType, shell: dict[str, str]):
         assert here.session.override is None
 
 
-def test_stop_leaves_what_the_person_changed(computers: ModuleType):
+def test_stop_leaves_what_the_person_changed(computers):
     """Stopping leaves alone whatever the person wrote over our values."""
     here = computers.mac()
     here.session.start()
@@ -218,7 +214,7 @@ def test_stop_leaves_what_the_person_changed(computers: ModuleType):
     assert here.environ == changed
 
 
-def test_tuning_by_hand_stays(computers: ModuleType):
+def test_tuning_by_hand_stays(computers):
     """Variables that are set by hand for any device stay until the session stops."""
     here = computers.plain()
     assert here.session.apply_mps_variables().items() >= MPS_VARIABLES.items()

@@ -1,12 +1,8 @@
 """Who follows a session: told once when a verb is done, whoever called it, and of what takes a while meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -69,7 +65,7 @@ LOOKS: dict[str, Callable[[Session], object]] = {
 }
 
 
-def is_free(session: Session) -> bool:
+def is_free(session):
     """Tell whether another thread could call a verb now."""
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(session.is_free()))
@@ -81,14 +77,14 @@ def is_free(session: Session) -> bool:
 class Listening:
     """A listener that notes what it is told, in which thread, and whether the session is free then."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session):
         self.session = session
         self.told: list[str | None] = []
         self.threads: set[int] = set()
         self.free: list[bool] = []
         self.remove = session.listen(self)
 
-    def __call__(self, activity: object) -> None:
+    def __call__(self, activity):
         """Note what is told."""
         self.told.append(None if activity is None else str(activity))
         self.threads.add(threading.get_ident())
@@ -97,13 +93,13 @@ class Listening:
 
 
 @pytest.fixture
-def session(computers: ModuleType) -> Session:
+def session(computers):
     """A session on a computer without a GPU."""
     return computers.plain().session
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_every_verb_tells_once(session: Session, verb: Callable[[Session], object]):
+def test_every_verb_tells_once(session, verb):
     """Every verb tells its listeners at its end, once, when the session is free for others again."""
     listening = Listening(session)
     verb(session)
@@ -114,7 +110,7 @@ def test_every_verb_tells_once(session: Session, verb: Callable[[Session], objec
 
 
 @pytest.mark.parametrize("verb", FAILURES.values(), ids=FAILURES)
-def test_a_failing_verb_tells_once(session: Session, verb: Callable[[Session], object]):
+def test_a_failing_verb_tells_once(session, verb):
     """A verb that fails tells its listeners once too, when the session is free for others again."""
     listening = Listening(session)
     with pytest.raises(OpenMedError):
@@ -127,7 +123,7 @@ def test_a_failing_verb_tells_once(session: Session, verb: Callable[[Session], o
 
 @pytest.mark.parametrize("kind", ["mac", "box"])
 @pytest.mark.parametrize("verb", ["device", "list", "explain", "use again", "reset", "resolve"])
-def test_a_verb_that_confirms_a_gpu_tells_once(computers: ModuleType, kind: str, verb: str):
+def test_a_verb_that_confirms_a_gpu_tells_once(computers, kind, verb):
     """A verb that lets a GPU prove itself on the way tells once, after it."""
     session = getattr(computers, kind)().session
     listening = Listening(session)
@@ -138,7 +134,7 @@ def test_a_verb_that_confirms_a_gpu_tells_once(computers: ModuleType, kind: str,
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_a_look_tells_nobody(computers: ModuleType, look: Callable[[Session], object]):
+def test_a_look_tells_nobody(computers, look):
     """A look that confirms nothing changes nothing, and tells nobody: those who are told look."""
     session = computers.box().session
     listening = Listening(session)
@@ -148,7 +144,7 @@ def test_a_look_tells_nobody(computers: ModuleType, look: Callable[[Session], ob
 
 
 @pytest.mark.parametrize("look", ["list", "explain"])
-def test_a_listener_may_look(computers: ModuleType, look: str):
+def test_a_listener_may_look(computers, look):
     """A listener may look at the session, and sees what the verb has done."""
     session = computers.box().session
     seen: list[str] = []
@@ -159,7 +155,7 @@ def test_a_listener_may_look(computers: ModuleType, look: str):
     assert "cuda:1" in seen[0]
 
 
-def test_told_in_the_thread_of_the_verb(session: Session):
+def test_told_in_the_thread_of_the_verb(session):
     """A verb of another thread tells its listeners in that thread, and this thread's verbs do not count for it."""
     listening = Listening(session)
     with session.told_after():
@@ -173,11 +169,11 @@ def test_told_in_the_thread_of_the_verb(session: Session):
     assert listening.told == [None, None]
 
 
-def test_listeners_that_fail(session: Session):
+def test_listeners_that_fail(session):
     """A listener that fails is a warning without the text of its error; the verb and the other listeners do not fail."""
     listening = Listening(session)
 
-    def fail(_activity: object) -> None:
+    def fail(_activity):
         raise LookupError(NOTE)
 
     session.listen(fail)
@@ -190,7 +186,7 @@ def test_listeners_that_fail(session: Session):
     assert not [one for one in warned if NOTE in str(one.message)]
 
 
-def test_listeners_that_leave(session: Session):
+def test_listeners_that_leave(session):
     """A listener that has left hears nothing more, and can leave twice."""
     gone, left = Listening(session), Listening(session)
     gone.remove()
@@ -200,7 +196,7 @@ def test_listeners_that_leave(session: Session):
     assert (gone.told, left.told) == ([], [None])
 
 
-def test_a_session_of_its_own(session: Session, computers: ModuleType):
+def test_a_session_of_its_own(session, computers):
     """Listeners of one session hear nothing of another."""
     listening = Listening(session)
     computers.plain().session.use("cpu")
@@ -208,7 +204,7 @@ def test_a_session_of_its_own(session: Session, computers: ModuleType):
     assert listening.told == []
 
 
-def test_loading_is_told(session: Session):
+def test_loading_is_told(session):
     """A model that is loaded is told of by name, once; one that is there already is not."""
     listening = Listening(session)
     for _ in range(2):
@@ -217,7 +213,7 @@ def test_loading_is_told(session: Session):
     assert listening.told == [f"Loading: {SMALL}", None, None]
 
 
-def test_annotating_is_told(session: Session):
+def test_annotating_is_told(session):
     """Annotating is told of after loading, and its end when the entities are there."""
     listening = Listening(session)
     annotate_text(session, NOTE, SMALL)
@@ -227,14 +223,10 @@ def test_annotating_is_told(session: Session):
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        (([NOTE, NOTE], SMALL), [f"Annotating: {SMALL}", None]),
-        ((NOTE, SMALL), [None]),
-        (([NOTE], len), [None]),
-    ],
+    [(([NOTE, NOTE], SMALL), [f"Annotating: {SMALL}", None]), ((NOTE, SMALL), [None]), (([NOTE], len), [None])],
     ids=["texts", "no texts", "no pipeline"],
 )
-def test_annotating_many_texts_is_told(arguments: tuple[Any, ...], told: list[str | None]):
+def test_annotating_many_texts_is_told(arguments, told):
     """A run over many texts is told of, and its end once, also when it fails; the session is free for others then."""
     nb.load_pipeline(SMALL, "cpu")
     listening = Listening(SESSION)
@@ -248,7 +240,7 @@ def test_annotating_many_texts_is_told(arguments: tuple[Any, ...], told: list[st
     assert listening.free == [True]
 
 
-def test_loading_that_fails_ends(session: Session, tmp_path):
+def test_loading_that_fails_ends(session, tmp_path):
     """A model that cannot be loaded is told of, and that this is over."""
     (tmp_path / "config.json").write_text("{}")
     listening = Listening(session)
@@ -259,7 +251,7 @@ def test_loading_that_fails_ends(session: Session, tmp_path):
 
 
 @pytest.fixture
-def store(keyword_model, random_model) -> tuple[ModelStore, list[Any], list[str]]:
+def store(keyword_model, random_model):
     """A store with two models that follow the session, what it tells, and the names of the models."""
     told: list[Any] = []
     store = ModelStore(told.append)
@@ -269,7 +261,7 @@ def store(keyword_model, random_model) -> tuple[ModelStore, list[Any], list[str]
     return store, told, names
 
 
-def load_both(store: ModelStore, *folders: Path) -> list[str]:
+def load_both(store, *folders):
     """Load models that follow the session into a store, and return their names."""
     specs = [LoadSpec.of(str(folder), OpenMedConfig()) for folder in folders]
     for spec in specs:
@@ -277,7 +269,7 @@ def load_both(store: ModelStore, *folders: Path) -> list[str]:
     return [spec.reference.name for spec in specs]
 
 
-def test_moving_is_told(store, second_device: str):
+def test_moving_is_told(store, second_device):
     """Each model that moves is told of before it does, with which of how many it is; those that stay are not."""
     models, told, (first, second) = store
     models.follow(second_device)
@@ -290,7 +282,7 @@ def test_moving_is_told(store, second_device: str):
     assert str(told[3]) == f"Moving to cpu: {second} (2 of 2)"
 
 
-def test_one_model_that_moves_is_not_counted(store, second_device: str):
+def test_one_model_that_moves_is_not_counted(store, second_device):
     """A model that moves alone is told of without a number."""
     models, told, (first, second) = store
     models.unload(second)
@@ -299,11 +291,11 @@ def test_one_model_that_moves_is_not_counted(store, second_device: str):
     assert [str(one) for one in told] == [f"Moving to {second_device}: {first}"]
 
 
-def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_model, second_device: str):
+def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_model, second_device):
     """An interrupt while a listener is told of a move brings all models back."""
     told: list[Any] = []
 
-    def interrupt(activity: Any) -> None:
+    def interrupt(activity):
         told.append(activity)
         if activity.done == 1:
             raise KeyboardInterrupt
@@ -318,7 +310,7 @@ def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_mod
     assert {one.device for one in models.inventory()} == {"cpu"}
 
 
-def test_a_move_that_fails_ends(computers: ModuleType):
+def test_a_move_that_fails_ends(computers):
     """A model that cannot be moved is told of, and that this is over; it is where it was then."""
     if loaded_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
@@ -346,7 +338,7 @@ def listening():
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_simulation_is_told(listening: Listening):
+def test_a_simulation_is_told(listening):
     """Beginning and ending a simulation tell once each, with the models that move there and back in between."""
     names = ("bundled", SMALL)
     for name in names:
@@ -363,7 +355,7 @@ def test_a_simulation_is_told(listening: Listening):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_one_of_two_models_does_not_fit(listening: Listening):
+def test_one_of_two_models_does_not_fit(listening):
     """Where the second of two models does not fit, the first is brought back, and the end is told once."""
     import torch
 
@@ -384,7 +376,7 @@ def test_one_of_two_models_does_not_fit(listening: Listening):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_simulation_that_does_not_begin_is_told(listening: Listening):
+def test_a_simulation_that_does_not_begin_is_told(listening):
     """A simulation that is refused tells once."""
     with pytest.raises(OpenMedError), nb.simulated_mps("no memory"):
         pass
@@ -405,7 +397,7 @@ def test_a_limit_is_told_when_it_is_in_force():
     assert limits == [0.5]
 
 
-def test_a_release_is_told_once(listening: Listening):
+def test_a_release_is_told_once(listening):
     """Releasing memory tells once, when everything was let go of."""
     nb.load_pipeline(SMALL)
     listening.told.clear()
@@ -418,7 +410,7 @@ def test_a_release_is_told_once(listening: Listening):
     assert loaded == [0]
 
 
-def test_epochs_are_told(listening: Listening):
+def test_epochs_are_told(listening):
     """Each end of an epoch is told, so that the memory after it can be looked at."""
     loop = nb.epochs(2, "cpu")
     listening.told.clear()
@@ -427,7 +419,7 @@ def test_epochs_are_told(listening: Listening):
     assert listening.told == [None, None]
 
 
-def test_a_session_is_free_between_verbs(session: Session):
+def test_a_session_is_free_between_verbs(session):
     """A session is free, but for other threads while a verb is inside; asking waits for nobody."""
     free: list[bool] = []
     session.listen(lambda activity: free.extend([is_free(session), session.is_free()] if activity else []))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,13 +11,13 @@ ROOT = Path(__file__).parent.parent
 LARGEST_WHEEL = 25_000_000
 
 
-def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*command, **options):
     """Run a command of this Python and return what it printed."""
     return subprocess.run([sys.executable, *map(str, command)], capture_output=True, check=False, text=True, **options)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Return the wheel, built from the source tree."""
     folder = tmp_path_factory.mktemp("dist")
     done = run("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
@@ -28,12 +26,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_is_small(wheel: Path) -> None:
+def test_wheel_is_small(wheel):
     """The wheel stays under 25 MB with both models inside."""
     assert wheel.stat().st_size < LARGEST_WHEEL
 
 
-def test_wheel_carries_models_types_and_licences(wheel: Path) -> None:
+def test_wheel_carries_models_types_and_licences(wheel):
     """The wheel has the models with their cards, the note, the files that the code reads, the marker for type checkers and the licences."""
     names = set(zipfile.ZipFile(wheel).namelist())
     folder = "openmed_nb/models/bundled"
@@ -46,14 +44,14 @@ def test_wheel_carries_models_types_and_licences(wheel: Path) -> None:
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 
 
-def test_wheel_passes_twine(wheel: Path) -> None:
+def test_wheel_passes_twine(wheel):
     """The wheel's description is one that a package index renders."""
     done = run("-m", "twine", "check", "--strict", wheel)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_wheel_does_the_main_job(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_does_the_main_job(wheel, tmp_path):
     """The package in the wheel, alone in a folder, finds diseases in its note."""
     target = tmp_path / "site"
     installed = run("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", target, wheel)

@@ -1,7 +1,5 @@
 """Many texts of any kind of series: all answered, in order, read as they are needed; errors lose nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

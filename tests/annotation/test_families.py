@@ -1,7 +1,5 @@
 """The answers of many families of models against those of transformers' own pipeline, which reads one text at a time."""
 
-from __future__ import annotations
-
 import copy
 import runpy
 from pathlib import Path

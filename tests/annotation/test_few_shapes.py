@@ -1,7 +1,5 @@
 """The pipeline on a simulated MPS device: the CPU's answers, few shapes, and no copy that goes on by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

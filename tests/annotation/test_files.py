@@ -1,7 +1,5 @@
 """Files of text: a path, a list of paths or a pattern in the place of texts."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Windows become batches, batches rows of tokens; what a model computes comes back in the order of the tokens, whatever fills a row up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.forward import (
-    Batch,
-    Budget,
-    allowed_lengths,
-    input_names,
-    plan_batches,
-)
+from openmed_nb.annotation.forward import Batch, Budget, allowed_lengths, input_names, plan_batches
 from openmed_nb.errors import ModelUnusable
 
 LONGEST = (128, 512, 8192)

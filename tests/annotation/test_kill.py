@@ -1,7 +1,5 @@
 """A run in a process of its own that is killed or interrupted by real signals, and goes on until it is done."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal

@@ -3,8 +3,6 @@
 The model is real; before its forward pass it raises what the allocator of a device says, where the batch is too large.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The pipeline stands where transformers' own did, also when it is built by name, changed, forked, asked twice, or overridden."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -242,13 +240,7 @@ class TestBuilding:
 
     @pytest.mark.parametrize(
         "options",
-        [
-            {"grouped_entities": True},
-            {"stride": 1.5},
-            {"batch_size": "x"},
-            {"tokenizer": None},
-            {"model_kwargs": {}},
-        ],
+        [{"grouped_entities": True}, {"stride": 1.5}, {"batch_size": "x"}, {"tokenizer": None}, {"model_kwargs": {}}],
         ids=str,
     )
     def test_option_that_does_not_work(self, pipe_of, keyword_model, options, words_of):
@@ -410,7 +402,7 @@ def test_table_without_entities(new_pipe):
 THREE = ["the patient has asthma .", "no history", "type 2 diabetes mellitus and hypertension"]
 
 
-def overriding(base: type, name: str) -> type:
+def overriding(base, name):
     """Return a subclass whose step notes that it runs."""
 
     def step(self, *args, **kwargs):

@@ -1,7 +1,5 @@
 """What was found, in one text and in many: as a sequence, as a table, as JSON, as text, as HTML and as counts."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -397,10 +395,7 @@ ANY_ANSWERS = some.one_of(
     some.lists(some.one_of(some.text(max_size=8), some.lists(kind, max_size=4)), max_size=8)
     for kind in (JOINED, SINGLE)
 )
-KEYS = {
-    ("entity_group", "score", "word", "start", "end"),
-    ("entity", "score", "index", "word", "start", "end"),
-}
+KEYS = {("entity_group", "score", "word", "start", "end"), ("entity", "score", "index", "word", "start", "end")}
 FOUND_ASTHMA = {"entity_group": "DISEASE", "score": 0.5, "word": "asthma", "start": 7, "end": 13}
 
 

@@ -1,7 +1,5 @@
 """The file of results: whatever cut it off, a run goes on from it; whatever else it is, it is left alone; nothing that was answered is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -470,7 +468,7 @@ class ReadOnly(Exception):
     """An error that has something else of that name."""
 
     @property
-    def annotations(self) -> str:
+    def annotations(self):
         """Give something else."""
         return "mine"
 

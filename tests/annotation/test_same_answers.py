@@ -1,7 +1,5 @@
 """The answers of the pipeline against those of transformers' own, over the same models and tokenizers."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import random

@@ -1,7 +1,5 @@
 """A stream of texts is read in chunks; nothing is lost, nothing is read long before it is needed, and what is no text is named."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

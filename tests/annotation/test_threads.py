@@ -1,7 +1,5 @@
 """Several threads use one pipeline, or one model, at once."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Texts as tokens, and the windows over those of long texts; answers do not show where a window ends."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -209,7 +207,7 @@ LONG_TEXT = "patient has no " * 40 + "hypertension"
 
 WORD = some.sampled_from(
     ["the", "patient", ".", "2", "Ωmega", "asthma", "diabetes", "mellitus", "hypertension", "hyper"]
-    + ["hyper" + "tension" * times for times in (3, 20, 80)],
+    + ["hyper" + "tension" * times for times in (3, 20, 80)]
 )
 """Words of one token and of up to 81, known and unknown, inside a disease and not."""
 

@@ -1,7 +1,5 @@
 """Measuring how many tokens should run at once, and trying ``torch.compile``."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
@@ -53,11 +51,7 @@ def test_report_names_device_and_choice():
         "512 tokens at once on cpu\nMeasured\n  tokens at once  tokens per second\n"
         "  256             900\n  512             1,000"
     )
-    assert measured.to_dict() == {
-        "device": "cpu",
-        "batch_tokens": 512,
-        "tokens_per_second": {256: 900.0, 512: 1000.4},
-    }
+    assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "tokens_per_second": {256: 900.0, 512: 1000.4}}
 
 
 def test_sizes_that_do_not_fit_are_left_out(pipe):

@@ -1,7 +1,5 @@
 """Each control does in the kernel what it says, in each front end, and the panel shows what the kernel knows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

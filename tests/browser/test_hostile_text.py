@@ -1,7 +1,5 @@
 """Names, labels, variables and texts that are HTML stay text in the live panel: nothing of them is run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every control works by keyboard alone, although JupyterLab and Notebook 7 take keys for themselves (ipywidgets#3912)."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 

@@ -1,7 +1,5 @@
 """The panel can be read: in light and dark, narrow and wide, by eye and by screen reader; pictures are taken of it."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 

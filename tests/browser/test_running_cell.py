@@ -1,7 +1,5 @@
 """A click while a cell runs is done after the cell, in the thread that runs the cells, and the panel says that it waits."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Where no kernel answers, the same notebook shows the state as tables, with what to type: no dead widget, no empty box."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 from nbconvert import HTMLExporter, MarkdownExporter

@@ -1,7 +1,5 @@
 """A walk through the panel in JupyterLab: one case of each kind that the other files of this folder try in every front end."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 from playwright.sync_api import expect

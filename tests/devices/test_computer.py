@@ -1,12 +1,9 @@
 """What was done to the environment: told truly whatever a person does between, and taken back."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.computer import Computer
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE, UNSURE, VARIABLES
 from openmed_nb.devices.machine import Machine
@@ -15,62 +12,62 @@ from openmed_nb.devices.machine import Machine
 class Kernel:
     """A kernel on a Mac with a torch that reads its variables when the real one does, and a person who types."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.environ: dict[str, str] = {}
         self.computer = Computer(self.environ, lambda: Machine("Darwin", "arm64", apple_silicon=True), self)
         self.read: dict[str, str | None] = {}
         self.tensor_lives = False
 
-    def torch_is_loaded(self) -> bool:
+    def torch_is_loaded(self):
         """Tell whether torch was imported."""
         return FALLBACK in self.read
 
-    def mps_allocator_started(self) -> bool | None:
+    def mps_allocator_started(self):
         """Tell what can be known from outside: a tensor that is gone leaves no trace."""
         return True if self.tensor_lives else None
 
-    def installed_torch(self) -> TorchFacts:
+    def installed_torch(self):
         """Return what nobody asks for here."""
         raise NotImplementedError
 
     loaded_torch = installed_torch
 
-    def probe(self, device: str) -> str:
+    def probe(self, device):
         """Compute nothing."""
         raise NotImplementedError
 
-    def load(self) -> None:
+    def load(self):
         """Type ``import torch``."""
         self.read.setdefault(FALLBACK, self.environ.get(FALLBACK))
 
-    def compute(self) -> None:
+    def compute(self):
         """Make an MPS tensor and keep it."""
         self.touch()
         self.tensor_lives = True
 
-    def touch(self) -> None:
+    def touch(self):
         """Make an MPS tensor and drop it, which leaves no trace."""
         self.load()
         for name in (HIGH, LOW):
             self.read.setdefault(name, self.environ.get(name))
 
-    def drop(self) -> None:
+    def drop(self):
         """Delete the tensors."""
         self.tensor_lives = False
 
-    def enter(self) -> None:
+    def enter(self):
         """Choose mps."""
         self.computer.enter_mps()
 
-    def leave(self) -> None:
+    def leave(self):
         """Choose another device."""
         self.computer.leave_mps()
 
-    def look(self) -> None:
+    def look(self):
         """Ask for the plan."""
         self.computer.environment("mps")
 
-    def type(self, name: str, value: str | None) -> None:
+    def type(self, name, value):
         """Look, then set or unset a variable."""
         self.look()
         if value is None:
@@ -79,7 +76,7 @@ class Kernel:
             self.environ[name] = value
 
     @property
-    def effects(self) -> dict[str, str]:
+    def effects(self):
         """What is told of each variable."""
         return {one.name: one.effect for one in self.computer.environment("mps").settings}
 
@@ -88,7 +85,7 @@ VERBS = ("load", "compute", "touch", "drop", "enter", "leave", "look")
 NAMES = {"FALLBACK": FALLBACK, "HIGH": HIGH, "LOW": LOW}
 
 
-def play(*steps: str) -> Kernel:
+def play(*steps):
     """Return a kernel in which these steps were done: a verb of it, ``HIGH=0.7``, or ``HIGH=`` to unset."""
     kernel = Kernel()
     for step in steps:
@@ -129,7 +126,7 @@ def play(*steps: str) -> Kernel:
         ("enter leave enter load", IN_FORCE, IN_FORCE),
     ],
 )
-def test_story(story: str, fallback: str, high: str):
+def test_story(story, fallback, high):
     """After what a person does in a notebook, each variable is told as torch has read it, or as unsure."""
     effects = play(*story.split()).effects
 
@@ -150,7 +147,7 @@ STORIES = st.lists(st.sampled_from(VERBS) | st.sampled_from(CHANGES), max_size=1
 
 
 @given(STORIES)
-def test_every_claim_is_true(story: list[str]):
+def test_every_claim_is_true(story):
     """Whatever is done in which order: "in force" is what torch read, "too late" is not, "in time" is still to come."""
     kernel = play(*story)
 
@@ -164,7 +161,7 @@ def test_every_claim_is_true(story: list[str]):
 
 
 @given(STORIES)
-def test_plan_shows_what_stands_there(story: list[str]):
+def test_plan_shows_what_stands_there(story):
     """Once mps is entered, the table shows the values of the environment itself."""
     kernel = play(*story, "enter")
 
@@ -173,7 +170,7 @@ def test_plan_shows_what_stands_there(story: list[str]):
 
 
 @given(STORIES)
-def test_nothing_of_ours_remains(story: list[str]):
+def test_nothing_of_ours_remains(story):
     """After leaving, only what the person set is left, and all of it that differs from what we would have set."""
     kernel = play(*story, "leave")
     alone = play(*(step for step in story if step not in ("enter", "leave")))
@@ -186,7 +183,7 @@ def test_nothing_of_ours_remains(story: list[str]):
     st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
     st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
 )
-def test_leaving_takes_back_only_ours(person: dict[str, str], later: dict[str, str]):
+def test_leaving_takes_back_only_ours(person, later):
     """Leaving mps keeps what the person had and what they changed since, and nothing of ours."""
     kernel = Kernel()
     kernel.environ.update({"HOME": "/home/me", **person})
@@ -214,7 +211,7 @@ def test_failed_step_gives_former_values_back():
 
 
 @pytest.mark.parametrize("shell", [None, "cuda:1", "cpu"])
-def test_published_device_is_taken_back(shell: str | None):
+def test_published_device_is_taken_back(shell):
     """The variable of the openmed package gets its former value back, after any number of devices."""
     kernel = Kernel()
     environ, computer = kernel.environ, kernel.computer

@@ -1,7 +1,5 @@
 """The MPS variables: the pair of watermarks against torch's own check, and what torch sees at which moment."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math
@@ -38,7 +36,7 @@ WRITTEN = NUMBERS | st.text("0123456789.,+-eEinfatyINFATY_ \t", max_size=7)
 UNSET_OR_WRITTEN = st.none() | WRITTEN
 
 
-def torch_refuses(environ: dict[str, str]) -> str:
+def torch_refuses(environ):
     """Return what torch raises for the watermarks of an environment: the checks of MPSAllocator.mm:86 and :100."""
     high = strtod(environ.get(HIGH, "1.7").encode(), None)
     low = strtod(environ.get(LOW, "1.4").encode(), None)
@@ -49,22 +47,22 @@ def torch_refuses(environ: dict[str, str]) -> str:
     return ""
 
 
-def shell(high: str | None, low: str | None) -> dict[str, str]:
+def shell(high, low):
     """Return an environment in which a person set these watermarks."""
     return {name: value for name, value in ((HIGH, high), (LOW, low)) if value is not None}
 
 
-def with_plan(person: dict[str, str]) -> dict[str, str]:
+def with_plan(person):
     """Return the environment after the plan for MPS is applied to what a person set."""
     return {**person, **plan(person).additions}
 
 
-def settings_of(person: dict[str, str], moment: Moment | None = None, device: str = "mps") -> dict[str, object]:
+def settings_of(person, moment=None, device="mps"):
     """Return the settings of a plan by the names of their variables."""
     return {one.name: one for one in plan(person, device, moment).settings}
 
 
-def check_pair(high: str | None, low: str | None):
+def check_pair(high, low):
     """Check one pair against torch's own rules."""
     person = shell(high, low)
     environ = with_plan(person)
@@ -86,13 +84,13 @@ def test_pair_on_the_grid():
 @example("0.7x", None)
 @example(None, "1,2")
 @example("5e-324", None)
-def test_pair_of_any_spelling(high: str | None, low: str | None):
+def test_pair_of_any_spelling(high, low):
     """The same holds for whatever a person may write, numbers or not."""
     check_pair(high, low)
 
 
 @given(WRITTEN.filter(lambda text: 0 <= strtod(text.encode(), None) <= 2.0))
-def test_high_alone_is_rescued(high: str):
+def test_high_alone_is_rescued(high):
     """A high ratio that is legal by itself never ends in torch's error, even where it does in the bare shell."""
     assert torch_refuses(with_plan(shell(high, None))) == ""
 
@@ -110,7 +108,7 @@ def test_grid_has_traps():
 
 
 @given(WRITTEN)
-def test_ratio_is_read_as_c_reads_it(text: str):
+def test_ratio_is_read_as_c_reads_it(text):
     """A ratio in decimal notation is read as C's strtod reads it, whatever stands behind or instead of the number."""
     assert repr(abs(parse_ratio(text))) == repr(abs(strtod(text.encode(), None)))
 
@@ -227,14 +225,14 @@ def test_high_watermark_that_is_in_force():
         assert plan(environ, "mps", moment).high_watermark == high
 
 
-def test_a_secret_in_a_variable_is_not_shown() -> None:
+def test_a_secret_in_a_variable_is_not_shown():
     """A token that was pasted into a variable appears neither in the text nor in the JSON of the plan."""
     planned = plan({FALLBACK: "hf_abcdefgh", HIGH: "token=abcdefgh"})
 
     assert "abcdefgh" not in f"{planned} {planned.to_dict()}"
 
 
-def test_a_long_number_is_read_soon() -> None:
+def test_a_long_number_is_read_soon():
     """A ratio of a hundred thousand digits is read once, not once for each of its digits."""
     assert plan({HIGH: "9" * 100_000 + "x"}).settings[1].effect == CONFLICT
     assert parse_ratio("9" * 100_000 + "x") == math.inf

@@ -1,7 +1,5 @@
 """Linear layers through oneDNN give the numbers of torch's own, and nothing else changes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The facts of a computer from what its system answers, and the names of its devices."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path
@@ -45,7 +43,7 @@ MACS = {
 
 
 @pytest.mark.parametrize(("recorded", "architecture"), MACS, ids=lambda value: value)
-def test_mac(recorded: str, architecture: str):
+def test_mac(recorded, architecture):
     """A Mac is read from one answer of sysctl, and what it does not say is unknown."""
     text = (RECORDED / f"sysctl_{recorded}.txt").read_text("utf-8")
 
@@ -84,7 +82,7 @@ def test_gpu_driver():
 
 
 @given(st.text(max_size=200))
-def test_any_answer_of_sysctl(text: str):
+def test_any_answer_of_sysctl(text):
     """Whatever sysctl prints, a Mac comes out, and a value is never empty."""
     assert read_machine("Darwin", "arm64", run=lambda _: text).system == "Darwin"
     assert all(parse_sysctl(text).values())
@@ -107,7 +105,7 @@ def test_command_that_runs():
 
 
 @pytest.mark.parametrize("command", [["/nowhere/sysctl"], ["/"]])
-def test_command_that_cannot_run(command: list[str]):
+def test_command_that_cannot_run(command):
     """A command that is missing or cannot be run gives nothing, and no error."""
     assert run_command(command) is None
 

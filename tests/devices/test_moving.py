@@ -1,7 +1,5 @@
 """Tensors inside of other values are found, changed and moved; only float64 is narrowed for MPS, and never silently."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections import OrderedDict, UserList, defaultdict, deque, namedtuple

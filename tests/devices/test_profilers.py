@@ -1,10 +1,6 @@
 """torch's modes and profilers: taken off as they were put on, one at a time, and refused where only a Mac has them."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +26,7 @@ from openmed_nb.simulation.device import simulated_device
 class Passing(TorchDispatchMode):
     """Sees every operator, and changes nothing."""
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operator, _types, args=(), kwargs=None):
         """Call the operator."""
         return operator(*args, **(kwargs or {}))
 
@@ -40,7 +36,7 @@ POP = {Passing: _python_dispatch._pop_mode, BaseTorchFunctionMode: overrides._po
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mode_that_is_put_on_again_is_taken_off(kind: Callable[[], Any]):
+def test_mode_that_is_put_on_again_is_taken_off(kind):
     """A mode that was put on twice and taken off once is gone afterwards, and the one around it is there."""
     with kind() as outer:
         mode = kind()
@@ -53,7 +49,7 @@ def test_mode_that_is_put_on_again_is_taken_off(kind: Callable[[], Any]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mode_that_is_lost_takes_no_other_along(kind: Callable[[], Any]):
+def test_mode_that_is_lost_takes_no_other_along(kind):
     """Where torch has taken a mode off and not put it back, the one around it stays."""
     with kind() as outer:
         with contextlib.suppress(KeyboardInterrupt), modes_on(kind()):

@@ -1,7 +1,5 @@
 """Spellings of a device, whose wish counts, and which variables are shown without anything secret."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 
@@ -84,7 +82,7 @@ def test_unknown_spelling():
 
 
 @given(st.text(max_size=80) | st.from_regex(r"(cuda|cdua|mps|cpu) ?: ?[0-9]{0,6}", fullmatch=True))
-def test_any_text(spelling: str):
+def test_any_text(spelling):
     """Any text is a device or one short line of error whose suggestion is itself accepted."""
     accepted = re.fullmatch(r"\s*(cuda:[0-9]{1,4})\s*", spelling.lower())
     if accepted or spelling.strip().lower() in MEANINGS:
@@ -129,7 +127,7 @@ def test_bad_variable_that_counts():
         decide(precedence({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "nonsense"}))
 
 
-def test_a_secret_in_a_bad_spelling_is_not_shown() -> None:
+def test_a_secret_in_a_bad_spelling_is_not_shown():
     """A token that was pasted where a device belongs is not repeated by the error."""
     with pytest.raises(UnknownDevice) as caught:
         DeviceRequest.parse("hf_abcdefgh", "OPENMED_DEVICE")
@@ -232,7 +230,7 @@ def test_only_the_allowed_variables_are_shown():
     st.dictionaries(st.text(min_size=1, max_size=20).filter(lambda text: text not in SHOWN), st.just(SECRET)),
     st.sampled_from(SHOWN),
 )
-def test_no_other_variable_leaks(environ: dict[str, str], name: str):
+def test_no_other_variable_leaks(environ, name):
     """Whatever else the environment holds, it is not shown."""
     assert shown_variables({**environ, name: f"https://x:{SECRET}@y"}) == {name: f"https://{MASK}@y"}
 
@@ -242,7 +240,7 @@ def test_no_allowed_variable_is_secret_by_name():
     assert [name for name in SHOWN if SECRET_NAME.search(name)] == []
 
 
-def test_a_long_value_is_masked_soon() -> None:
+def test_a_long_value_is_masked_soon():
     """A value of a hundred thousand characters is read once, not once for each of its characters."""
     assert masked("OPENMED_DEVICE", "x" * 100_000) == "x" * 100_000
     assert masked("HF_ENDPOINT", "x" * 100_000 + "://me:pass@hub") == "x" * 100_000 + "://***@hub"

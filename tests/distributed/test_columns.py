@@ -1,7 +1,5 @@
 """Texts that workers read themselves: files, and columns of dask.dataframe."""
 
-from __future__ import annotations
-
 import pickle
 import socket
 import traceback
@@ -13,14 +11,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.references import read
-from openmed_nb.distributed.columns import (
-    ColumnText,
-    Partition,
-    digest_of,
-    is_column,
-    partitions_of,
-    texts_of_column,
-)
+from openmed_nb.distributed.columns import ColumnText, Partition, digest_of, is_column, partitions_of, texts_of_column
 from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]

@@ -1,7 +1,5 @@
 """Workers that are killed, run out of memory, or are ended by a text: every other text is annotated exactly once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Who takes part in a cluster: how it is shown, and what differences are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

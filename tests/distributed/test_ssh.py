@@ -1,7 +1,5 @@
 """A cluster over real SSH: a server on 127.0.0.1 with keys of its own stands for two hosts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

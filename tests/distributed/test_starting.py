@@ -1,7 +1,5 @@
 """Starting workers on this computer: one for each device, with its threads; and ending them without a trace."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -1,7 +1,5 @@
 """The two models inside the package: what they find, how they are stored, and what their cards say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Certificates: stored and found again, expired in words, and unharmed by whatever else is in their folder."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import combinations

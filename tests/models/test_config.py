@@ -1,7 +1,5 @@
 """The settings of a loader are checked when they are written down."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Fingerprints of the files that a model is loaded from: any byte of them counts, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

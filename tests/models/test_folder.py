@@ -1,7 +1,5 @@
 """What a model folder must hold, and one clear error for each thing that can be wrong with it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,8 +3,6 @@
 Every test has a cache of its own; the client process and the address of the hub are shared, to import them only once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket

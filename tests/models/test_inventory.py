@@ -1,7 +1,5 @@
 """What is in memory of the models: where each is, of which type, how large; asked of the store and of the session."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -26,18 +24,18 @@ TWO = Inventory(
 
 
 @pytest.fixture
-def store() -> ModelStore:
+def store():
     """A store without models."""
     return ModelStore()
 
 
 @pytest.fixture
-def specs(keyword_model, random_model) -> list[LoadSpec]:
+def specs(keyword_model, random_model):
     """Two models with default settings."""
     return [LoadSpec.of(str(folder), OpenMedConfig()) for folder in (keyword_model, random_model)]
 
 
-def weights(model) -> int:
+def weights(model):
     """Return the bytes of all tensors of a model, each counted once."""
     return sum({one.data_ptr(): one.nbytes for one in (*model.parameters(), *model.buffers())}.values())
 

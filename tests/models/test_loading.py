@@ -1,7 +1,5 @@
 """Loading: from a folder to a model in memory, in the right type, that reads texts of any length."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a model's files may not ask for: code, downloads, and files outside their folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """int8: linear layers in whole numbers, on the CPU and nowhere else."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

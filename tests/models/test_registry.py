@@ -1,7 +1,5 @@
 """Names of models: what each stands for, and the nearest names where it stands for nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The loaded models of a session: one copy for each device asked for; some follow the session's device, some stay."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """What a model can take of its tokenizer: how many tokens at once, and characters that no vocabulary has."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights and settings that do not fit each other: told before a model answers, and before anything is built for nothing."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """``openmed_nb.annotate``: which models and options it takes, and what a notebook shows of a run."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
@@ -72,11 +70,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         ("options", "match"),
-        [
-            ({"banana": 1}, "banana"),
-            ({"aggregation_strategy": "best"}, "best"),
-            ({"stride": 64}, "stride"),
-        ],
+        [({"banana": 1}, "banana"), ({"aggregation_strategy": "best"}, "best"), ({"stride": 64}, "stride")],
         ids=str,
     )
     def test_option_that_does_not_exist(self, keyword_model, options, match):

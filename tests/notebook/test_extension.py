@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 HEAVY = ("torch", "transformers", "ipywidgets", "huggingface_hub", "numpy", "pandas")
 
@@ -88,7 +87,7 @@ def test_the_device_is_told_without_network(fresh):
     assert set(fresh["shown"]) == {"D", "{"}
 
 
-def test_reloading_registers_everything_once(shell: InteractiveShell):
+def test_reloading_registers_everything_once(shell):
     """After three reloads there is one set of magics, one configurable and one matcher."""
     for _ in range(3):
         shell.run_line_magic("reload_ext", "openmed_nb")
@@ -101,7 +100,7 @@ def test_reloading_registers_everything_once(shell: InteractiveShell):
     assert shell.find_cell_magic("openmed_ner").__self__ is configurables[0]
 
 
-def test_unloading_removes_line_and_cell_magics(shell: InteractiveShell):
+def test_unloading_removes_line_and_cell_magics(shell):
     """After %unload_ext no magic of ours is found, neither as a line nor as a cell."""
     shell.run_line_magic("unload_ext", "openmed_nb")
     ours = [name for kind in shell.magics_manager.magics.values() for name in kind if "openmed" in name]
@@ -109,7 +108,7 @@ def test_unloading_removes_line_and_cell_magics(shell: InteractiveShell):
     assert ours == []
 
 
-def test_other_magics_of_the_same_shell_stay(shell: InteractiveShell):
+def test_other_magics_of_the_same_shell_stay(shell):
     """Unloading takes away our magics alone, also where a person registered one with a like name."""
     shell.register_magic_function(lambda line: line, "line", "openmed_mine")
     shell.run_line_magic("unload_ext", "openmed_nb")
@@ -133,7 +132,7 @@ print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
     assert (process.stdout, process.returncode) == ("False\nTrue cpu\n", 0), process.stderr
 
 
-def test_a_lazy_cell_magic(shell: InteractiveShell, capsys):
+def test_a_lazy_cell_magic(shell, capsys):
     """So does the first use of the cell magic, which shows the entities in brackets in the text."""
     shell.run_line_magic("unload_ext", "openmed_nb")
     shell.magics_manager.lazy_magics = {"openmed_ner": "openmed_nb"}

@@ -1,7 +1,5 @@
 """The live curve: one widget whose value changes in place, with a text form that stays."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,8 +16,7 @@ EVIL = 'mps"><script>alert(1)</script>'
 def curve_of(*sizes, device="mps"):
     """Return a curve from what tensors use, in MiB."""
     return MemoryCurve(
-        device,
-        tuple(MemorySample(epoch, epoch, 1.0, allocated=size << 20) for epoch, size in enumerate(sizes, 1)),
+        device, tuple(MemorySample(epoch, epoch, 1.0, allocated=size << 20) for epoch, size in enumerate(sizes, 1))
     )
 
 

@@ -1,7 +1,5 @@
 """``%openmed_panel``: a panel in a notebook, text in a terminal, and one clear line for every mistake."""
 
-from __future__ import annotations
-
 import pytest
 
 from openmed_nb.notebook.panel import NO_KERNEL

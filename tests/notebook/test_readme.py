@@ -1,7 +1,5 @@
 """What the README tells a person to type works as it stands there."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 
 
-def cells() -> list[str]:
+def cells():
     """Return the cells that the README shows, in their order."""
     start = README.index("<!-- cells -->")
     return re.findall(r"```\n(.*?)\n```", README[start : README.index("More of `%openmed_device`")], flags=re.DOTALL)

@@ -1,7 +1,5 @@
 """``%openmed_release`` in a real kernel: what a notebook keeps alive is freed at once, cause by cause."""
 
-from __future__ import annotations
-
 import pytest
 
 PLANT = """

@@ -1,7 +1,5 @@
 """The session on a simulated Mac: by function, by magic, and what is left of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

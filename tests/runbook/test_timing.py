@@ -1,23 +1,14 @@
 """Steps are timed as they are in a long run: what a loader has read ahead in a pause is not among them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from openmed_nb.devices.machine import timed_by
 from openmed_nb.runbook.comparison import seconds_in_turn, steps_of_turn
-from openmed_nb.runbook.workloads import (
-    FORWARD,
-    FORWARD_PASS,
-    Workload,
-    whole_rounds,
-)
+from openmed_nb.runbook.workloads import FORWARD, FORWARD_PASS, Workload, whole_rounds
 
 
-def logged(log: list[str], workers: int, ahead: int) -> Workload:
+def logged(log, workers, ahead):
     """Return steps that write down what is read and what is run."""
 
-    def batches() -> Iterator[int]:
+    def batches():
         number = 0
         while True:
             log.append("read")
@@ -55,7 +46,7 @@ def test_devices_take_turns():
     """Over the rounds each device begins once, and each has its turn in every round."""
     log: list[str] = []
 
-    def named(name: str) -> Workload:
+    def named(name):
         phases = ((FORWARD, lambda _batch: log.append(name)),)
         return Workload("x", FORWARD_PASS, "cpu", 1, None, lambda: iter(range(10**6)), phases)
 

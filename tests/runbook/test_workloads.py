@@ -1,15 +1,10 @@
 """What is measured: each task does its work on each device, in phases, and leaves what a person passed as it was."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +30,7 @@ ROWS = torch.ones(4, 8)
 
 
 @pytest.fixture(params=["cpu", pytest.param("mps", marks=pytest.mark.real_computer)])
-def place(request: pytest.FixtureRequest) -> Iterator[str]:
+def place(request):
     """A device: the CPU, and the simulated MPS of an outer simulation of the test's own."""
     with nb.simulated_mps() if request.param == "mps" else nullcontext():
         yield request.param
@@ -44,14 +39,14 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
 class Tagger(torch.nn.Module):
     """A model with everything that measuring could change: a buffer that counts, dropout, and a frozen layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.frozen, self.learns = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
         self.frozen.requires_grad_(False)
         self.norm, self.dropout = torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+    def forward(self, x, labels=None):
         """Return logits, and the loss before them if there are labels."""
         logits = self.learns(self.dropout(self.norm(self.frozen(x))))
         return logits if labels is None else (torch.nn.functional.cross_entropy(logits, labels), logits)
@@ -60,27 +55,27 @@ class Tagger(torch.nn.Module):
 class Writing(torch.nn.Linear):
     """A model that writes into its input."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return an answer, and leave other numbers in the input."""
         return super().forward(x.mul_(3))
 
 
-def add_up(batch: torch.Tensor) -> torch.Tensor:
+def add_up(batch):
     """Do a step of a person's own."""
     return batch.sum()
 
 
-def subject_of(*passed: Any, **named: Any) -> Any:
+def subject_of(*passed, **named):
     """Return what is measured."""
     return benches.subject_of(*passed, **{"arguments": {}, **named})[0]
 
 
-def steps(workload: Any, count: int = 2) -> list[Any]:
+def steps(workload, count=2):
     """Return what some steps gave."""
     return [workload.run(batch) for batch in itertools.islice(workload.batches(), count)]
 
 
-def state_of(model: torch.nn.Module) -> dict[str, Any]:
+def state_of(model):
     """Return copies of all that measuring could change in a model."""
     return {
         "weights": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
@@ -92,7 +87,7 @@ def state_of(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def assert_same_state(model: torch.nn.Module, before: dict[str, Any]) -> None:
+def assert_same_state(model, before):
     """Assert that a model is as it was."""
     after = state_of(model)
     torch.testing.assert_close(after.pop("weights"), before.pop("weights"), rtol=0, atol=0)
@@ -103,7 +98,7 @@ def assert_same_state(model: torch.nn.Module, before: dict[str, Any]) -> None:
 class TestAnnotation:
     """Annotating texts."""
 
-    def test_finds_what_the_pipeline_finds(self, place: str, keyword_model: Path):
+    def test_finds_what_the_pipeline_finds(self, place, keyword_model):
         """The phases of a step give the very entities of the pipeline, long texts and empty ones included."""
         expected = nb.load_pipeline(str(keyword_model), device="cpu")(TEXTS)
         bench = subject_of(str(keyword_model), TEXTS).on(place)
@@ -117,7 +112,7 @@ class TestAnnotation:
             assert len(found) == 4 * rows
             assert any(found), rows
 
-    def test_pipeline(self, place: str, random_model: Path):
+    def test_pipeline(self, place, random_model):
         """A pipeline is measured as it is on its device, and elsewhere with a copy, with its own way to make entities."""
         pipe = nb.load_pipeline(str(random_model), device="cpu", aggregation_strategy="first")
         before = state_of(pipe.model)
@@ -130,7 +125,7 @@ class TestAnnotation:
         ]
         assert_same_state(pipe.model, before)
 
-    def test_bucket(self, place: str, keyword_model: Path):
+    def test_bucket(self, place, keyword_model):
         """A bucket is full rows of one length, at most as many tokens as the model reads; labels and scores come to the host."""
         workload = subject_of(str(keyword_model), length=16).on(place).bucket(5)
         (labels, scores), _ = steps(workload)
@@ -141,7 +136,7 @@ class TestAnnotation:
         with pytest.raises(ConfigurationError, match="length=1000 is more than the 64 tokens"):
             subject_of(str(keyword_model), length=1000).on(place).bucket(1)
 
-    def test_batches_of_tokens(self, place: str, keyword_model: Path, random_model: Path):
+    def test_batches_of_tokens(self, place, keyword_model, random_model):
         """Texts have a budget of as many tokens as full rows of their number, whatever rows a pipeline was made with."""
         bench = subject_of(str(keyword_model), ["seen . " * 12] * 3, length=16).on(place)
         some, any_number = bench.stream(700), bench.stream()
@@ -154,7 +149,7 @@ class TestAnnotation:
         assert subject_of(torch.nn.Identity(), EXAMPLE).on(place).bucket(2).batch_tokens is None
         assert [len(inputs["input_ids"]) for inputs in filled[2]] == [8]
 
-    def test_texts(self, keyword_model: Path):
+    def test_texts(self, keyword_model):
         """Texts of a generator are read once and measured again and again; unreadable ones raise when they are read."""
         bench = subject_of("bundled_small", (text for text in ["She has asthma."])).on("cpu")
 
@@ -172,7 +167,7 @@ class TestModule:
         ("training", "names"),
         [(False, ["data", "transfer", "forward"]), (True, ["data", "transfer", "forward", "backward", "optimizer"])],
     )
-    def test_module(self, place: str, training: bool, names: list[str]):
+    def test_module(self, place, training, names):
         """A module is run forward without gradients, or trained, on a copy; its own weights, gradients and modes stay."""
         model = Tagger().train()
         model.norm.eval()
@@ -197,7 +192,7 @@ class TestModule:
         assert changed[:2] == [False, False]  # The frozen layer.
         assert_same_state(model, before)
 
-    def test_training_of_a_model_for_texts(self, place: str, keyword_model: Path, random_model: Path):
+    def test_training_of_a_model_for_texts(self, place, keyword_model, random_model):
         """A named model is trained under its name, unknown to the session, and a pipeline's as a copy, on full rows with labels."""
         pipe, loaded = nb.load_pipeline(str(random_model), device="cpu"), SESSION.inventory()
         before = state_of(pipe.model)
@@ -258,7 +253,7 @@ class TestModule:
 class TestOwnStep:
     """A function of the person's own."""
 
-    def test_batches(self, place: str):
+    def test_batches(self, place):
         """A function does its step with the batches as they are, and what it returns comes back."""
         batches = [torch.ones(3, 2), torch.ones(2, 2)]
         workload = subject_of(lambda batch: batch.to(place).sum(), batches).on(place).stream()
@@ -290,7 +285,7 @@ class TestOwnStep:
         """A step may take things out of its batch: each one gets mappings and lists of its own, with the same tensors."""
         data = [{"x": [ROWS], "labels": [1]}, {"x": [ROWS], "labels": [2]}]
 
-        def step(batch: dict[str, list[Any]]) -> int:
+        def step(batch):
             assert batch["x"].pop() is ROWS
             return batch.pop("labels")[0]
 
@@ -301,10 +296,10 @@ class TestOwnStep:
 class Once(IterableDataset):
     """A dataset that can be read only once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.items = iter([torch.ones(4)] * 4)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         return self.items
 
 
@@ -313,14 +308,14 @@ class Begins:
 
     num_workers = 1
 
-    def __init__(self, count: int, persistent: bool) -> None:
+    def __init__(self, count, persistent):
         self.count, self.persistent_workers = count, persistent
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         return iter([ROWS] * self.count)
 
 
-def of_sizes(*sizes: int) -> DataLoader:
+def of_sizes(*sizes):
     """Return a loader with batches of these sizes."""
     return DataLoader(torch.ones(max(sizes), 8), batch_sampler=[list(range(size)) for size in sizes])
 
@@ -397,7 +392,7 @@ class TestLoader:
         class Named(torch.nn.Module):
             """A model that takes names of rows."""
 
-            def forward(self, x: torch.Tensor, identity: list[str]) -> tuple[torch.Tensor, list[str]]:
+            def forward(self, x, identity):
                 """Return what comes."""
                 return x, identity
 

@@ -1,7 +1,5 @@
 """What the simulated MPS device refuses, in MPS's own words (torch 2.13)."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 

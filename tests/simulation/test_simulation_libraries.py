@@ -1,7 +1,5 @@
 """transformers and Accelerate find the simulated MPS device by themselves, and run on it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 

@@ -1,7 +1,5 @@
 """The memory of the simulated MPS device: what is counted, cached, refused, and how the watermarks rule it."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensors on the simulated MPS device: what they say of themselves, how they move, and what is left afterwards."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

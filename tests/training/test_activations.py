@@ -1,7 +1,5 @@
 """Activations that are computed again give the same gradients, and the switch leaves nothing behind."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """A batch is refused where a device would make wrong numbers of it; the error counts and shows no text."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

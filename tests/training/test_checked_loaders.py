@@ -1,7 +1,5 @@
 """A loader checks its batches where it puts them together, in its worker processes too, and is given back as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from accelerate import Accelerator

@@ -1,7 +1,5 @@
 """The end of an epoch: what happens, in which order, and what a failing hook or a loop that ends early does to it."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 import weakref

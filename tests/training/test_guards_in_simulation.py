@@ -1,7 +1,5 @@
 """The guards on the simulated MPS device, where batches are checked before they are moved and repeated on the device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

@@ -1,7 +1,5 @@
 """A DataLoader for a device: its arguments with their reasons, and whether it keeps up with the model."""
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """A limit on the memory of a device: what torch takes, and what it means in bytes and for the watermarks."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

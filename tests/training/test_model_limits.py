@@ -1,7 +1,5 @@
 """What a model takes is learnt from its layers and its configuration, and only where they say it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import (

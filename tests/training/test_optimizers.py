@@ -1,7 +1,5 @@
 """AdamW runs fused where torch has that, and what a person set stays as it is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Ten epochs of small trainings are flat; with losses that are kept with their graphs they grow, and the list is named."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The picture of a curve: an SVG of text and lines, the same for the same curve."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A training in several processes: each has its boundary, the first shows its curve, and MPS is refused."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

@@ -1,7 +1,5 @@
 """Releasing memory in plain Python: what lets go is run in order, and what came back is measured."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

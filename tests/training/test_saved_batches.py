@@ -1,7 +1,5 @@
 """A batch that went wrong is kept in a file of its own, and no file is overwritten."""
 
-from __future__ import annotations
-
 import stat
 import sys
 

@@ -1,7 +1,5 @@
 """Accumulated gradients are those of one large batch, whatever the sizes of the batches and of their labels."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """What a click on the panel does to the session, and what the session does to the widgets; without a browser."""
 
-from __future__ import annotations
-
 import pytest
 
 import openmed_nb as nb

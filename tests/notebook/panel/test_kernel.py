@@ -1,7 +1,5 @@
 """The thread that runs the cells: where a click's work is done, and when; in plain Python, in an event loop, in a kernel."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -60,7 +58,7 @@ def deaf():
     signal.signal(signal.SIGINT, former)
 
 
-def interrupt() -> None:
+def interrupt():
     """Interrupt this process, and wait for that."""
     os.kill(os.getpid(), signal.SIGINT)
     threading.Event().wait(60)

@@ -1,7 +1,5 @@
 """The memory bars: figures and their words, and that no allocator is asked before its device has computed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import psutil
@@ -39,13 +37,13 @@ def test_what_a_bar_says():
 
 
 @pytest.mark.parametrize(("size", "limit", "percentage"), [(9, 8, 100.0), (8, 8, 100.0), (0, 8, 0.0), (5, 0, 0.0)])
-def test_a_bar_is_never_longer_than_its_box(size: int, limit: int, percentage: float):
+def test_a_bar_is_never_longer_than_its_box(size, limit, percentage):
     """More than the limit fills the bar, and without a limit there is nothing to fill."""
     assert MemoryBar("mps", (), limit, "").percentage(size) == percentage
 
 
 @pytest.mark.parametrize("choice", [None, CPU, replace(CPU, certain=False)], ids=["no device", "cpu", "planned cpu"])
-def test_without_a_gpu_there_is_the_process(choice: DeviceChoice | None):
+def test_without_a_gpu_there_is_the_process(choice):
     """Without a GPU in force there is one bar: this process, out of the memory of this computer."""
     (bar,) = memory_bars(choice)
 
@@ -55,7 +53,7 @@ def test_without_a_gpu_there_is_the_process(choice: DeviceChoice | None):
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
-def test_a_planned_gpu_is_not_asked(device: str):
+def test_a_planned_gpu_is_not_asked(device):
     """A GPU that was not confirmed has no bar: the question would start its allocator, or fail."""
     (bar,) = memory_bars(replace(PLANNED, device=device))
 

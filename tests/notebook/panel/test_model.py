@@ -1,13 +1,9 @@
 """The panel without its widgets, each verb: it does what the magic does, and shows what came of it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import traceback
 import weakref
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,6 @@ from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.notebook.panel.state import PanelState
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -27,17 +22,17 @@ NOTE = "Mrs Miller has leprosy."
 SMALL = "bundled_small"
 
 
-def splitting(text: str) -> Any:
+def splitting(text):
     """Return what fails to split any text, and quotes one in its error."""
 
     class Quoting:
-        def pre_tokenize(self, _pieces: object) -> None:
+        def pre_tokenize(self, _pieces):
             raise LookupError(f"cannot split {text}")
 
     return PreTokenizer.custom(Quoting())
 
 
-def held(frame: FrameType) -> list[object]:
+def held(frame):
     """Return what a frame holds: its variables, what functions among them have taken along, and what lists hold."""
     values = list(frame.f_locals.values())
     taken = [one.cell_contents for value in values for one in getattr(value, "__closure__", None) or ()]
@@ -198,7 +193,7 @@ class TestErrors:
         panel = watch(here.session)
         before = here.state
 
-        def fail() -> None:
+        def fail():
             raise LookupError(NOTE)
 
         here.torch.loading = fail
@@ -224,7 +219,7 @@ class TestErrors:
         panel = watch(here.session)
         before = here.state
 
-        def interrupt() -> None:
+        def interrupt():
             raise KeyboardInterrupt
 
         here.torch.loading = interrupt
@@ -242,7 +237,7 @@ class TestErrors:
         here = computers.mac(OPENMED_DEVICE="cpu")
         panel = watch(here.session)
 
-        def leave() -> None:
+        def leave():
             raise SystemExit
 
         here.torch.loading = leave
@@ -274,7 +269,7 @@ class TestErrors:
         panel = watch(here.session)
         watched = []
 
-        def fail() -> None:
+        def fail():
             activations = torch.zeros(8)
             watched.append(weakref.ref(activations))
             raise DeviceUnavailable("It broke.", "Glue it.") from RuntimeError(NOTE)
@@ -290,7 +285,7 @@ class TestErrors:
     def test_an_observer_that_fails(self, here, panel):
         """A panel that fails while it is told is a warning, and the verb that told it does not fail."""
 
-        def fail(_state: PanelState) -> None:
+        def fail(_state):
             raise ValueError(NOTE)
 
         panel.observe(fail)

@@ -1,11 +1,8 @@
 """A panel in a notebook: clicks from another thread wait for the running cell, looks come between cells, a close ends both."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,19 +21,19 @@ class ClockLoop(asyncio.SelectorEventLoop):
 
     now = 0.0
 
-    def time(self) -> float:
+    def time(self):
         """Return what the clock says."""
         return self.now
 
 
-def in_cells(*cells: Any) -> None:
+def in_cells(*cells):
     """Run functions one after the other as a kernel runs cells: each in the event loop, which then does what is due.
 
     A function that returns a number lets so many seconds go by.
     """
     loop = ClockLoop()
 
-    async def run(cell: Any) -> Any:
+    async def run(cell):
         return cell()
 
     try:
@@ -55,15 +52,15 @@ class Notebook:
         open_panel: Opens it.
     """
 
-    def __init__(self, open_panel: Any) -> None:
+    def __init__(self, open_panel):
         self.open_panel = open_panel
 
-    def open(self) -> None:
+    def open(self):
         """Open the panel in a cell, which goes on."""
         self.panel = self.open_panel()
         self.panel.cell_begins()
 
-    def end(self, clear: bool = True) -> None:
+    def end(self, clear=True):
         """End the cell, and forget what was shown."""
         self.panel.cell_ends()
         if clear:
@@ -71,7 +68,7 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(here, watch) -> Notebook:
+def notebook(here, watch):
     """A notebook over the session of a computer without a GPU."""
     return Notebook(lambda: watch(here.session, SMALL))
 

@@ -1,14 +1,10 @@
 """Several panels over one session: they stay in step, whoever changes it; and the end of a panel leaves nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -172,7 +168,7 @@ OTHERS: dict[str, Action] = {
 """What somebody else does, beside the panels."""
 
 
-def done(action: Action, session: Session, source: str) -> dict[str, str] | None:
+def done(action, session, source):
     """Do something to a session, and return the error of it."""
     try:
         action(session, source)
@@ -181,13 +177,13 @@ def done(action: Action, session: Session, source: str) -> dict[str, str] | None
     return None
 
 
-def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_thread(function, *arguments):
     """Return what a function answers in a thread of its own."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *arguments).result(60)
 
 
-def click(panel: Any, verb: str) -> dict[str, str] | None:
+def click(panel, verb):
     """Click, and return the error that the panel shows."""
     name, _, argument = verb.partition(" ")
     getattr(panel, name)(*([argument] if argument else []))
@@ -199,9 +195,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([*VERBS, *OTHERS, 
 
 @given(kind=st.sampled_from(["plain", "rosetta"]), wish=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_clicks_on_two_panels(
-    computers: ModuleType, watch: Any, kind: str, wish: str, steps: list[tuple[int, str]]
-):
+def test_any_clicks_on_two_panels(computers, watch, kind, wish, steps):
     """Whatever two panels and others do, the session is as without panels, and each panel shows it and its own error."""
     here, twin = (getattr(computers, kind)(OPENMED_DEVICE=wish) for _ in range(2))
     panels = [watch(here.session) for _ in range(2)]

@@ -1,7 +1,5 @@
 """Opening a panel: widgets in a kernel, text elsewhere; the panels of a cell end when it is run again, all with the magics."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

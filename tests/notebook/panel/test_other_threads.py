@@ -1,7 +1,5 @@
 """Clicks on the widgets that come from another thread, as in JupyterLab: what a front end is told, and where the focus goes."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 
@@ -10,7 +8,7 @@ import pytest
 from openmed_nb.notebook.panel.model import PROMPT_SECONDS
 
 
-async def between_cells() -> None:
+async def between_cells():
     """Let the loop do what was handed over to it."""
     for _ in range(3):
         await asyncio.sleep(0)

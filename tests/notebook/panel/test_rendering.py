@@ -1,7 +1,5 @@
 """The HTML of the panel: what each region says, that nothing from outside is read as HTML, and that all can be read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -51,7 +49,7 @@ def plain(computers):
     return replace(PanelState(**look(computers.plain().session)), simulated=False)
 
 
-def full(words: str = "words", state: str = "usable") -> PanelState:
+def full(words="words", state="usable"):
     """Return a state in which every text from outside is the same words, and every region has something to show."""
     choice = DeviceChoice(words, words, words, words, certain=True)
     error = OpenMedError(words, words)
@@ -70,7 +68,7 @@ def full(words: str = "words", state: str = "usable") -> PanelState:
     )
 
 
-def page(state: PanelState) -> str:
+def page(state):
     """Return all regions, one after the other."""
     return "".join(region(state) for region in REGIONS)
 

@@ -1,7 +1,5 @@
 """What the panel shows, as a value: buttons, sentences and the static form, for every kind of computer and wish."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -24,7 +22,7 @@ from openmed_nb.notebook.panel.state import COMMANDS, DeviceButton, PanelState, 
 from openmed_nb.session import SESSION
 
 
-def state_of(here: Any) -> PanelState:
+def state_of(here):
     """Return what a panel shows of a computer; its GPU, which is not here, is not asked for its memory."""
     session = here.session
     return PanelState(
@@ -32,19 +30,19 @@ def state_of(here: Any) -> PanelState:
     )
 
 
-def no_torch(computers: ModuleType, **environ: str) -> Any:
+def no_torch(computers, **environ):
     """Return a computer without torch."""
     return computers.Computer(computers.PLAIN, TorchFacts(None), environ)
 
 
-def tried(here: Any) -> Any:
+def tried(here):
     """Let a computer try what is asked for, which may fail."""
     with contextlib.suppress(OpenMedError):
         here.session.device()
     return here
 
 
-def used(here: Any, device: str, source: str = "%openmed_device") -> Any:
+def used(here, device, source="%openmed_device"):
     """Let a computer use a device."""
     here.session.use(device, source)
     return here
@@ -131,7 +129,7 @@ HOVER: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "device", "said"), HOVER.values(), ids=HOVER)
-def test_what_a_button_says_to_the_mouse(computers: ModuleType, make: Callable[[Any], Any], device: str, said: str):
+def test_what_a_button_says_to_the_mouse(computers, make, device, said):
     """A button says on hover why its device cannot be used and what to do, or what it is for."""
     (button,) = (one for one in state_of(make(computers)).buttons if one.device == device)
 
@@ -206,7 +204,7 @@ STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "first", "second"), STATUS.values(), ids=STATUS)
-def test_status(computers: ModuleType, make: Callable[[Any], Any], first: str, second: str):
+def test_status(computers, make, first, second):
     """The status says what is asked for and by whom, what is in force and why, or what went wrong and what to do."""
     status = state_of(make(computers)).status
 
@@ -216,7 +214,7 @@ def test_status(computers: ModuleType, make: Callable[[Any], Any], first: str, s
 
 
 @pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])
-def test_secrets_are_masked(computers: ModuleType, value: str):
+def test_secrets_are_masked(computers, value):
     """A secret that was pasted into a variable is shown nowhere, in no form."""
     state = state_of(computers.mac(OPENMED_DEVICE=value, HF_ENDPOINT=value, OPENMED_TORCH_DEVICE=""))
 
@@ -224,7 +222,7 @@ def test_secrets_are_masked(computers: ModuleType, value: str):
     assert "abcdefgh" not in f"{state} {state._repr_html_()} {json.dumps(state.to_dict())}"
 
 
-def test_a_long_wish_stays_one_short_line(computers: ModuleType):
+def test_a_long_wish_stays_one_short_line(computers):
     """A variable with a whole paragraph in it is cut off in the status, and stays in one line."""
     status = state_of(computers.mac(OPENMED_DEVICE="a\nlong \x1b[2J story " * 50)).status
 
@@ -241,12 +239,12 @@ def test_a_long_wish_stays_one_short_line(computers: ModuleType):
         (Wish("use()", "cuda:1", final=True), "cuda:1 by use()"),
     ],
 )
-def test_who_asks(wish: Wish | None, said: str):
+def test_who_asks(wish, said):
     """A wish is said with its owner."""
     assert said_of_wish(wish) == said
 
 
-def test_the_static_form_is_complete(computers: ModuleType):
+def test_the_static_form_is_complete(computers):
     """The static form has devices, environment, memory and the commands to type, in text and HTML."""
     state = state_of(computers.mac(HF_HUB_OFFLINE="1"))
     captions = [table.caption for table in state.report().tables if table.rows]
@@ -266,7 +264,7 @@ def test_commands_are_ours(shell):
         assert command.split()[0].lstrip("%") in shell.magics_manager.magics[kind]
 
 
-def test_it_changes_with_what_is_seen(computers: ModuleType):
+def test_it_changes_with_what_is_seen(computers):
     """Two looks at the same session are equal but for the memory of the process."""
     here = computers.plain()
     first, second = state_of(here), state_of(here)
@@ -276,7 +274,7 @@ def test_it_changes_with_what_is_seen(computers: ModuleType):
     assert state_of(here).devices != first.devices
 
 
-def test_as_json(computers: ModuleType):
+def test_as_json(computers):
     """The mapping survives JSON, and names the device in force."""
     again = json.loads(json.dumps(state_of(tried(computers.mac())).to_dict()))
 
@@ -291,7 +289,7 @@ class TestLook:
 
     @pytest.mark.parametrize("kind", ["mac", "box", "plain", "rosetta"])
     @pytest.mark.parametrize("environ", [{}, {"OPENMED_DEVICE": "nonsense"}, {"OPENMED_DEVICE": "cuda:1"}])
-    def test_looking_changes_nothing(self, computers: ModuleType, kind: str, environ: dict[str, str]):
+    def test_looking_changes_nothing(self, computers, kind, environ):
         """A look loads no torch, lets no GPU compute, and leaves session and environment as they are."""
         here = getattr(computers, kind)(**environ)
         before = here.state
@@ -303,7 +301,7 @@ class TestLook:
         assert [bar.name for bar in states[0].memory] == ["process"]
         assert states[0].buttons == states[1].buttons
 
-    def test_looking_after_torch_was_loaded(self, computers: ModuleType):
+    def test_looking_after_torch_was_loaded(self, computers):
         """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
         here = computers.box()
         here.torch.loaded_torch()
@@ -315,7 +313,7 @@ class TestLook:
         assert not state.choice.certain
 
     @pytest.mark.parametrize("kind", ["mac", "plain"])
-    def test_looking_after_the_cpu_was_used(self, computers: ModuleType, kind: str):
+    def test_looking_after_the_cpu_was_used(self, computers, kind):
         """An override is seen, and stays as it is."""
         here = used(getattr(computers, kind)(), "cpu")
         before = here.state
@@ -324,7 +322,7 @@ class TestLook:
         assert here.state == before
         assert state.choice == here.session.device()
 
-    def test_looking_is_quick_beside_mps(self, computers: ModuleType):
+    def test_looking_is_quick_beside_mps(self, computers):
         """On a Mac whose session is on the CPU a look does not go through all living objects in search of MPS tensors."""
         here = used(computers.mac(), "cpu")
         here.torch.loaded_torch()
@@ -334,7 +332,7 @@ class TestLook:
 
         assert searches == []
 
-    def test_without_torch(self, computers: ModuleType):
+    def test_without_torch(self, computers):
         """Where torch is missing, a look works and says what to install."""
         here = no_torch(computers)
         state = PanelState(**look(here.session))
@@ -390,7 +388,7 @@ VERBS: dict[str, Callable[[Any], object]] = {
 }
 
 
-def outcome(here: Any, verb: str) -> str:
+def outcome(here, verb):
     """Return what a verb answers, or its error."""
     try:
         return repr(VERBS[verb](here))
@@ -403,7 +401,7 @@ def outcome(here: Any, verb: str) -> str:
     environ=st.sampled_from([{}, {"OPENMED_DEVICE": "cpu"}, {"OPENMED_DEVICE": "mps"}, {"OPENMED_DEVICE": "x"}]),
     verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=8),
 )
-def test_looking_between_any_verbs(computers: ModuleType, kind: str, environ: dict[str, str], verbs: list[str]):
+def test_looking_between_any_verbs(computers, kind, environ, verbs):
     """Looks between verbs change neither what the verbs answer nor what they leave behind, and buttons fit the choice."""
     watched, alone = getattr(computers, kind)(**environ), getattr(computers, kind)(**environ)
     for verb in verbs:
@@ -422,7 +420,7 @@ def test_looking_between_any_verbs(computers: ModuleType, kind: str, environ: di
 
 @pytest.mark.real_computer  # It begins its own simulation.
 @pytest.mark.parametrize("device", ["mps", "cpu"])
-def test_a_simulated_computer_says_so(device: str):
+def test_a_simulated_computer_says_so(device):
     """Under the simulation the status, the table of devices, the memory and the static form say SIMULATED."""
     with nb.simulated_mps("8 GiB"):
         nb.load_pipeline("bundled_small", device=device)

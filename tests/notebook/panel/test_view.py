@@ -1,7 +1,5 @@
 """The panel's widgets: what it is made of, its forms without widgets, and its end, which leaves nothing."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

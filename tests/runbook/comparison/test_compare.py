@@ -1,7 +1,5 @@
 """nb.compare at work: on this CPU, and on a simulated Mac."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -17,7 +15,6 @@ from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailable, ModelError, UnreadableText
-from openmed_nb.runbook.comparison import Comparison
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
@@ -26,7 +23,7 @@ NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 QUICK = {"pairs": 6, "seconds": 0}
 
 
-def compared(*args: object, **named: object) -> Comparison:
+def compared(*args, **named):
     """Return a quick comparison."""
     return nb.compare(*args, **{**QUICK, **named})
 
@@ -66,7 +63,7 @@ def test_all_usable_devices_where_nobody_says():
 
 
 @pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
-def test_training_steps_have_their_own_phases(device: object):
+def test_training_steps_have_their_own_phases(device):
     """A training step has five phases; a device may be torch's own value, alone or among others, and numbers those of numpy."""
     comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=device, pairs=np.int64(6))
 
@@ -79,7 +76,7 @@ def test_training_steps_have_their_own_phases(device: object):
 def test_slow_loader_dominates(clock):
     """Where the loader keeps every step waiting, the words say that data dominates."""
 
-    def late(rows: list[torch.Tensor]) -> torch.Tensor:
+    def late(rows):
         clock.advance(1.0)
         return torch.stack(rows)
 
@@ -174,7 +171,7 @@ def test_what_does_not_fit():
         ({"model": nn.Linear(2, 2)}, ConfigurationError, "nothing to call Linear with"),
     ],
 )
-def test_bad_input(asked: dict[str, object], error: type[Exception], says: str):
+def test_bad_input(asked, error, says):
     """What cannot be compared is a clear error before anything is measured."""
     with pytest.raises(error, match=says):
         nb.compare(**{**QUICK, **asked})

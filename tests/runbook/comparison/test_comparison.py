@@ -1,7 +1,5 @@
 """What the figures of a comparison mean: tables of values."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -23,7 +21,7 @@ EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.00
 LOAD = Utilisation(0.05, 0.65, 5)
 
 
-def compared(low: float = 2.0, high: float = 3.0, split: Split = EVEN, **others: object) -> Comparison:
+def compared(low=2.0, high=3.0, split=EVEN, **others):
     """Return a comparison of a GPU with the CPU."""
     cpu = DeviceFigures("cpu", 0.0123, (0.012, 0.013), 32, EVEN)
     gpu = DeviceFigures(

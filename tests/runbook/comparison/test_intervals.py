@@ -1,7 +1,5 @@
 """The confidence interval of a median, against known ranks."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -58,7 +56,7 @@ def test_interval_covers_as_often_as_it_says():
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=6, max_size=60))
-def test_interval_holds_its_median(values: list[float]):
+def test_interval_holds_its_median(values):
     """The ends are values, the median is between them, and the level is the one asked for at least."""
     interval = median_interval(values)
 

@@ -1,7 +1,5 @@
 """The doctor's judgement: tables of facts and what is to be found in them; nothing is asked and nothing computed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -111,11 +109,7 @@ PLANTED = [
         on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None),
         {"device in force": FAILED},
     ),
-    (
-        "computation fails",
-        on_mac(computed=replace(ON_MPS, failure="it gave other numbers")),
-        {"computation": FAILED},
-    ),
+    ("computation fails", on_mac(computed=replace(ON_MPS, failure="it gave other numbers")), {"computation": FAILED}),
     ("result elsewhere", on_mac(computed=replace(ON_MPS, place="cpu")), {"computation": FAILED}),
     ("fallback too late", on_mac(seen=TOO_LATE), {FALLBACK: WARNING}),
     (

@@ -1,7 +1,5 @@
 """What is found about a model: torch modules, models of transformers, pipelines, and what is planted in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

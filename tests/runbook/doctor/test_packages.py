@@ -1,7 +1,5 @@
 """Packages that do not fit together, and loaded ones that were replaced: tables of versions and requirements."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import Distribution
 

@@ -1,7 +1,5 @@
 """A bundle in a fresh virtual environment, in another folder, without a network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,7 +21,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory, handed_over) -> Path:
+def elsewhere(tmp_path_factory, handed_over):
     """A folder with a copy of the bundle and a fresh environment that has its wheel; the large packages come from outside."""
     folder = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree(handed_over.folder, folder / "taken along")
@@ -38,7 +36,7 @@ def elsewhere(tmp_path_factory, handed_over) -> Path:
     return folder
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(folder, *command):
     """Run a command of that environment in another folder, without what this process has in its environment."""
     ours = ("PYTHON", "OPENMED", "HF_", "TRANSFORMERS")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -1,7 +1,5 @@
 """Whether two logbooks may be compared, and what they say otherwise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

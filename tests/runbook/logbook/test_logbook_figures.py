@@ -1,7 +1,5 @@
 """What reports tell a logbook: numbers, and never a text."""
 
-from __future__ import annotations
-
 import pytest
 
 import openmed_nb as nb

@@ -1,12 +1,7 @@
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +12,6 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.operators.fallbacks import FallbackLedger
 from openmed_nb.runbook.operators.recorders import FallbackRecord, FallbackWatch
 from openmed_nb.runbook.operators.table import ModulePlace, operator_table
-from openmed_nb.simulation.device import SimulatedMps
 
 pytestmark = pytest.mark.real_computer
 
@@ -28,11 +22,11 @@ FALL = "The operator '{}' is not currently supported on the MPS backend and will
 class Values(nn.Module):
     """Takes eigenvalues, in a module of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(3, 3)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows):
         """Return the sum of the eigenvalues of a symmetric matrix."""
         made = self.inner(rows)
         return torch.linalg.eigvalsh(made @ made.T + torch.diag(torch.arange(3.0, device=rows.device))).sum()
@@ -41,12 +35,12 @@ class Values(nn.Module):
 class Odd(nn.Module):
     """A model with modules, and functions, that leave MPS, also in the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(5, 3, max_norm=1.0)
         self.values = nn.ModuleList([Values(), Values()])
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         """Return a loss."""
         words = self.words(ids)
         put = torch.zeros(3, device=ids.device).put_(torch.tensor([1], device=ids.device), words[0, :1])
@@ -54,28 +48,28 @@ class Odd(nn.Module):
 
 
 @pytest.fixture
-def device() -> Iterator[SimulatedMps]:
+def device():
     """A simulated MPS device on which operators may fall back."""
     with nb.simulated_mps(fallback=True) as device:
         yield device
 
 
-def on_mps() -> tuple[Odd, torch.Tensor]:
+def on_mps():
     """Return a model and its input on the device."""
     return Odd().to("mps"), torch.tensor([0, 1, 2], device="mps")
 
 
-def fall() -> None:
+def fall():
     """Call an operator that falls back."""
     torch.ones(3, device="mps").mode()
 
 
-def seen(ledger: FallbackLedger) -> dict[tuple[str, str, str], int]:
+def seen(ledger):
     """Return how often each operator fell back, by phase and module."""
     return {(entry.operator, entry.phase, str(entry.place)): entry.count for entry in ledger.entries}
 
 
-def settings() -> list[Any]:
+def settings():
     """Return everything of the process that a ledger changes while it is open."""
     hooks = nn.modules.module
     return [
@@ -88,7 +82,7 @@ def settings() -> list[Any]:
     ]
 
 
-def test_counts_for_each_operator_module_and_phase(device: SimulatedMps):
+def test_counts_for_each_operator_module_and_phase(device):
     """Every fallback is counted, by operator, module of the model and phase, also in the backward pass."""
     model, ids = on_mps()
     with nb.runbook.fallbacks(model) as ledger:
@@ -217,7 +211,7 @@ def test_module_that_fails():
     class Failing(nn.Module):
         """Fails."""
 
-        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        def forward(self, numbers):
             """Fall back, and fail."""
             numbers.mode()
             raise ValueError("on purpose")
@@ -257,7 +251,7 @@ def test_other_devices_have_no_fallbacks():
         assert (ledger.entries, ledger.device_is_there, ledger.verdict) == ((), there, nothing)
 
 
-def test_pipeline_and_what_is_no_model(keyword_model: Path):
+def test_pipeline_and_what_is_no_model(keyword_model):
     """A pipeline is as good as its model; anything else is an error, and nothing is changed."""
     before = settings()
     with nb.runbook.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as ledger:
@@ -281,7 +275,7 @@ def test_other_threads_are_left_alone():
     assert [FALL.format("aten::mode")] == [str(warning.message) for warning in caught]
 
 
-def late_warnings() -> FallbackRecord:
+def late_warnings():
     """Return the record of a backward pass in which two operators fell back, of which torch has not warned yet."""
     record = FallbackRecord(operator_table())
     for operator in ("aten::mode", "aten::t", "aten::mode"):

@@ -1,10 +1,5 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +12,6 @@ from openmed_nb.runbook.operators.table import (
     DEVICE_SWITCHES,
     ELEMENTS,
     NATIVE,
-    CallSite,
     ModulePlace,
     OperatorTable,
     operator_table,
@@ -28,7 +22,7 @@ REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines())
 
 
 @pytest.fixture(scope="module")
-def forecast_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
+def forecast_models(helper):
     """The module of tiny models of many architectures."""
     return helper(Path(__file__).with_name("forecast_models.py"))
 
@@ -38,7 +32,7 @@ OTHERS = ("distilbert", "electra", "roberta", "xlm-roberta", "deberta-v2", "mode
 
 
 @pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def test_models_that_stay_on_mps(forecast_models: ModuleType, name: str):
+def test_models_that_stay_on_mps(forecast_models, name):
     """Of the usual models, every operator of a pass and of an AdamW step runs on MPS, and so says the real binary."""
     told = nb.runbook.forecast(*forecast_models.MODELS[name](), training=True)
 
@@ -49,7 +43,7 @@ def test_models_that_stay_on_mps(forecast_models: ModuleType, name: str):
         assert told.named(NATIVE) == tuple(filter(registered, told.operators))
 
 
-def registered(operator: str) -> bool:
+def registered(operator):
     """Tell whether the macOS binary of torch 2.13 has an operator, or what it has in its place."""
     on_mps = DEVICE_SWITCHES.get(operator, operator)
     return on_mps in REGISTERED or operator_table().delegates.get(on_mps) in REGISTERED or not on_mps
@@ -58,11 +52,11 @@ def registered(operator: str) -> bool:
 class Values(nn.Module):
     """Takes eigenvalues."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(3, 3)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows):
         """Return the sum of the eigenvalues of a symmetric matrix."""
         made = self.inner(rows)
         return torch.linalg.eigvalsh(made @ made.T + torch.diag(torch.arange(3.0))).sum()
@@ -71,12 +65,12 @@ class Values(nn.Module):
 class Odd(nn.Module):
     """A model with modules, and functions, that leave MPS."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(5, 3, max_norm=1.0)
         self.values = nn.ModuleList([Values(), Values()])
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         """Return a loss."""
         words = self.words(ids)
         put = torch.zeros(3).put_(torch.tensor([1]), words[0, :1])
@@ -87,12 +81,12 @@ IDS = torch.tensor([0, 1, 2])
 
 
 @pytest.fixture(scope="module")
-def odd() -> Forecast:
+def odd():
     """The forecast of a model that leaves MPS."""
     return nb.runbook.forecast(Odd(), IDS, training=True)
 
 
-def test_operators_that_leave_are_named(odd: Forecast):
+def test_operators_that_leave_are_named(odd):
     """The forecast names what leaves MPS, in one sentence."""
     expected = ("aten::_linalg_eigh", "aten::embedding_renorm_", "aten::mode", "aten::put_")
 
@@ -104,7 +98,7 @@ def test_operators_that_leave_are_named(odd: Forecast):
     assert odd.exit_code == 1
 
 
-def test_verdict_module_and_remedy(odd: Forecast):
+def test_verdict_module_and_remedy(odd):
     """Each row has its verdict, the module that calls it, how often, what to do, and how MPS names the operator."""
     cases = [
         ("aten::_linalg_eigh", "falls back to the CPU", {"values.0 (Values)", "values.1 (Values)"}),
@@ -125,7 +119,7 @@ def test_verdict_module_and_remedy(odd: Forecast):
     assert rows["aten::mode"].remedy.startswith("Compute it another way")
 
 
-def test_report_as_text(odd: Forecast):
+def test_report_as_text(odd):
     """The text has the verdict, what leaves MPS, the counts of each phase, and what cannot be seen; it is the same each time."""
     text = str(odd)
 
@@ -147,7 +141,7 @@ def test_text_is_the_same_for_every_build():
         assert told.to_dict()["torch"] == version
 
 
-def test_ready_for_json(odd: Forecast):
+def test_ready_for_json(odd):
     """The forecast is a mapping ready for JSON, with every row."""
     told = json.loads(json.dumps(odd.to_dict()))
 
@@ -162,12 +156,12 @@ def test_ready_for_json(odd: Forecast):
 class Decomposing(nn.Module):
     """A model that decomposes a matrix in some way."""
 
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.inner = nn.Linear(3, 3)
         self.function = function
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows):
         """Return a sum of what the matrix is made of."""
         return self.function(self.inner(rows) + torch.diag(torch.arange(3.0))).sum()
 
@@ -210,12 +204,12 @@ def test_simulated_device_agrees_on_singular_values():
 class Attention(nn.Module):
     """Attention with dropout, and a frozen projection."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.head = nn.Linear(4, 2)
         self.register_buffer("scale", torch.ones(4, dtype=torch.float64))
 
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers):
         """Return scores."""
         rows = numbers[None, None]
         made = nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5 if self.training else 0.0)
@@ -256,7 +250,7 @@ def test_what_could_not_be_trained_is_said():
     assert told.notes[0] in str(told)
 
 
-def test_labels_give_the_models_own_loss(forecast_models: ModuleType):
+def test_labels_give_the_models_own_loss(forecast_models):
     """With labels, the loss is the model's own, and without them the mean of its outputs."""
     model, inputs = forecast_models.MODELS["bert"]()
     unlabelled = {name: tensor for name, tensor in inputs.items() if name != "labels"}
@@ -265,7 +259,7 @@ def test_labels_give_the_models_own_loss(forecast_models: ModuleType):
     assert "aten::nll_loss_backward" not in nb.runbook.forecast(model, unlabelled, training=True).operators
 
 
-def test_model_by_name_and_as_a_pipeline(keyword_model: Path):
+def test_model_by_name_and_as_a_pipeline(keyword_model):
     """A pipeline and a name need no example inputs; their own loss is traced, and no word of a text is shown."""
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
     by_name, of_pipe = nb.runbook.forecast(keyword_model, training=True), nb.runbook.forecast(pipe, training=True)
@@ -303,7 +297,7 @@ def test_bad_arguments():
             nb.runbook.forecast(model, inputs, training=True)
 
 
-def test_same_trace_every_time(forecast_models: ModuleType):
+def test_same_trace_every_time(forecast_models):
     """Two traces of a model are the same, although dropout draws other numbers."""
     model, inputs = forecast_models.MODELS["bert"]()
 
@@ -313,7 +307,7 @@ def test_same_trace_every_time(forecast_models: ModuleType):
 TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset())
 
 
-def told_of(calls: dict[CallSite, int], refusals: dict[Any, int] | None = None) -> Forecast:
+def told_of(calls, refusals=None):
     """Return the forecast for what a model called."""
     return Forecast("Model", TABLE.torch, TABLE.source, rows_of(calls, refusals or {}, TABLE))
 
@@ -371,11 +365,11 @@ def test_forecast_of_a_model_on_the_simulated_device():
 class OftenRefused(nn.Module):
     """Takes one mode after the other, in float64 too."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("scale", torch.ones(3, dtype=torch.float64))
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows):
         """Return the mode of the mode of the mode."""
         for _ in range(3):
             rows = rows.mode(0, keepdim=True).values

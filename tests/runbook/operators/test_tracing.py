@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +12,6 @@ from torch.nn import functional
 import openmed_nb as nb
 from openmed_nb.devices.moving import copy_of
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.forecast import Forecast
 
 PHASES = {"inference", "forward", "backward", "optimizer"}
 NUMBERS = torch.arange(12.0).reshape(3, 4) / 7
@@ -24,12 +20,12 @@ NUMBERS = torch.arange(12.0).reshape(3, 4) / 7
 class Block(nn.Module):
     """A linear layer with dropout, and a function of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.dropout = nn.Dropout(0.5)
 
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers):
         """Return the activations."""
         return functional.gelu(self.dropout(self.inner(numbers)))
 
@@ -37,12 +33,12 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Two blocks and batch normalisation, which has buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList([Block(), Block()])
         self.norm = nn.BatchNorm1d(4)
 
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers):
         """Return the normalised activations of the last block."""
         for block in self.blocks:
             numbers = block(numbers)
@@ -52,28 +48,28 @@ class Model(nn.Module):
 class Calling(nn.Module):
     """A model that calls a function with its input, and has a weight to train."""
 
-    def __init__(self, function: Callable[..., Any], weight: bool = True) -> None:
+    def __init__(self, function, weight=True):
         super().__init__()
         self.function = function
         self.scale = nn.Parameter(torch.ones(1)) if weight else None
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors):
         """Return what the function returns, in a loss where there is a weight."""
         made = self.function(*tensors)
         return made if self.scale is None else made.float().sum() * self.scale
 
 
-def places_of(told: Forecast, operator: str, phase: str) -> dict[str, int]:
+def places_of(told, operator, phase):
     """Return the modules in which an operator is called in a phase, with how often."""
     return {str(row.place): row.count for row in told.rows if (row.operator, row.phase) == (operator, phase)}
 
 
-def phases_of(told: Forecast) -> set[str]:
+def phases_of(told):
     """Return the phases in which anything was called."""
     return {row.phase for row in told.rows}
 
 
-def refused(told: Forecast) -> set[tuple[str, str]]:
+def refused(told):
     """Return what is refused, with where that was seen."""
     return {(row.refusal, row.operator) for row in told.rows if row.refusal}
 
@@ -90,7 +86,7 @@ def test_training_step_by_module_and_phase():
     assert not [operator for operator in told.operators if "_foreach_" in operator]
 
 
-def state_of(model: nn.Module) -> list[Any]:
+def state_of(model):
     """Return everything of a model that a trace could change."""
     tensors = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
@@ -102,7 +98,7 @@ def state_of(model: nn.Module) -> list[Any]:
 
 
 @pytest.mark.parametrize("inputs", [NUMBERS, torch.ones(3, 5)], ids=["good", "bad"])
-def test_model_stays_as_it_is(inputs: torch.Tensor):
+def test_model_stays_as_it_is(inputs):
     """Weights, buffers, gradients, modes, hooks and random numbers stay, also where the model fails."""
     model, numbers = Model(), inputs.clone()
     model.blocks[1].eval()
@@ -123,10 +119,10 @@ def test_model_stays_as_it_is(inputs: torch.Tensor):
     assert torch.equal(inputs, numbers)
 
 
-def fails(model: nn.Module, inputs: torch.Tensor) -> bool:
+def fails(model, inputs):
     """Forecast a model that draws random numbers of all kinds, and tell whether it failed."""
 
-    def draw(*_args: Any) -> None:
+    def draw(*_args):
         random.random()  # noqa: S311 - no secret
         np.random.rand()  # noqa: NPY002 - the state that a model can use
 
@@ -165,10 +161,10 @@ def test_model_that_fails_by_itself():
 def test_interrupt_passes_through():
     """An interrupt in the middle of a pass, also while torch has a mode half taken away, leaves no hook and no mode behind."""
 
-    def interrupt(_numbers: torch.Tensor) -> torch.Tensor:
+    def interrupt(_numbers):
         raise KeyboardInterrupt
 
-    def interrupt_in_a_mode(numbers: torch.Tensor) -> torch.Tensor:
+    def interrupt_in_a_mode(numbers):
         watching = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
         if not watching:
             return numbers
@@ -217,7 +213,7 @@ def test_training_step_inside_of_inference_mode():
     assert told == nb.runbook.forecast(Model(), NUMBERS, training=True)
 
 
-def nested(layout: torch.layout) -> torch.Tensor:
+def nested(layout):
     """Return rows of two lengths as one tensor."""
     return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
 
@@ -256,7 +252,7 @@ def test_model_that_cannot_be_trained():
 def test_model_that_needs_gradients_of_its_own():
     """A model that computes gradients in its forward pass is traced without inference mode, which forbids that."""
 
-    def slope(numbers: torch.Tensor) -> torch.Tensor:
+    def slope(numbers):
         with torch.enable_grad():
             numbers = numbers.detach().requires_grad_()
             return torch.autograd.grad(numbers.exp().sum(), numbers)[0]
@@ -286,16 +282,16 @@ def test_transformer_layer_takes_the_path_that_mps_takes():
 class Recurrent(nn.Module):
     """An LSTM that returns its outputs only."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings):
         super().__init__()
         self.lstm = nn.LSTM(4, 4, **settings)
 
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers):
         """Return the outputs of the LSTM."""
         return self.lstm(numbers)[0]
 
 
-def attention(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def attention(dropout):
     """Return attention of a sequence to itself."""
     return lambda numbers: functional.scaled_dot_product_attention(*[numbers[None, None]] * 3, dropout_p=dropout)
 
@@ -355,12 +351,12 @@ def test_too_many_elements():
 class Doubled(nn.Module):
     """A model with a float64 buffer, and one that is too."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.inner.register_buffer("scale", torch.ones(4, dtype=torch.float64))
 
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+    def forward(self, numbers):
         """Return a loss."""
         return (self.inner(numbers) * self.inner.scale).sum() + numbers.sum()
 
@@ -433,7 +429,7 @@ def test_lazy_model_is_traced():
 )
 @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks on modules:UserWarning")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_model_is_traced_as_what_it_was_made_of(backend: str):
+def test_compiled_model_is_traced_as_what_it_was_made_of(backend):
     """Of what torch.compile made, a model or a part of one, the inside is traced."""
     told = nb.runbook.forecast(torch.compile(Model(), backend=backend), NUMBERS, training=False)
     part = nb.runbook.forecast(nn.Sequential(torch.compile(Block(), backend=backend)), NUMBERS, training=False)
@@ -457,7 +453,7 @@ def test_model_of_torchscript_is_traced():
     assert phases_of(told) == PHASES
 
 
-def test_model_on_another_device_is_traced_on_the_cpu(second_device: str):
+def test_model_on_another_device_is_traced_on_the_cpu(second_device):
     """A model on any device is traced from a copy on the CPU, and stays where it is."""
     model = Model().to(second_device)
 
@@ -465,7 +461,7 @@ def test_model_on_another_device_is_traced_on_the_cpu(second_device: str):
     assert {str(parameter.device) for parameter in model.parameters()} == {second_device}
 
 
-def given_to_a_model(inputs: Any) -> dict[str, Any]:
+def given_to_a_model(inputs):
     """Return what a model is called with for example inputs, those without a name by their number."""
     given: dict[str, Any] = {}
     model = nn.Identity()

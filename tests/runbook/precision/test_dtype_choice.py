@@ -1,7 +1,5 @@
 """Which type a model is loaded in: what "auto" takes, and who is warned of what was not validated."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

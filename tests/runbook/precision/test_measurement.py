@@ -1,7 +1,5 @@
 """A model is run in two ways over the same texts, and what differs is counted: on the CPU, in reduced types, simulated."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

@@ -1,7 +1,5 @@
 """What the counts of a comparison mean, and what a report of it shows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What becomes of entities between a reference and a candidate, and of both against gold."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the figures of a profile mean: tables of values, and how a profile is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -36,12 +34,12 @@ INSIDE = CodePlace("train.py", 9, "step", "transformers.masking_utils", in_model
 FELL = Fallback("aten::mode", FELL_BACK, "forward", ModulePlace("", "M"), 3, None)
 
 
-def item(place: CodePlace, call: str = ".item()") -> Synchronisation:
+def item(place, call=".item()"):
     """Return a call that waits once in a step."""
     return Synchronisation(call, place, 1.0)
 
 
-def status(profile: Profile, name: str) -> str:
+def status(profile, name):
     """Return how a finding is."""
     return next(one.status for one in profile.findings if one.name == name)
 
@@ -74,7 +72,7 @@ def test_share_of_data():
         ("cpu", (item(OWN),), NOT_APPLICABLE, "a GPU would be waited for: .item() at train.py:12 in step"),
     ],
 )
-def test_synchronisation_is_named_with_its_line(device: str, waits: tuple[Synchronisation, ...], found: str, says: str):
+def test_synchronisation_is_named_with_its_line(device, waits, found, says):
     """The person's own lines warn on a GPU, three by name; a model of a library, and the CPU, do not."""
     profile = replace(HEALTHY, device=device, synchronisations=waits)
     finding = next(one for one in profile.findings if one.name == "synchronisation")
@@ -135,7 +133,7 @@ def test_tiny_batch_behind_python():
 @pytest.mark.parametrize(
     ("device", "fell", "found"), [("mps", (FELL,), WARNING), ("mps", (), OK), ("cuda", (), NOT_APPLICABLE)]
 )
-def test_fallbacks(device: str, fell: tuple[Fallback, ...], found: str):
+def test_fallbacks(device, fell, found):
     """An operator that left MPS is named."""
     profile = replace(HEALTHY, device=device, fallbacks=fell)
 

@@ -1,7 +1,5 @@
 """Operators are summed by the phase in which they were called."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from openmed_nb.runbook.profile_watch import operator_times, total
 
 
-def event(name: str, span: tuple[float, float], host: float = 0, device: float = 0, where: str = "CPU"):
+def event(name, span, host=0, device=0, where="CPU"):
     """Return an event as torch's profiler has them, in microseconds."""
     times = SimpleNamespace(start=span[0], end=span[1])
     return SimpleNamespace(
@@ -38,7 +36,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("sees_device", [True, False])
-def test_operators_are_summed_by_phase(sees_device: bool):
+def test_operators_are_summed_by_phase(sees_device):
     """Each operator has its own time in each phase and in one step; marks, kernels and the driver are not operators."""
     times = operator_times(EVENTS, 2, sees_device)
     found = {(one.operator, one.phase): (one.count, one.seconds, one.device_seconds) for one in times}
@@ -52,7 +50,7 @@ def test_operators_are_summed_by_phase(sees_device: bool):
     assert times[0].phase == ("backward" if sees_device else "forward")
 
 
-def steps_of(*seconds: list[float], empty: float | None = None) -> list[SimpleNamespace]:
+def steps_of(*seconds, empty=None):
     """Return the events of steps that call one operator for so many microseconds each, and one with nothing to compute."""
     events, moment = [], 0.0
     for step in seconds:
@@ -60,10 +58,7 @@ def steps_of(*seconds: list[float], empty: float | None = None) -> list[SimpleNa
         if empty is not None:
             calls += [("empty operators", "aten::linear", empty / 3), ("empty operators", "aten::addmm", empty)]
         for phase, name, host in calls:
-            events += [
-                event(f"openmed_nb: {phase}", (moment, moment + 2)),
-                event(name, (moment + 1, moment + 2), host),
-            ]
+            events += [event(f"openmed_nb: {phase}", (moment, moment + 2)), event(name, (moment + 1, moment + 2), host)]
             moment += 3
     return events
 

@@ -1,12 +1,9 @@
 """nb.runbook.profile at work: planted bottlenecks are named, and healthy steps name none."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +14,9 @@ from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb.devices.profilers import without_notes
-from openmed_nb.display import NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.profile_watch import CALLS
-from openmed_nb.runbook.profiling import Profile
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
@@ -45,31 +41,31 @@ def modules_take_a_second(clock):
 class Modes(nn.Module):
     """A model with an operator that MPS does not have."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(8, 8)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows):
         """Return the most frequent value of each row."""
         return torch.mode(self.inner(rows)).values
 
 
-def profiled(*args: object, **named: object) -> Profile:
+def profiled(*args, **named):
     """Return a quick profile."""
     return nb.runbook.profile(*args, **{"steps": 4, "warm_up": 1, **named})
 
 
-def finding(profile: Profile, name: str) -> Finding:
+def finding(profile, name):
     """Return one finding of a profile."""
     return next(one for one in profile.findings if one.name == name)
 
 
-def narrow() -> nn.Module:
+def narrow():
     """Return a model of many operators with little to do."""
     return nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)])
 
 
-def wide() -> nn.Module:
+def wide():
     """Return a model of few operators with much to do."""
     return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).requires_grad_(False)
 
@@ -89,7 +85,7 @@ def test_healthy_steps_name_none():
 def test_slow_loader_is_named(clock):
     """A loader that is slower than the model is named, and its data alone take longer than the same batch again and again."""
 
-    def late(rows: list[torch.Tensor]) -> torch.Tensor:
+    def late(rows):
         clock.advance(9.0)
         return torch.stack(rows)
 
@@ -147,7 +143,7 @@ def test_fallback_is_named():
         ("deciding", "# decided here", "bool()"),
     ],
 )
-def test_line_that_waits_is_named(planted, step: str, words: str, call: str):
+def test_line_that_waits_is_named(planted, step, words, call):
     """A step that reads its loss is named with file, line and function."""
     with nb.simulated_mps():
         profile = profiled(getattr(planted.Planted("mps"), step), [torch.ones(4, 8)], steps=2)
@@ -193,7 +189,7 @@ def test_annotation_of_texts():
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_trace_is_one_of_chrome(tmp_path, name: str):
+def test_trace_is_one_of_chrome(tmp_path, name):
     """The trace has the phases by name and the operators, no shape and no path of a file, and is written over."""
     file = tmp_path / name
     file.write_text("before")
@@ -243,14 +239,14 @@ def test_what_the_person_has_stays_as_it_is():
         ({"model": nn.Linear(2, 2)}, "nothing to call Linear with"),
     ],
 )
-def test_bad_input(asked: dict[str, object], says: str):
+def test_bad_input(asked, says):
     """What cannot be profiled is a clear error before anything runs."""
     with pytest.raises(ConfigurationError, match=says):
         nb.runbook.profile(**asked)
 
 
 @pytest.mark.parametrize("asked", [{"signposts": True}, {"metal_capture": "step"}])
-def test_simulated_mac_has_no_signposts(asked: dict[str, object]):
+def test_simulated_mac_has_no_signposts(asked):
     """What only a real Mac writes is refused on a simulated one, with the reason, before the step is run."""
     called = []
 
@@ -273,8 +269,8 @@ def test_other_profiler_is_refused():
 def test_errors_of_a_step():
     """An error of a step passes through, and no profiler stays on; a lack of memory says what to do, without anyone's text."""
 
-    def failing(error: Exception) -> Callable[[torch.Tensor], None]:
-        def step(_batch: torch.Tensor) -> None:
+    def failing(error):
+        def step(_batch):
             raise error
 
         return step
@@ -316,7 +312,7 @@ def test_only_the_profiler_is_silent(capfd):
 def test_ranges_of_the_person_are_not_shown():
     """What a person calls a range may be anything, and is not told; operators are."""
 
-    def step(batch: torch.Tensor) -> torch.Tensor:
+    def step(batch):
         with torch.profiler.record_function(f"note::{NOTE}"):
             return batch + 1
 
@@ -330,7 +326,7 @@ def test_operators_behind_a_pause(clock):
     """A step that waits in Python is judged by its operators all the same, which is as much as the CPU can tell."""
     model = narrow()
 
-    def step(batch: torch.Tensor) -> torch.Tensor:
+    def step(batch):
         clock.advance(1e6)
         return model(batch)
 

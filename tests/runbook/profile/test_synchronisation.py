@@ -2,15 +2,12 @@
 
 # ruff: noqa: PLW0108 - each call stands in a lambda of its own line, which is the line that must be named
 
-from __future__ import annotations
-
 import io
 import logging
 import math
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +25,6 @@ from openmed_nb.runbook.profile_watch import (
     shown_file,
     watching,
 )
-from openmed_nb.runbook.profiling import Profile
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
@@ -39,10 +35,10 @@ LOGGER.propagate = False
 LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
 
 
-def seen(*calls: Callable[[], object], device: str = "cpu") -> Profile:
+def seen(*calls, device="cpu"):
     """Return the profile of a step of some calls."""
 
-    def step(_batch: torch.Tensor) -> None:
+    def step(_batch):
         for call in calls:
             call()
 
@@ -119,10 +115,7 @@ def test_only_the_device_is_waited_for():
         here, host = torch.ones(3, device="mps"), torch.zeros(3)
         waiting = seen(lambda: host.copy_(here), device="mps").synchronisations
         others = seen(
-            lambda: ONE.item(),
-            lambda: here.copy_(host),
-            lambda: host.copy_(here, non_blocking=True),
-            device="mps",
+            lambda: ONE.item(), lambda: here.copy_(host), lambda: host.copy_(here, non_blocking=True), device="mps"
         ).synchronisations
 
     assert [(one.call, one.place.file) for one in waiting] == [(".copy_() to the host", Path(__file__).name)]
@@ -134,9 +127,7 @@ def test_synchronize_waits():
     before = torch.mps.synchronize, torch.accelerator.synchronize
     with nb.simulated_mps():
         found = seen(
-            lambda: torch.mps.synchronize(),
-            lambda: torch.accelerator.synchronize(),
-            device="mps",
+            lambda: torch.mps.synchronize(), lambda: torch.accelerator.synchronize(), device="mps"
         ).synchronisations
 
     assert {one.call for one in found} == {"torch.mps.synchronize()", "torch.accelerator.synchronize()"}
@@ -248,7 +239,7 @@ def test_counters_of_an_optimizer_are_not_waited_for():
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=False)
 
-    def step() -> None:
+    def step():
         model(torch.ones(4, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

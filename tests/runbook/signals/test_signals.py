@@ -1,17 +1,18 @@
-"""The signals of a computer: how they are read, what they warn of, and how they are shown."""
-
-from __future__ import annotations
+"""The signals of a computer: how they are read, what they warn of, how they are shown, and the parsers of recorded outputs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.machine import Machine, parse_sysctl
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook import signals as parsers
-from openmed_nb.runbook.signals import Gpu, Signals, read_signals
+from openmed_nb.runbook.signals import Gpu, Signals, number_in, read_signals, whole_number_in
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
@@ -136,3 +137,194 @@ def test_this_computer():
     assert nb.signals().memory_available > 0
     with nb.simulated_mps():
         assert nb.signals() == Signals(simulated=True)
+
+
+def recorded(name):
+    """Return a recorded output."""
+    return (RECORDED / f"{name}.txt").read_text("utf-8")
+
+
+SYSCTL = parse_sysctl("".join(map(recorded, ("sysctl_pressure", "sysctl_swap", "sysctl_cores"))))
+M1 = Gpu(utilisation=2, memory_used=340983808)
+M4 = Gpu("Apple M4", 10, 30, 356089856)
+H200 = Gpu(
+    "NVIDIA H200",
+    None,
+    0,
+    0,
+    143771 * 2**20,
+    41,
+    82.07,
+    slowed_by_heat=False,
+    uuid="GPU-00000000-1111-2222-3333-444444444444",
+)
+
+READ = [
+    (parsers.parse_ioreg, recorded("ioreg_m1"), M1),
+    (parsers.parse_ioreg, recorded("ioreg_m4"), M4),
+    (parsers.parse_free_memory, recorded("memory_pressure"), 70),
+    (parsers.parse_swap, SYSCTL[parsers.SWAP], round(6119.06 * 2**20)),
+    (parsers.parse_swap, "vm.swapusage: total = 7168,00M  used = 6119,06M  free = 1048,94M", round(6119.06 * 2**20)),
+    (parsers.parse_swap, "total = 0.00M  used = 0.00M  free = 0.00M", 0),
+    (parsers.parse_swap, "total = 8.00G  used = 1.50G  free = 6.50G", 3 * 2**29),
+    (parsers.parse_power_source, recorded("batt_battery"), "battery"),
+    (parsers.parse_power_source, recorded("batt_charging"), "adapter"),
+    (parsers.parse_power_source, recorded("batt_not_charging"), "adapter"),
+    (parsers.parse_power_source, recorded("batt_desktop"), "adapter"),
+    (parsers.parse_power_source, recorded("batt_none"), "adapter"),
+    (parsers.parse_power_source, "Now drawing from 'UPS Power'\n", "UPS"),
+    (parsers.parse_battery, recorded("batt_battery"), 78),
+    (parsers.parse_battery, recorded("batt_charging"), 90),
+    (parsers.parse_battery, recorded("batt_not_charging"), 7),
+    (parsers.parse_battery, recorded("batt_desktop"), None),
+    (parsers.parse_battery, recorded("batt_none"), None),
+    (parsers.parse_battery, "Now drawing from 'UPS Power'\n -Back-UPS ES 700\t100%; charged present: true", None),
+    (parsers.parse_power_mode, recorded("power_lowpowermode"), "low"),
+    (parsers.parse_power_mode, recorded("power_powermode"), "automatic"),
+    (parsers.parse_power_mode, recorded("power_desktop"), None),
+    (parsers.parse_power_mode, " lowpowermode         0\n", "automatic"),
+    (parsers.parse_power_mode, " powermode            1\n", "low"),
+    (parsers.parse_power_mode, " powermode            2\n", "high"),
+    (parsers.parse_heat, recorded("therm_calm"), "nothing reported"),
+    (parsers.parse_heat, "CPU_Speed_Limit \t= 100\n", "nominal"),
+    (parsers.parse_heat, f"{recorded('therm_calm')}CPU_Speed_Limit \t= 100\n", "nominal"),
+    (parsers.parse_heat, "Note: No thermal warning level has been recorded\n", None),
+    (parsers.parse_heat, recorded("therm_limited"), "limited"),
+    (parsers.parse_speed_limit, recorded("therm_calm"), None),
+    (parsers.parse_speed_limit, recorded("therm_limited"), 62),
+    (parsers.parse_nvidia_smi, recorded("nvidia_h200"), (H200,)),
+]
+
+DAMAGED = [
+    (
+        parsers.parse_ioreg,
+        recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=130'),
+        None,
+    ),
+    (parsers.parse_ioreg, recorded("ioreg_m4").replace('"Device Utilization %"=30', '"Device Utilization %"=x'), 29),
+    (parsers.parse_ioreg, recorded("ioreg_m4").replace("AGXAcceleratorG16G", "IntelAccelerator"), None),
+    (parsers.parse_ioreg, recorded("ioreg_m4").replace("}", ""), None),
+    (parsers.parse_ioreg, '"IOReportLegend" = ({"Device Utilization %"=30})', None),
+]
+"""What is left of the utilisation."""
+
+UNREADABLE = [
+    *("", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣"),
+    "System-wide memory free percentage: 170%",
+    "used = 1.2.3M",
+    "used = 99999999T",
+    "Now drawing from 'Solar Power'",
+    " -InternalBattery-0 (id=1)\t178%; discharging",
+    " powermode            7",
+    "CPU_Speed_Limit \t= 162",
+]
+
+PARSERS = [
+    parsers.parse_free_memory,
+    parsers.parse_swap,
+    parsers.parse_power_source,
+    parsers.parse_battery,
+    parsers.parse_power_mode,
+    parsers.parse_heat,
+    parsers.parse_speed_limit,
+]
+
+
+def test_every_recorded_file_has_its_source():
+    """The list of sources names every recorded file, and no other."""
+    named = re.findall(r"`(\w+\.txt)`", (RECORDED / "README.md").read_text("utf-8"))
+
+    assert sorted(named) == sorted(file.name for file in RECORDED.glob("*.txt"))
+
+
+def test_recorded_output():
+    """A real output is read as what it says."""
+    for parse, output, expected in READ:
+        assert parse(output) == expected, (parse, output)
+
+
+def test_damaged_figure_is_none():
+    """A figure that cannot be is not known, and is never taken from another accelerator."""
+    for parse, output, expected in DAMAGED:
+        assert parse(output).utilisation == expected, output
+
+
+def test_unreadable_output_is_none():
+    """What cannot be read, or cannot be, is None, never 0, and a GPU that cannot be read has no figures."""
+    for output in (*UNREADABLE, None):
+        assert [parse(output) for parse in PARSERS] == [None] * len(PARSERS), output
+        assert parsers.parse_ioreg(output) == Gpu(), output
+        assert parsers.parse_nvidia_smi(output) == (), output
+
+
+@given(
+    st.text(max_size=300) | st.from_regex(r"(used|CPU_Speed_Limit|powermode)\s*=?\s*[\d.,]+[KMGT%]?", fullmatch=False)
+)
+def test_any_text_gives_a_value_or_none(text):
+    """Whatever a command prints, a parser returns a value or None."""
+    for parse in (*PARSERS, parsers.parse_ioreg, parsers.parse_nvidia_smi):
+        parse(text)
+        assert parse(None) in (None, Gpu(), ())
+
+
+@given(st.lists(st.text(alphabet="0123456789.[]N/A ", max_size=20), min_size=9, max_size=9))
+def test_any_row_of_nvidia_smi(cells):
+    """Whatever stands in the cells of a row, the figures are in their ranges or not known."""
+    for gpu in parsers.parse_nvidia_smi(",".join(cells)):
+        assert gpu.utilisation is None or 0 <= gpu.utilisation <= 100
+        assert gpu.memory_total is None or gpu.memory_total > 0
+
+
+def test_what_a_gpu_does_not_support():
+    """A field that a GPU does not support is not known, and the others are; driver or hardware may say that heat slows it."""
+    for word in ("[N/A]", "[Not Supported]", "[Unknown Error]", ""):
+        row = ", ".join(("GPU-1", "NVIDIA T4", *[word] * 7))
+        assert parsers.parse_nvidia_smi(row) == (Gpu("NVIDIA T4", uuid="GPU-1"),), word
+    for heat in ("Active, [N/A]", "Not Active, Active"):
+        assert parsers.parse_nvidia_smi(f"GPU-1, T4, 1, 1, 1, 1, 1, {heat}")[0].slowed_by_heat is True
+
+
+def test_cores():
+    """Cores are counted by their kind, and a kind that a chip has not is not known."""
+    cores = {parsers.PERFORMANCE_CORES: 12, parsers.EFFICIENCY_CORES: 4, "hw.perflevel2.physicalcpu": None}
+
+    assert {name: parsers.parse_cores(SYSCTL, name) for name in cores} == cores
+
+
+T4S = tuple(Gpu("Tesla T4", uuid=f"GPU-{letter * 4}") for letter in "abc")
+MIXED = (Gpu("Tesla T4", uuid="GPU-aaaa"), Gpu("NVIDIA A100", uuid="GPU-bbbb"))
+
+CHOICES = [
+    (T4S, "cuda", {}, None, 0),
+    (T4S, "cuda:2", {}, None, 2),
+    (T4S, "cuda:3", {}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "2,0"}, None, 2),
+    (T4S, "cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 0"}, None, 0),
+    (T4S, "cuda:2", {"CUDA_VISIBLE_DEVICES": "2,0"}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-bb"}, None, 1),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "MIG-bb"}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "0,x"}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": ""}, None, None),
+    (T4S, "cuda:0", {"CUDA_VISIBLE_DEVICES": "9"}, "cccc", 2),
+    (T4S, "cuda:0", {}, "dddd", None),
+    (MIXED, "cuda:0", {}, None, None),
+    (MIXED, "cuda:1", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, None, 1),
+    (MIXED, "cuda:0", {}, "bbbb", 1),
+    ((), "cuda:0", {}, None, None),
+]
+"""The GPUs, the device, the environment, what torch says, and which GPU is meant."""
+
+
+def test_which_gpu_is_meant():
+    """The GPU that torch calls by a name is found by its UUID, or by its place where the two orders are the same."""
+    for gpus, device, environ, uuid, place in CHOICES:
+        chosen = parsers.chosen_gpu(gpus, device, environ, uuid)
+        assert chosen is (None if place is None else gpus[place]), (device, environ, uuid)
+
+
+def test_number():
+    """A number is read with a point or a comma, and nothing else is a number."""
+    numbers = {"1": 1, "1,5": 1.5, " 2.50 ": 2.5, "-1": None, "1e3": None, "9" * 5000: None, None: None}
+    for text, number in numbers.items():
+        assert number_in(text) == number, text
+        assert whole_number_in(text) == (number if number == 1 else None), text

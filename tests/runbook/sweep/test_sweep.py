@@ -1,7 +1,5 @@
 """A sweep from end to end: what is measured, what stays as it was, and how out of memory is survived."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a sweep says: the knee in words, why, the tables, the marks of the simulation, and the picture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What reports tell a verdict: the figures of each kind, of one device and one task, in whatever order they come."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace
@@ -144,13 +142,10 @@ def test_comparison():
             (replace(SWEEP, points=(Point(1, fits=False),), knee=None),),
             {"out_of_memory_at": 1, "knee": None, "headroom": None},
         ),
-        (
-            (replace(SWEEP, points=(POINTS[0], Point(16, 1500.0, memory=360 * MIB)), knee=16),),
-            {"headroom": 0.1},
-        ),
+        ((replace(SWEEP, points=(POINTS[0], Point(16, 1500.0, memory=360 * MIB)), knee=16),), {"headroom": 0.1}),
     ],
 )
-def test_sweep(reports: tuple, told: dict):
+def test_sweep(reports, told):
     """A sweep tells what the batch in use, or else the knee, leaves free, and how much the knee gains; beyond it, nothing."""
     evidence = evidence_of(*reports)
 
@@ -163,7 +158,7 @@ def test_sweep(reports: tuple, told: dict):
     ("tokens", "length", "batch", "gain"),
     [(2048, 128, 16, 0.1), (2048, 64, 32, 0.0), (100, 128, 1, None), (None, 128, None, None), (2048, None, None, None)],
 )
-def test_tokens_and_rows(tokens: int | None, length: int | None, batch: int | None, gain: float | None):
+def test_tokens_and_rows(tokens, length, batch, gain):
     """The texts that a step annotates are no rows of a sweep: tokens tell how many such rows a batch has, or nothing does."""
     evidence = evidence_of(replace(COMPARISON, batch_tokens=tokens), replace(SWEEP, length=length))
     trained = replace(COMPARISON, task="training step", batch_tokens=tokens), replace(SWEEP, task="training step")
@@ -182,7 +177,7 @@ def test_tokens_and_rows(tokens: int | None, length: int | None, batch: int | No
         ("time", 32, 8, 0.83),
     ],
 )
-def test_sweep_that_was_cut_off(stopped: str, knee: int, batch: int, gain: float | None):
+def test_sweep_that_was_cut_off(stopped, knee, batch, gain):
     """If a sweep ended while throughput still rose, and memory is not why, it tells no more than that a batch is too small."""
     found = evidence_of(Evidence(batch=batch), replace(SWEEP, points=POINTS[:-1], stopped=stopped, knee=knee))
 
@@ -210,7 +205,7 @@ def test_knee_of_the_sweep_keeps_its_headroom():
         ((PrecisionVerdict(HALF, Gate(), (GateRefusal("Too few.", "More texts.", against=False),)),), 0.99, None),
     ],
 )
-def test_parity_and_reduced_types(reports: tuple, agreement: float | None, refused: str | None):
+def test_parity_and_reduced_types(reports, agreement, refused):
     """A reduced type that keeps the entities shows that the device does; one that loses them speaks against the type alone."""
     evidence = evidence_of(*reports)
 
@@ -233,7 +228,7 @@ def test_parity_and_reduced_types(reports: tuple, agreement: float | None, refus
         ([100], "too short to tell", None),
     ],
 )
-def test_memory_curve(sizes: list[int], verdict: str, beyond: bool | None):
+def test_memory_curve(sizes, verdict, beyond):
     """A curve tells its verdict, and of one that grows the pace that shows it, which is beyond the gate."""
     evidence = evidence_of(curve(sizes))
 
@@ -242,7 +237,7 @@ def test_memory_curve(sizes: list[int], verdict: str, beyond: bool | None):
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=14), st.floats(0.01, 0.6))
-def test_growth_is_always_beyond_its_gate(sizes: list[int], gate: float):
+def test_growth_is_always_beyond_its_gate(sizes, gate):
     """Whatever a curve is like, if it grows by some gate then the growth that is told is beyond that gate."""
     evidence = evidence_of(curve(sizes), gates=gates(memory_growth=gate))
 
@@ -287,7 +282,7 @@ def test_profile():
         ({}, None),
     ],
 )
-def test_profile_with_fallbacks(seconds: dict, share: float | None):
+def test_profile_with_fallbacks(seconds, share):
     """A profile tells what fell back, and its share of the profiled time where that is much: a small one has no copies in it."""
     operators = tuple(OperatorTime(name, "forward", 1.0, time) for name, time in seconds.items())
     fell = replace(FELL, operator="aten::mode.values")
@@ -405,7 +400,7 @@ ONE_MODEL = "Pass reports of one model, by one name."
         ((replace(PROFILE, name="Net", task="forward pass"), FORECAST), "models: 'Bert' and 'Net'", ONE_MODEL),
     ],
 )
-def test_reports_that_do_not_go_together(reports: tuple, words: str, remedy: str):
+def test_reports_that_do_not_go_together(reports, words, remedy):
     """What is no report, comes twice, or is of another device, model, type or task gets a clear error with one thing to do."""
     with pytest.raises(ConfigurationError, match=re.escape(words) + ".*" + re.escape(remedy) + "$"):
         nb.verdict(*reports)
@@ -428,7 +423,7 @@ def test_reports_that_do_not_go_together(reports: tuple, words: str, remedy: str
         ((SIGNALS,), None),
     ],
 )
-def test_names_of_one_model(reports: tuple, models: tuple | None):
+def test_names_of_one_model(reports, models):
     """Names that may be of one model, such as a name and a class, go together, with a caution that names them."""
     verdict = nb.verdict(*reports)
 

@@ -1,7 +1,5 @@
 """The thresholds: one source for each, changed by name, and shown with what was changed."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re
@@ -67,7 +65,7 @@ def test_what_is_said_of_each_threshold():
 
 
 @pytest.mark.parametrize("name", list(ABOUT_GATES))
-def test_changed_threshold(name: str):
+def test_changed_threshold(name):
     """A threshold that is changed by name says from what to what, in the table, in a sentence, and as JSON."""
     was = getattr(Gates(), name)
     gates = nb.runbook.gates(**{name: was / 2})
@@ -99,7 +97,7 @@ def test_nothing_changed():
         ({"hours": float("inf")}, "hours cannot be inf"),
     ],
 )
-def test_bad_thresholds(changed: dict, words: str):
+def test_bad_thresholds(changed, words):
     """A name that is no threshold, and a value that makes no sense, get an error that says what would."""
     with pytest.raises(ConfigurationError, match=words):
         nb.runbook.gates(**changed)

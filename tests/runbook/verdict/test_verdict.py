@@ -1,7 +1,5 @@
 """The verdict: one recommendation for any figures, decided as a table, never surer for knowing less."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,7 +35,7 @@ def of(evidence, **changed):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario(name: str):
+def test_scenario(name):
     """A scenario leads to its recommendation, for its figures, and names what else has reasons and is not known."""
     scenario = SCENARIOS[name]
     verdict = judge(evidence_from(scenario["evidence"]), gates(**scenario.get("gates", {})))
@@ -85,18 +83,12 @@ BORDERS = [
     ("knee_gain", "annotation_worth_it", {"knee_gain": 0.1}, "stay", {"knee_gain": 0.09}),
     ("fallback_time", "operators_on_fallback", {"fallback_time": 0.05}, "stay", {"fallback_time": 0.04}),
     ("fallback_calls", "annotation_worth_it", {"fallback_calls": 0.01}, "stay", {"fallback_calls": 0.009}),
-    (
-        "hours",
-        "annotation_worth_it",
-        {"texts_per_second": 1.0, "texts_to_do": 24 * 3600},
-        "stay",
-        {"hours": 23.9},
-    ),
+    ("hours", "annotation_worth_it", {"texts_per_second": 1.0, "texts_to_do": 24 * 3600}, "stay", {"hours": 23.9}),
 ]
 
 
 @pytest.mark.parametrize(("gate", "name", "changes", "at", "beyond"), BORDERS)
-def test_threshold_at_its_border(gate: str, name: str, changes: dict, at: str, beyond: dict):
+def test_threshold_at_its_border(gate, name, changes, at, beyond):
     """A figure at its threshold is not beyond it, and a threshold that is moved by name past the figure turns the verdict."""
     evidence = scenario_of(name, **changes)
     same = {"logits": {"logits": 0.6}, "speed_up": {"speed_up": 0.3}, "utilisation": {"utilisation": 0.2}}
@@ -127,8 +119,7 @@ VALUES = {
 }
 figures = {one.name: VALUES[FIGURES[one.name][1]] for one in fields(Evidence)} | {"task": st.sampled_from(TASKS)}
 evidences = st.builds(
-    Evidence,
-    **{name: values if name == "simulated" else st.none() | values for name, values in figures.items()},
+    Evidence, **{name: values if name == "simulated" else st.none() | values for name, values in figures.items()}
 )
 known = {**figures, "task": st.sampled_from(TASKS), "device": st.sampled_from(["mps", "cuda:0", "cpu"])}
 likely = st.sampled_from(list(SCENARIOS)).map(scenario_of)
@@ -146,7 +137,7 @@ thresholds = st.fixed_dictionaries({}, optional={one.name: share for one in fiel
 
 
 @given(evidences, thresholds)
-def test_any_evidence_has_one_recommendation(evidence: Evidence, limits: Gates):
+def test_any_evidence_has_one_recommendation(evidence, limits):
     """Any figures lead to exactly one recommendation of the list, which can be shown in every form, and nothing raises."""
     verdict = judge(evidence, limits)
 
@@ -159,7 +150,7 @@ def test_any_evidence_has_one_recommendation(evidence: Evidence, limits: Gates):
 
 
 @given(evidences | likely, thresholds, st.data())
-def test_knowing_less_makes_nothing_surer(evidence: Evidence, limits: Gates, data: st.DataObject):
+def test_knowing_less_makes_nothing_surer(evidence, limits, data):
     """Taking figures away never makes a verdict sure that was not, and makes no unknown known."""
     names = data.draw(st.sets(st.sampled_from([one.name for one in fields(Evidence) if one.name != "simulated"])))
     before, after = judge(evidence, limits), judge(replace(evidence, **dict.fromkeys(names)), limits)
@@ -169,7 +160,7 @@ def test_knowing_less_makes_nothing_surer(evidence: Evidence, limits: Gates, dat
 
 
 @given(evidences | likely | near, st.just(Gates()) | thresholds)
-def test_what_is_stayed_on_is_within_its_gates(evidence: Evidence, limits: Gates):
+def test_what_is_stayed_on_is_within_its_gates(evidence, limits):
     """Where a device is surely stayed on, no figure that led to it, and none that decides, is beyond its gate."""
     verdict = judge(evidence, limits)
     if (verdict.recommendation, verdict.sure) != ("stay on this device", True):
@@ -191,7 +182,7 @@ ALWAYS = ("headroom", "data_share", "transfer_share", "knee_gain", "hours")
 
 
 @given(likely, st.sampled_from(["task", "device"]))
-def test_without_device_or_task_nothing_is_sure(evidence: Evidence, name: str):
+def test_without_device_or_task_nothing_is_sure(evidence, name):
     """Without its device or its task, no verdict is sure."""
     assert not judge(replace(evidence, **{name: None})).sure
 
@@ -242,7 +233,7 @@ def test_staying_needs_everything():
         ({"shares": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}, "fix the data plane"),
     ],
 )
-def test_cases_beside_the_gates(changes: dict, recommendation: str):
+def test_cases_beside_the_gates(changes, recommendation):
     """A caution is no reason, an interval that holds its gate shows no slow device, and times beat counts of fallbacks."""
     assert of(scenario_of("annotation_worth_it", **changes)) == recommendation
 
@@ -256,7 +247,7 @@ def test_cases_beside_the_gates(changes: dict, recommendation: str):
         ({"speed_up_low": None, "speed_up": 1.3, "speed_up_high": None}, False),
     ],
 )
-def test_speed_up_on_either_side(changes: dict, sure: bool):
+def test_speed_up_on_either_side(changes, sure):
     """Where the interval of the speed-up holds its gate, or there is none, staying is not sure, and more pairs are asked for."""
     verdict = judge(scenario_of("annotation_worth_it", **changes))
 
@@ -272,7 +263,7 @@ def test_speed_up_on_either_side(changes: dict, sure: bool):
         ({"logits": 0.8}, "compute on the CPU", True),
     ],
 )
-def test_forward_pass_of_a_module(changes: dict, recommendation: str, sure: bool):
+def test_forward_pass_of_a_module(changes, recommendation, sure):
     """Of a module of one's own, logits stand for entities; without them nothing is sure, and what to do by hand is said."""
     nothing = {"task": "inference", "entity_agreement": None, "logits": None, "silent_errors": None}
     verdict = judge(scenario_of("annotation_worth_it", **{**nothing, **changes}))
@@ -371,7 +362,7 @@ def test_what_is_named():
         ({"device": 3}, "a string"),
     ],
 )
-def test_bad_figures(values: dict, words: str):
+def test_bad_figures(values, words):
     """A figure that is none gets an error that says what it may be."""
     with pytest.raises(errors.ConfigurationError, match=words):
         Evidence(**values)
@@ -513,13 +504,7 @@ def test_verdict_as_json():
     }
     assert (reason["recommendation"], reason["area"]) == ("fix the batch", "memory")
     assert reason["figures"] == [
-        {
-            "name": "memory limit that stays free",
-            "value": 0.02,
-            "unit": "share",
-            "gate": "headroom",
-            "limit": 0.1,
-        }
+        {"name": "memory limit that stays free", "value": 0.02, "unit": "share", "gate": "headroom", "limit": 0.1}
     ]
     assert [len(reason[name]) for name in ("when", "do", "change")] == [1, 1, 1]
     assert {one["name"]: one["goes_before"] for one in told["not_known"]} == {"parity": True, "speed-up": False}
