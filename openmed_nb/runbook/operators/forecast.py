@@ -378,15 +378,14 @@ class Forecast(Shown):
         }
         others = [f"{words} {listed(names)}." for words, names in more.items() if names]
         count, leaving = len(self.operators), self.leaving
+        first = f"Every one of {count} operators runs on MPS."
         if leaving:
             leave = "leaves" if len(leaving) == 1 else "leave"
             first = f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {listed(leaving)}."
         elif count <= 1:
             first = "No operator leaves MPS."
-        else:
-            first = (
-                f"None of {count} operators leaves MPS." if others else f"Every one of {count} operators runs on MPS."
-            )
+        elif others:
+            first = f"None of {count} operators leaves MPS."
         return " ".join([first, *others])
 
     def named(self, *verdicts: str) -> tuple[str, ...]:
@@ -411,9 +410,10 @@ class Forecast(Shown):
         phases = []
         for phase in PHASES:
             calls = [row for row in self.rows if row.phase == phase and not row.refusal]
-            leave = unique(row.operator for row in calls if row.verdict in {FALLS_BACK, ALWAYS_ON_CPU})
-            numbers = (sum(row.count for row in calls), len(unique(row.operator for row in calls)), len(leave))
-            phases += [(phase, *map(str, numbers))] if numbers[0] else []
+            called = {row.operator for row in calls}
+            if called:
+                numbers = sum(row.count for row in calls), len(called), len(called.intersection(self.leaving))
+                phases.append((phase, *map(str, numbers)))
         tables = (
             Table("What does not simply run on MPS", columns, tuple(troubles[:SHOWN_ROWS])),
             Table("What the model calls", ("phase", "calls", "operators", "leave MPS"), tuple(phases)),

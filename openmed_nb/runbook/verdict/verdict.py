@@ -363,7 +363,7 @@ def models_of(reports: Iterable[Any]) -> tuple[str, ...]:
     )
     for kind in (is_class, is_loadable):
         named = [name for name, task in called if name and task != OWN_STEP and kind(name)]
-        other = next((name for name in named if not is_same(named[0], name)), None)
+        other = next((name for name in named if name != named[0] and resolved(name) != resolved(named[0])), None)
         if other is not None:
             what = f"The reports are of different models: {shorten(named[0])!r} and {shorten(other)!r}."
             raise ConfigurationError(what, "Pass reports of one model, by one name.")
@@ -380,11 +380,9 @@ def is_loadable(name: str) -> bool:
     return name in BUNDLED or not name.isidentifier()
 
 
-def is_same(one: str, other: str) -> bool:
-    """Tell whether two names are of one model: classes by their names, others by where they are."""
-    if one == other or is_class(one):
-        return one == other
+def resolved(name: str) -> object:
+    """Return what two names of one model share: of classes the names, of others where they are."""
     try:
-        return find_model(one) == find_model(other)
+        return name if is_class(name) else find_model(name)
     except UnknownModel:
-        return False
+        return name
