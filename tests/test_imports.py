@@ -39,7 +39,8 @@ LIGHT = {
     "who_holds": "nb.training.who_holds()",
     "Guards": "nb.Guards('labels')",
     "listening": "from openmed_nb.session import SESSION\nSESSION.listen(print)()\nlen(SESSION.inventory())",
-    "every public name": "names = [getattr(nb, name) for name in nb.__all__]",
+    "every public name": "rooms = (nb, nb.compat, nb.runbook, nb.training)\n"
+    "names = [getattr(room, name) for room in rooms for name in room.__all__]",
 }
 """What needs no model and no GPU, cell by cell of one notebook."""
 
