@@ -367,16 +367,15 @@ def check_call(model: torch.nn.Module, name: str, example: Example) -> None:
     tensors = [tensor for _, tensor in named_tensors(example.tensors)]
     if not (rows_in(example.tensors) and any(tensor.numel() for tensor in tensors)):
         raise ConfigurationError(f"The batch for {name} has no rows.", "Pass one with at least one row.")
+    if model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for them
+        return
     try:
-        taken = inspect.signature(model.forward)
+        inspect.signature(model.forward).bind(*example.args, **example.kwargs)
     except ValueError:  # A forward that is compiled has no signature.
         return
-    if not model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for them
-        try:
-            taken.bind(*example.args, **example.kwargs)
-        except TypeError as error:
-            what = f"{name} does not take what the data give: {cause(error)}."
-            raise ConfigurationError(what, "Pass batches as it is called with them, without anything else.") from error
+    except TypeError as error:
+        what = f"{name} does not take what the data give: {cause(error)}."
+        raise ConfigurationError(what, "Pass batches as it is called with them, without anything else.") from error
 
 
 @dataclass(frozen=True)

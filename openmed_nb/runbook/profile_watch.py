@@ -14,7 +14,7 @@ import statistics
 import sys
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -327,30 +327,25 @@ class StartedOperators(TorchDispatchMode):
 def watching(record: StepRecord) -> Iterator[None]:
     """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
     with contextlib.ExitStack() as stack:
-        if record.kind != "cpu":
-            for module in (getattr(torch, record.kind), torch.accelerator):
-                stack.enter_context(synchronize_noted(module, record))
+        for module in (getattr(torch, record.kind), torch.accelerator) if record.kind != "cpu" else ():
+            stack.callback(setattr, module, SYNCHRONIZE, getattr(module, SYNCHRONIZE))
+            call = f"{module.__name__}.{SYNCHRONIZE}()"
+            setattr(module, SYNCHRONIZE, noted(getattr(module, SYNCHRONIZE), call, record))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(modes_on(StartedOperators(record), WaitingFunctions(record)))
         yield
 
 
-@contextlib.contextmanager
-def synchronize_noted(module: Any, record: StepRecord) -> Iterator[None]:
-    """Note calls of ``synchronize`` of a module of torch for a block: it takes no tensor, so that no mode sees it."""
-    original = getattr(module, SYNCHRONIZE)
+def noted(synchronize: Callable[..., Any], call: str, record: StepRecord) -> Callable[..., Any]:
+    """Return a function that waits and notes its call: it takes no tensor, so that no mode sees it."""
 
-    def synchronize(*args: Any, **kwargs: Any) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
         if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
-            record.note(f"{module.__name__}.{SYNCHRONIZE}()", caller)
-        return original(*args, **kwargs)
+            record.note(call, caller)
+        return synchronize(*args, **kwargs)
 
-    setattr(module, SYNCHRONIZE, synchronize)
-    try:
-        yield
-    finally:
-        setattr(module, SYNCHRONIZE, original)
+    return noting
 
 
 # Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make.
