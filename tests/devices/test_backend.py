@@ -1,15 +1,11 @@
 """The seam to torch: what is learned of it, probes, random numbers, and arrays on their way to a device and back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
 
 
-def python(code: str, *options: str, folder: Path | None = None) -> Any:
+def python(code, *options, folder=None):
     """Return what code prints as JSON in a fresh interpreter, with a folder in front of the packages."""
     path = os.pathsep.join(str(one) for one in (folder, ROOT) if one)
     command = [sys.executable, *options, "-c", "import json, sys\n" + code]
@@ -163,17 +159,17 @@ def test_allocator_with_a_living_mps_tensor():
     assert mps_allocator_started() is None
 
 
-def write_package(source: str) -> Callable[[Path], None]:
+def write_package(source):
     """Return what makes a torch package with this source in a folder."""
 
-    def write(folder: Path) -> None:
+    def write(folder):
         (folder / "torch").mkdir()
         (folder / "torch" / "__init__.py").write_text(source, "utf-8")
 
     return write
 
 
-def write_module(folder: Path) -> None:
+def write_module(folder):
     """Make the file torch.py that a person may have in the folder of their notebook."""
     (folder / "torch.py").write_text("light = 'on'\n", "utf-8")
 
@@ -197,7 +193,7 @@ def write_module(folder: Path) -> None:
     ],
     ids=["ImportError", "OSError", "AttributeError", "no message", "SyntaxError", "empty package", "torch.py"],
 )
-def test_torch_that_does_not_import(write: Callable[[Path], None], words: str, tmp_path: Path):
+def test_torch_that_does_not_import(write, words, tmp_path):
     """A torch that is damaged, or hidden by a file of the same name, is one clean error of ours."""
     write(tmp_path)
     code = """
@@ -237,7 +233,7 @@ def test_nothing_changes_around_it():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
-def test_gpu(device: str):
+def test_gpu(device):
     """The random numbers of a GPU are repeated with those of the CPU."""
     states = random_states(device)
     first = torch.rand(5, device=device), torch.rand(5)

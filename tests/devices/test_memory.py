@@ -1,7 +1,5 @@
 """The memory of devices: figures, caches and limits of the chosen device, and what an out-of-memory error says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -92,7 +90,7 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "out_of_memory"
 K, M, G, T = (1 << power for power in (10, 20, 30, 40))
 
 
-def size(number: float, unit: int) -> int:
+def size(number, unit):
     """Return a size in bytes."""
     return round(number * unit)
 
@@ -143,14 +141,14 @@ def test_error_of_a_person():
 
 
 @given(st.text(max_size=200), st.sampled_from([RuntimeError, MemoryError, ValueError]))
-def test_any_text(text: str, kind: type[Exception]):
+def test_any_text(text, kind):
     """Whatever an error says, it is read where it is a lack of memory, and only there."""
     error = kind(text)
     assert (OutOfMemory.parse(error) is None) == (not is_out_of_memory(error))
 
 
 @given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
-def test_every_unit(number: int, unit: str):
+def test_every_unit(number, unit):
     """A size is read in every unit, old or new, as a multiple of 1024."""
     power = "bkmgt".index(unit[0].lower())
     read = OutOfMemory.parse(

@@ -1,7 +1,5 @@
 """Texts on a cluster: the answers of one computer, in order, read as they are needed; errors and interrupts lose nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Silent errors that a simulated device is given: what each does, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,6 +1,4 @@
-"""The guards of a training: what each stops or warns of, in a plain loop, and that nothing of them stays behind."""
-
-from __future__ import annotations
+"""The guards of a training: what each stops or warns of, in a plain loop and on the simulated MPS, and that nothing of them stays behind."""
 
 import contextlib
 import copy
@@ -16,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-from openmed_nb import Guards
+import openmed_nb as nb
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import BatchRefused, ConfigurationError, NonFinite, OpenMedWarning
 
-NAMES = Guards().on
+NAMES = nb.Guards().on
 M3 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
 
 
@@ -30,7 +28,7 @@ def hooks_of(model):
     return {name: {hook: dict(getattr(layer, hook)) for hook in names} for name, layer in model.named_modules()}
 
 
-def lstm(layers: int = 2, dropout: float = 0.2, **settings):
+def lstm(layers=2, dropout=0.2, **settings):
     """Return a tagger with an LSTM inside."""
     return torch.nn.ModuleDict({"encoder": torch.nn.LSTM(4, 4, num_layers=layers, dropout=dropout, **settings)})
 
@@ -78,13 +76,13 @@ class TestNames:
             (True, "There is no guard 'True'. Known are labels,"),
             (None, "There is no guard 'None'."),
         ):
-            assert said in str(refusal(partial(Guards, off=off))), off
+            assert said in str(refusal(partial(nb.Guards, off=off))), off
 
     @pytest.mark.parametrize("model", ["model", None, torch.nn.Linear])
     def test_what_is_no_model(self, model):
         """What is no module is refused by its type, and a model that is watched goes on being watched."""
         watched = torch.nn.Linear(2, 2)
-        with Guards().watch(watched, "cpu") as guards:
+        with nb.Guards().watch(watched, "cpu") as guards:
             with pytest.raises(ConfigurationError, match=f"a value of type {type(model).__name__}"):
                 guards.watch(model)
             assert watched._forward_hooks
@@ -92,19 +90,19 @@ class TestNames:
     def test_switched_off(self):
         """Guards that are named are off, the others on, and the text form says so."""
         assert NAMES[:2] == ("labels", "token_ids")
-        assert Guards(off="labels").on == NAMES[1:]
-        shown = repr(Guards(off=("lstm_dropout", "labels")))
+        assert nb.Guards(off="labels").on == NAMES[1:]
+        shown = repr(nb.Guards(off=("lstm_dropout", "labels")))
         assert shown.startswith("Guards: 4 on\n  Off: labels, lstm_dropout.\n")
         assert "pytorch#177116" in shown
         assert "pytorch#190056" not in shown
-        assert all(name in Guards()._repr_html_() for name in NAMES)
-        assert Guards(off=NAMES).on == ()
+        assert all(name in nb.Guards()._repr_html_() for name in NAMES)
+        assert nb.Guards(off=NAMES).on == ()
 
     def test_table(self):
         """What a person sees of Guards with a question mark, and when it is shown, names every guard, and once."""
-        described = Guards.__doc__.split("Args:")[0]
+        described = nb.Guards.__doc__.split("Args:")[0]
         assert all(described.count(f"``{name}``") == 1 for name in NAMES)
-        assert all(len(re.findall(rf"^ *{name}  ", str(Guards()), re.MULTILINE)) == 1 for name in NAMES)
+        assert all(len(re.findall(rf"^ *{name}  ", str(nb.Guards()), re.MULTILINE)) == 1 for name in NAMES)
 
     def test_wrong_limit(self, refusal):
         """What is told and cannot be a limit is an error that shows the value, or the names of those there are."""
@@ -118,11 +116,11 @@ class TestNames:
             ({"ignore_index": "x"}, "The limit ignore_index cannot be 'x'. Pass a whole number, such as -100."),
             ({"num_labels": 3}, "Guards take no limit 'num_labels'. Did you mean 'labels'?"),
         ):
-            assert said in str(refusal(partial(Guards, **told))), told
+            assert said in str(refusal(partial(nb.Guards, **told))), told
 
     def test_smallest_limits(self):
         """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
-        Guards(labels=np.int64(1), tokens=1, positions=None, first_position=0, padding=0, ignore_index=-1)
+        nb.Guards(labels=np.int64(1), tokens=1, positions=None, first_position=0, padding=0, ignore_index=-1)
 
 
 class TestBatches:
@@ -132,7 +130,7 @@ class TestBatches:
         """Right batches train, and every weight changes as it does without guards."""
         unguarded, batches = copy.deepcopy(tagger), [batch_of(seed=seed) for seed in range(3)]
         torch.manual_seed(1)
-        train(unguarded, batches, Guards(off=NAMES))
+        train(unguarded, batches, nb.Guards(off=NAMES))
         torch.manual_seed(1)
         train(tagger, batches, guards.watch(tagger, "cpu"))
         assert all(map(torch.equal, tagger.parameters(), unguarded.parameters()))
@@ -147,12 +145,12 @@ class TestBatches:
     def test_told_limits(self):
         """A plain model of pictures is guarded by what is told."""
         model = torch.nn.Linear(4, 10)
-        with Guards(labels=10).watch(model, "cpu") as guards:
+        with nb.Guards(labels=10).watch(model, "cpu") as guards:
             guards.check((torch.rand(2, 4), torch.tensor([0, 9])), 1)
             with pytest.raises(BatchRefused, match="between 0 and 9"):
                 guards.check((torch.rand(2, 4), torch.tensor([0, 10])), 2)
         with pytest.raises(BatchRefused, match="between 0 and 9"):
-            Guards(labels=10).check({"labels": torch.tensor([10])}, 1)
+            nb.Guards(labels=10).check({"labels": torch.tensor([10])}, 1)
 
 
 class TestNonFinite:
@@ -289,7 +287,7 @@ class TestNonFinite:
     def test_switched_off(self, tagger, batch_of):
         """With the guard off nothing is held, and NaN goes on."""
         poison(tagger)
-        with Guards(off=("nonfinite",)).watch(tagger, "cpu") as guards:
+        with nb.Guards(off=("nonfinite",)).watch(tagger, "cpu") as guards:
             train(tagger, [batch_of()], guards)
             guards.check_loss(float("nan"), 1)
         assert any(weight.isnan().any() for weight in tagger.parameters())
@@ -335,7 +333,7 @@ class TestDropout:
     def test_attention_that_raises(self, tagger, batch_of, where, raises):
         """On MPS with torch's attention the warning says that it raises, and how to load the model instead."""
         device, tagger.config._attn_implementation, tagger.config.attention_probs_dropout_prob = where
-        with Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warns(OpenMedWarning) as warned:
+        with nb.Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warns(OpenMedWarning) as warned:
             tagger(**batch_of())
         (said,) = (str(one.message) for one in warned)
         assert ("scaled_dot_product_attention for MPS does not support dropout" in said) is raises
@@ -346,14 +344,14 @@ class TestDropout:
     @pytest.mark.filterwarnings("error")
     def test_nothing_to_warn_of(self, tagger, batch_of):
         """A guard that is off, a model without dropout, and one whose shares are all 0, warn of nothing."""
-        with Guards(off=("dropout_without_gradients",)).watch(tagger, "cpu"), torch.no_grad():
+        with nb.Guards(off=("dropout_without_gradients",)).watch(tagger, "cpu"), torch.no_grad():
             tagger(**batch_of())
         for layer in tagger.modules():
             if isinstance(layer, torch.nn.Dropout):
                 layer.p = 0.0
         tagger.config.attention_probs_dropout_prob = 0.0
         for model in (tagger, torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.0), torch.nn.Linear(2, 2))):
-            with Guards().watch(model, "cpu"), torch.no_grad():
+            with nb.Guards().watch(model, "cpu"), torch.no_grad():
                 model(**batch_of()) if model is tagger else model(torch.ones(1, 2))
 
     def test_dropout_in_one_place_only(self, tagger, batch_of):
@@ -363,7 +361,7 @@ class TestDropout:
                 layer.p = 0.0
         pictures = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout1d(0.1))
         for model in (tagger, pictures):
-            with Guards().watch(model, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning, match="are random"):
+            with nb.Guards().watch(model, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning, match="are random"):
                 model(**batch_of()) if model is tagger else model(torch.ones(1, 2))
 
     @pytest.mark.filterwarnings("error")
@@ -387,9 +385,9 @@ class TestDropout:
 
         The warning names the layer, the issue and a way out; the guard can be switched off.
         """
-        Guards(off=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
+        nb.Guards(off=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
         with pytest.warns(OpenMedWarning) if found else contextlib.nullcontext() as warned:
-            Guards().watch(model, device, M3, release).unwatch()
+            nb.Guards().watch(model, device, M3, release).unwatch()
         for one in warned or ():
             assert f"({found}) will be wrong" in str(one.message)
             assert "pytorch#190056" in str(one.message)
@@ -405,7 +403,7 @@ class TestUnwatch:
         before = hooks_of(tagger)
         loader = DataLoader([batch_of()], batch_size=None)
         own = loader.collate_fn
-        guards = Guards()
+        guards = nb.Guards()
         for _ in range(2):  # The second watch lets go of the first.
             guards.watch(tagger, "cpu")
             assert guards.watch_loader(loader)
@@ -420,7 +418,7 @@ class TestUnwatch:
     def test_hooks_after_a_warning(self, tagger, batch_of):
         """A hook that took itself away after its warning is not missed."""
         before = hooks_of(tagger)
-        with Guards().watch(tagger, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning):
+        with nb.Guards().watch(tagger, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning):
             tagger(**batch_of())
         assert hooks_of(tagger) == before
 
@@ -445,7 +443,7 @@ class TestUnwatch:
     @pytest.mark.parametrize("failed", [True, False])
     def test_model_is_let_go(self, tiny, batch_of, failed):
         """Guards do not keep a model alive, also where they still watch one whose training failed, with its last batch."""
-        guards, model = Guards(), tiny.random_bert().train()
+        guards, model = nb.Guards(), tiny.random_bert().train()
         gone = weakref.ref(model)
         guards.watch(model, "cpu")
         model(**batch_of()).loss.backward()
@@ -470,3 +468,54 @@ class TestUnwatch:
                 model(**batch_of())
             assert model(**batch_of()).loss.isfinite()
             assert (len(recorder.passes), len(recorder.losses)) == (0, 0)
+
+
+M2 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2")
+
+
+@pytest.fixture
+def on_mps(tagger, tmp_path):
+    """The tagger on the simulated device, and guards that watch it."""
+    with nb.simulated_mps("8 GiB"):
+        model = tagger.to("mps")
+        with nb.Guards(folder=tmp_path / "kept").watch(model, "mps", M2, (2, 13, 0)) as guards:
+            yield model, guards
+
+
+def moved(batch):
+    """Return a batch on the device."""
+    return {name: values.to("mps") for name, values in batch.items()}
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_right_step(on_mps, batch_of):
+    """A step without fault passes, and random numbers go on as they would."""
+    model, guards = on_mps
+    guards.check(batch_of(), 1)
+    model(**moved(batch_of())).loss.backward()
+    numbers = torch.get_rng_state()
+    guards.after_backward(model, 1)
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_wrong_step(on_mps, batch_of, tmp_path):
+    """NaN on the device is found in its layer, and the batch comes back from the device into a file."""
+    model, guards = on_mps
+    model.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _l, _a, output: output * float("nan"))
+    model(**moved(batch_of())).loss.backward()
+    with pytest.raises(NonFinite, match=r"what bert\.encoder\.layer\.0\.output\.dense computes"):
+        guards.after_backward(model, 2)
+    saved = load_file(tmp_path / "kept" / "step_2.safetensors")
+    assert torch.equal(saved["input_ids"], batch_of()["input_ids"])
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.parametrize("where", ["cpu", "mps"])
+def test_wrong_batch(on_mps, batch_of, where):
+    """Labels are checked before a batch is moved, and after it too; a step of 512 x 64 tokens is too large for an M2."""
+    _, guards = on_mps
+    with pytest.raises(BatchRefused, match="32 of 32 labels are not between 0 and 2"):
+        guards.check({"labels": batch_of(labels=torch.full((4, 8), 5))["labels"].to(where)}, 1)
+    with pytest.raises(BatchRefused, match="512 x 64 = 32,768 tokens"):
+        guards.check({"input_ids": torch.zeros(512, 64, dtype=torch.long, device=where)}, 1)

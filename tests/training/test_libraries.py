@@ -1,7 +1,5 @@
 """Trainer, Accelerate and Lightning use the chosen device, and are guarded; a Trainer's log hides a loss of NaN."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """The first NaN or infinity is found by repeating a pass, and a repeated pass changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from typing import get_args

@@ -1,7 +1,5 @@
 """Which numbers a model is trained in: a table of requests, devices, releases of torch and chips."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """All that fits a step to the device, in one plain loop with a real model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Gathering the facts: on this computer, on computers that are not here, and on the simulated Mac."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The probes of known silent errors: each finds its own, none disturbs the caller, and what comes of them in words."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

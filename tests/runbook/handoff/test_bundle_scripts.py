@@ -1,7 +1,5 @@
 """The scripts of a bundle: the shell script from anywhere, and the smoke script where the bundle or the toolkit is broken."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -19,7 +17,7 @@ GOLDEN = Golden(
 
 
 @pytest.fixture
-def bundle(tmp_path) -> Path:
+def bundle(tmp_path):
     """A folder with the scripts of a bundle, and a program that tells where it runs in the place of Python."""
     folder = tmp_path / "a bundle"
     (tmp_path / "bin").mkdir()
@@ -32,7 +30,7 @@ def bundle(tmp_path) -> Path:
     return folder
 
 
-def shell(script: str, cwd: Path, **variables: str) -> str:
+def shell(script, cwd, **variables):
     """Return what a shell script prints, in a folder and with little else than the tools of a system."""
     done = subprocess.run(
         ["/bin/sh", script, "--device", "cpu"], cwd=cwd, env=variables, capture_output=True, text=True, check=False
@@ -42,7 +40,7 @@ def shell(script: str, cwd: Path, **variables: str) -> str:
 
 
 @pytest.fixture
-def tools(bundle) -> str:
+def tools(bundle):
     """A PATH that has python3 and no python."""
     for name in ("dirname", "readlink"):
         found = next(one for folder in ("/usr/bin", "/bin") if (one := Path(folder, name)).exists())

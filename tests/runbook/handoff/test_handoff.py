@@ -1,7 +1,5 @@
 """Bundles: what is written, what is refused, and the smoke test in this process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -22,7 +20,7 @@ pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collecti
 NOTE = "the patient has diabetes mellitus , says John Smith ."
 
 
-def failed(bundle: Path) -> list[str]:
+def failed(bundle):
     """Return the names of what fails in the smoke test of a bundle."""
     return [one.name for one in smoke(bundle).findings if one.status == FAILED]
 
@@ -232,7 +230,7 @@ PLACES = {
 }
 
 
-def link_to(place: Path, there: bool) -> Path:
+def link_to(place, there):
     """Return a link to a folder, or to nothing."""
     target = place.with_name("target")
     if there:

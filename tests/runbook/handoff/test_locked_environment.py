@@ -1,7 +1,5 @@
 """The locked environment and the wheel of a bundle."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the smoke test concludes: a table of what was seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ ENTITIES = ((FoundEntity(0, 6, "DISEASE"),), ())
 GOLDEN = Golden(SCHEMA, "model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {}, None, False, ENTITIES)
 
 
-def curve(*mebibytes: int) -> MemoryCurve:
+def curve(*mebibytes):
     """Return the memory after some rounds."""
     samples = (MemorySample(n, n, 1.0, allocated=size << 20) for n, size in enumerate(mebibytes, 1))
     return MemoryCurve("cpu", tuple(samples))
@@ -29,7 +27,7 @@ TRIAL = Trial("mine", "cpu", 4, (90.0, 100.0), LEVEL)
 
 
 @pytest.fixture
-def seen(helper) -> Observed:
+def seen(helper):
     """A smoke test in which all is well."""
     whole = helper(LOGBOOKS).WHOLE
     cpu = replace(whole.hardware, device="cpu")
@@ -39,7 +37,7 @@ def seen(helper) -> Observed:
     )
 
 
-def statuses(seen: Observed) -> dict[str, str]:
+def statuses(seen):
     """Return the findings that are not ok."""
     return {one.name: one.status for one in SmokeReport(seen).findings if one.status != OK}
 

@@ -1,7 +1,5 @@
 """The form of a logbook: JSON, its published schema, Markdown, HTML and text."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -23,7 +21,7 @@ BARE = {"model": None, "dataset": None, "loader": None, "network": None}
 
 
 @pytest.fixture(scope="module")
-def schema() -> jsonschema.Draft202012Validator:
+def schema():
     """The published schema, which keeps the rules of its draft."""
     published = json.loads(SCHEMA_FILE.read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(published)

@@ -1,7 +1,5 @@
 """Logbooks of this computer: what they hold, what never enters, and two processes that are compared."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -38,7 +36,7 @@ def no_model_in_the_session():
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def written(tmp_path_factory):
     """A logbook that another process wrote, with secrets and a note planted around it."""
     folder = tmp_path_factory.mktemp("written")
     planted = {
@@ -70,7 +68,7 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def book(written) -> nb.runbook.Logbook:
+def book(written):
     """The same, read."""
     return nb.runbook.Logbook.read(written)
 
@@ -196,11 +194,11 @@ def test_packed_weights_are_read_whole():
 class Holding(torch.nn.Module):
     """A module that holds something, as an extra state."""
 
-    def __init__(self, held: object) -> None:
+    def __init__(self, held):
         super().__init__()
         self.held = held
 
-    def get_extra_state(self) -> object:
+    def get_extra_state(self):
         """Return what is held."""
         return self.held
 

@@ -1,7 +1,5 @@
 """The parts of a logbook: variables, datasets, hypotheses, loader, mounts, git, background, round trip."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re
@@ -165,7 +163,7 @@ def test_links_to_folders_are_followed(tmp_path):
 class Endless:
     """A series without an end."""
 
-    def __getitem__(self, _place: int) -> str:
+    def __getitem__(self, _place):
         return "asthma"
 
 
@@ -332,7 +330,7 @@ def git(tmp_path):
         pytest.skip("git is not installed")
     identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
 
-    def git(*arguments: str) -> None:
+    def git(*arguments):
         subprocess.run([program, "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
     git("init", "--quiet")

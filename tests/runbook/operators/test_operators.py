@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from openmed_nb.runbook.operators.table import (
     FALLS_BACK,
     NATIVE,
     NOT_KNOWN,
-    OperatorTable,
     forced_in,
     functions_file,
     has_kernel,
@@ -35,7 +32,7 @@ of_torch_2_13 = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def table() -> OperatorTable:
+def table():
     """What MPS has in the installed torch."""
     return operator_table()
 
@@ -74,7 +71,7 @@ def test_rule_holds_for_the_cpu_of_this_torch():
     assert len(registered - predicted) < 10
 
 
-def test_verdict_on_an_operator(table: OperatorTable):
+def test_verdict_on_an_operator(table):
     """An operator is native, made of others, falls back, is always on the CPU, or is not known."""
     verdicts = {
         "aten::addmm": NATIVE,
@@ -98,12 +95,12 @@ def test_verdict_on_an_operator(table: OperatorTable):
     assert {operator: table.verdict(operator) for operator in verdicts} == verdicts
 
 
-def test_operator_that_python_registers_is_native(table: OperatorTable):
+def test_operator_that_python_registers_is_native(table):
     """An operator that torch gives to MPS in Python is native, although its list does not say so."""
     assert table.verdict("aten::linalg_lu_solve.out") == NATIVE
 
 
-def test_name_in_the_messages_of_mps(table: OperatorTable):
+def test_name_in_the_messages_of_mps(table):
     """MPS names the operator that one delegates to."""
     named = {
         "aten::_linalg_eigh": "aten::_linalg_eigh.eigenvalues",
@@ -115,7 +112,7 @@ def test_name_in_the_messages_of_mps(table: OperatorTable):
     assert {operator: table.named_by_mps(operator) for operator in named} == named
 
 
-def test_operators_of_the_simulated_device_fall_back(table: OperatorTable):
+def test_operators_of_the_simulated_device_fall_back(table):
     """What the simulated device does not have falls back by torch's list too, or is made of what does, under that name."""
     if not torch.__version__.startswith("2.13."):
         pytest.skip("the simulated device has the operators of torch 2.13")
@@ -130,13 +127,13 @@ def test_operators_of_the_simulated_device_fall_back(table: OperatorTable):
     assert table.forced == FORCED_IN_SIMULATION
 
 
-def test_table_is_read_once(table: OperatorTable):
+def test_table_is_read_once(table):
     """The list is read once for the process."""
     assert operator_table() is table
     assert table.torch == torch.__version__
 
 
-def test_torch_without_its_list_is_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_torch_without_its_list_is_an_error(monkeypatch):
     """Where torch came without its list of operators, the error says so, and what to do."""
     monkeypatch.setitem(sys.modules, "torchgen", None)
 

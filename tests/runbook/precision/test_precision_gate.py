@@ -1,7 +1,5 @@
 """The precision gate: a reduced type is accepted where entities stay, refused where they move, and its certificate expires."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -29,7 +27,7 @@ BEFORE = ["", "the", "the patient", "the patient has", "no", "no history", "no h
 AFTER = ["and", "was seen", "of a", "a patient", "the", "type", "no", "has", "seen ,"]
 
 
-def texts_with(*diseases: str) -> list[str]:
+def texts_with(*diseases):
     """Return 60 texts in which some diseases take turns, no two of the same words."""
     frames = [f"{before} {{}} {after} ." for before in BEFORE for after in AFTER][:60]
     return [frame.format(diseases[number % len(diseases)]) for number, frame in enumerate(frames)]
@@ -50,10 +48,10 @@ IDENTITY = Identity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.
 class OtherTorch:
     """The torch of this process under another version."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version):
         self.version = version
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         return getattr(backend, name)
 
     def installed_torch(self):
@@ -87,10 +85,7 @@ def test_judgement():
         ({"not_numbers": 3}, ["3 tokens became NaN or infinity."]),
         ({"gold": (Score(100, 100, 90), Score(100, 100, 89))}, []),
         ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
-        (
-            {"gold": (Score(100, 100, 90), Score(100, 100, 88))},
-            ["It finds 88.0% of the gold entities, float32 90.0%."],
-        ),
+        ({"gold": (Score(100, 100, 90), Score(100, 100, 88))}, ["It finds 88.0% of the gold entities, float32 90.0%."]),
     ]
     for changes, reasons in cases:
         verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")

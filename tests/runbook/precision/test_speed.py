@@ -1,7 +1,5 @@
 """When a type counts as faster: where nearly every pair of readings says so, however busy the computer is."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """How busy a device is: read from recorded outputs, sampled in a thread that always ends, and never guessed."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -20,12 +18,12 @@ MAC = Machine("Darwin", "arm64", apple_silicon=True)
 BOX = Machine("Linux", "x86_64", gpu_driver=True)
 
 
-def sampling_threads() -> list[str]:
+def sampling_threads():
     """Return the names of the threads of a sampler that are alive."""
     return [thread.name for thread in threading.enumerate() if thread.name == "openmed_nb utilisation"]
 
 
-def printing(file: str):
+def printing(file):
     """Return what stands in for running any command: the recorded output of one."""
     return lambda _command: (RECORDED / file).read_text("utf-8")
 
@@ -116,7 +114,7 @@ def test_idle_and_busy_are_told_apart():
     test, done, answers = threading.current_thread(), [], 0
     begun: list[int] = []
 
-    def read() -> float:
+    def read():
         nonlocal answers
         if threading.current_thread() is test:  # Each phase begins with a question that is not counted.
             begun.append(len(done))
@@ -158,11 +156,11 @@ def test_answer_that_comes_after_the_block_is_left_out():
     """What was asked in the block and answered after it may be about the time after it."""
     test, asked = threading.current_thread(), threading.Event()
 
-    def waits_for_the_thread() -> bool:
+    def waits_for_the_thread():
         stack = traceback.walk_stack(sys._current_frames()[test.ident])
         return any(frame.f_code.co_name == "join" for frame, _line in stack)
 
-    def read() -> float:
+    def read():
         asked.set()
         while not waits_for_the_thread():
             time.sleep(0.001)
