@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -78,13 +80,33 @@ def profiling(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if kind_of(device) == "cuda" else [])
     # Without acc_events, torch 2.11 warns that later cycles clear events.
     profiler = profile(activities=kinds, profile_memory=profile_memory, acc_events=True)
-    with without_notes():
-        profiler.__enter__()
     try:
+        with uninterrupted(), without_notes():
+            profiler.__enter__()
         yield profiler
     finally:
-        with without_notes():
-            profiler.__exit__(None, None, None)
+        with uninterrupted(), without_notes():
+            if profiler_is_on():  # An interrupt may have come before it was.
+                profiler.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait until a short block is over: torch's profiler would stay on where it starts or ends halfway."""
+    waiting: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+    if (
+        not callable(before) or threading.current_thread() is not threading.main_thread()
+    ):  # It interrupts no other thread.
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *arguments: waiting.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        before(*waiting[0])
 
 
 def memory_changes(profiler: Any) -> list[int]:

@@ -1,6 +1,9 @@
 """torch's modes and profilers: taken off as they were put on, one at a time, and refused where only a Mac has them."""
 
 import contextlib
+import itertools
+import signal
+import sys
 
 import pytest
 import torch
@@ -81,6 +84,34 @@ def test_memory_is_seen_in_order():
         del second
 
     assert memory_changes(profiler) == [40, 80, -40, -80]
+
+
+def test_an_interrupt_at_any_moment_leaves_no_profiler_on():
+    """Wherever in torch's start or end of a profile an interrupt comes, it is raised, and no profiler stays on."""
+    number, ended = 0, False
+    while not ended:
+        ended, number = profile_interrupted_at(number + 1), number + 1
+        assert not profiler_is_on(), number
+    assert number > 1
+
+
+def profile_interrupted_at(number):
+    """Profile while an interrupt comes at a call of torch's profiler; return whether there were fewer calls."""
+    left = itertools.count(1 - number)
+
+    def interrupt(frame, event, _argument):
+        if event == "call" and "profiler" in frame.f_globals["__name__"].split(".") and next(left) == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        sys.setprofile(interrupt)
+        with profiling("cpu"):
+            pass
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.setprofile(None)
+    return True
 
 
 def test_a_second_profiler_is_refused():
