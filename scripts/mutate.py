@@ -75,7 +75,7 @@ ROOMS = {
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
-        tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "steps", "verdict")),
+        tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "steps", "precision")),
     ),
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py", "openmed_nb/runbook/figures.py"), ("tests/runbook/verdict/test_*.py",)

@@ -17,7 +17,7 @@ from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, 
 from ..models.config import OpenMedConfig
 from ..session import SESSION, Session
 from .loading import create_pipeline
-from .references import Reference
+from .references import Reference, check_series, stream_of
 from .results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers
 from .resume import ResultsFile, answers_in, differences, fingerprint_of, settings_of
 
@@ -243,29 +243,3 @@ def progress_bar(texts: Any, shown: bool, device: str) -> Any:
         total = None
     form = COUNT if total is None else BAR
     return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1, bar_format=form)
-
-
-def stream_of(texts: Any) -> Iterator[Any]:
-    check_series(texts)
-    try:
-        return iter(texts)
-    except TypeError:
-        raise no_series(texts) from None
-
-
-def check_series(texts: Any) -> None:
-    """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it."""
-    dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.
-    named = hasattr(texts, "columns") or hasattr(texts, "column_names")
-    if named and isinstance(dimensions, int) and dimensions > 1:
-        what = f"{type(texts).__name__} is a table."
-        raise ConfigurationError(what, "Pass its column of texts, such as table['text'].")
-    # Some series have no __iter__, transformers' KeyDataset among them.
-    series = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
-    if not series or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
-        raise no_series(texts)
-
-
-def no_series(texts: Any) -> ConfigurationError:
-    what = f"{type(texts).__name__} is not a series of texts."
-    return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")

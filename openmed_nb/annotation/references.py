@@ -1,4 +1,4 @@
-"""Texts that are elsewhere: they are read where they are annotated, on this computer or on a worker of a cluster."""
+"""What texts a person may pass: a series of them, or references to texts that are read where they are annotated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
@@ -128,3 +128,29 @@ def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | Configurat
             return ConfigurationError(f"{what} on {socket.gethostname()}.", remedy)
         found += files
     return tuple(found)
+
+
+def stream_of(texts: Any) -> Iterator[Any]:
+    check_series(texts)
+    try:
+        return iter(texts)
+    except TypeError:
+        raise no_series(texts) from None
+
+
+def check_series(texts: Any) -> None:
+    """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it."""
+    dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.
+    named = hasattr(texts, "columns") or hasattr(texts, "column_names")
+    if named and isinstance(dimensions, int) and dimensions > 1:
+        what = f"{type(texts).__name__} is a table."
+        raise ConfigurationError(what, "Pass its column of texts, such as table['text'].")
+    # Some series have no __iter__, transformers' KeyDataset among them.
+    series = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
+    if not series or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
+        raise no_series(texts)
+
+
+def no_series(texts: Any) -> ConfigurationError:
+    what = f"{type(texts).__name__} is not a series of texts."
+    return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.references import Reference, absolute
+from ..annotation.references import Reference, absolute, check_series
 from ..annotation.stream import END, Answer, Chunk, Source, in_chunks, unreadable
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedWarning, WorkerKilled
 from ..models.registry import BUNDLED
@@ -185,6 +185,8 @@ def source_on_workers(
         raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
     check_sendable(arguments)
+    found = referred(texts, client)
+    check_series(found)  # Before workers load the model.
     # A local folder is named by its absolute path, because workers have other working folders. As in the registry of models,
     # the name of a bundled model is not a folder; a path with ~ stays, because every worker has its own home.
     folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
@@ -196,7 +198,7 @@ def source_on_workers(
     settings, characters = ready[0].settings, min(one.characters for one in ready)
     annotator = ClusterAnnotator(client, replace(work, terms=terms), characters, settings["delimiter"] is not None)
     label = Members(tuple(one.member for one in ready)).label
-    return name, referred(texts, client), Source(annotator.answers, settings, label)
+    return name, found, Source(annotator.answers, settings, label)
 
 
 def members_of(client: Client, reason: str | None = None) -> Members:

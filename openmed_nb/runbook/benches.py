@@ -574,7 +574,7 @@ def subject_of_model(model: Any, data: Any, training: bool, length: int | None, 
 
 def checked_texts(data: Any) -> Sequence[Any] | None:
     """Return texts as a list, ``None`` for none; a series without a text, or without a word in any, is an error."""
-    from ..annotation.corpus import stream_of
+    from ..annotation.references import stream_of
 
     if data is None:
         return None

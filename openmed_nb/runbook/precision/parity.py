@@ -116,7 +116,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
 
 def check_texts(texts: Any) -> None:
     """Refuse what is not a series of texts, and one that is empty, without reading it."""
-    from ...annotation.corpus import check_series
+    from ...annotation.references import check_series
 
     if isinstance(texts, str):
         raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
@@ -291,7 +291,7 @@ def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any
 
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
-    from ...annotation.corpus import stream_of
+    from ...annotation.references import stream_of
 
     tally = Tally(pair, None if gold is None else checked_gold(gold, texts, pair))
     if gradients and pair.dtype == INT8:

@@ -127,7 +127,7 @@ def validate_precision(
         ...
         openmed_nb.errors.ConfigurationError: 'float64' is not a reduced type. Use one of bfloat16, float16, int8.
     """
-    from ...annotation.corpus import stream_of
+    from ...annotation.references import stream_of
 
     given = {**arguments, **({} if device is None else {"device": device})}
     with SESSION.told_after():
