@@ -79,10 +79,8 @@ class Calibration(Shown):
     @property
     def batch_tokens(self) -> int:
         """The smallest batch that no larger one beats by much."""
-        best = self.speeds[0]
-        for tokens, speed in self.speeds[1:]:
-            best = (tokens, speed) if speed > GAIN * best[1] else best
-        return best[0]
+        fastest = max(speed for _tokens, speed in self.speeds)
+        return next(tokens for tokens, speed in self.speeds if GAIN * speed >= fastest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return device, choice and speeds as plain mappings and numbers."""
