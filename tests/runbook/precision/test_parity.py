@@ -1,188 +1,375 @@
-"""What the counts of a comparison mean, and what a report of it shows."""
+"""A model is run in two ways over the same texts, and what differs is counted: on the CPU, in reduced types, simulated."""
 
+import functools
+import gc
 import json
-from dataclasses import replace
+import threading
 
-from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.precision.report import (
-    TOLERANCES,
-    Change,
-    Differences,
-    GradientDifference,
-    ParityReport,
-    Score,
-    Spans,
-)
+import pytest
+import torch
 
-GOOD = ParityReport(
-    model="bundled",
-    device="mps",
-    dtype="float32",
-    texts=20,
-    texts_fingerprint="09b4",
-    tokens=1000,
-    windows=22,
-    logits=Differences(3e-6, 1e-7, 2e-7, 1e-6),
-    other_labels=0,
-    not_numbers=0,
-    spans=Spans(exact=200),
-)
-HALF = replace(GOOD, dtype="bfloat16")
-CHANGE = Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
+import openmed_nb as nb
+from openmed_nb.annotation.loading import create_pipeline
+from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
+from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.session import SESSION
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
+
+NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
+LONG = "the patient was seen . " * 40 + NOTE
+D = "DISEASE"
 
 
-def found(report):
-    """Return the status of each finding by its name."""
-    return {one.name: one.status for one in report.findings}
+@pytest.fixture
+def load(session):
+    """A function that returns a pipeline over a model on the CPU, loaded anew."""
+
+    def load(folder, **arguments):
+        return create_pipeline(session, str(folder), OpenMedConfig(), **arguments)
+
+    return load
 
 
-JUDGED = [
-    (GOOD, "logits", "ok"),
-    (replace(GOOD, logits=Differences(1e-4)), "logits", "ok"),
-    (replace(GOOD, logits=Differences(1.1e-4)), "logits", "warning"),
-    (replace(GOOD, logits=Differences(5e-2)), "logits", "warning"),
-    (replace(GOOD, logits=Differences(6e-2)), "logits", "failed"),
-    (replace(GOOD, logits=Differences(1.1e-4), spans=Spans(exact=199, moved=1)), "logits", "failed"),
-    (replace(HALF, logits=Differences(0.5)), "logits", "ok"),
-    (replace(HALF, logits=Differences(0.6)), "logits", "warning"),
-    (replace(GOOD, dtype="int8", logits=Differences(0.1)), "logits", "not applicable"),
-    (replace(GOOD, dtype="int8", logits=Differences(1e6)), "logits", "not applicable"),
-    (GOOD, "numbers", "ok"),
-    (replace(GOOD, not_numbers=1), "numbers", "failed"),
-    (replace(HALF, not_numbers=1), "numbers", "failed"),
-    (GOOD, "labels", "ok"),
-    (replace(GOOD, other_labels=1), "labels", "warning"),
-    (GOOD, "entities", "ok"),
-    (replace(GOOD, spans=Spans()), "entities", "warning"),
-    (replace(GOOD, spans=Spans(exact=99, moved=1)), "entities", "warning"),
-    (replace(GOOD, spans=Spans(exact=98, moved=1, extra=1)), "entities", "failed"),
-    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 90))), "gold entities", "ok"),
-    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 91))), "gold entities", "ok"),
-    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 89))), "gold entities", "warning"),
-    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 88))), "gold entities", "failed"),
-    (replace(GOOD, gradients=GradientDifference(1e-5, "classifier.bias", 38)), "gradients", "ok"),
-    (replace(GOOD, gradients=GradientDifference(1e5, "classifier.bias", 38)), "gradients", "failed"),
-    (replace(GOOD, gradients=GradientDifference(float("inf"), "classifier.bias", 38)), "gradients", "failed"),
-]
-"""A report, the name of a finding, and the finding's status."""
+@pytest.fixture
+def pipe(load, keyword_model):
+    """A pipeline over the keyword model on the CPU."""
+    return load(keyword_model)
 
 
-def test_judgement():
-    """Each count is judged by its tolerance; in float32 a logit may be off a little more where every entity is the same."""
-    for report, name, status in JUDGED:
-        assert found(report)[name] == status, report
-        assert report.status == max(found(report).values(), key=("not applicable", "ok", "warning", "failed").index)
+def compared(model, texts, **arguments):
+    """Return how far a model on the CPU, in whatever type, is from the same in float32."""
+    return nb.runbook.parity(str(model), texts, device="cpu", **arguments)
 
 
-def test_every_type_has_its_tolerance():
-    """There is a tolerance for every type that models are loaded in, and none is smaller than that of float32."""
-    assert set(TOLERANCES) == {*DTYPES} - {"auto"}
-    assert min(one.logits for one in TOLERANCES.values() if one.logits) == TOLERANCES["float32"].logits
+def changed(tiny, folder, change):
+    """Save a copy of the keyword model after a change of its weights, and return where."""
+    model = tiny.keyword_bert()
+    with torch.no_grad():
+        change(model)
+    return tiny.save(folder / "changed", model)
 
 
-def test_what_went_wrong_has_a_remedy():
-    """Every finding that is not ok says what to do, and no other does."""
-    assert [bool(one.remedy) for one in BAD.findings] == [True] * 6
-    assert not any(one.remedy for one in GOOD.findings)
+class TestSameModel:
+    """A model compared with itself."""
+
+    def test_identical_models_differ_in_nothing(self, keyword_model):
+        """Two loads of one model on the same device in the same type give the same numbers."""
+        report = compared(keyword_model, [NOTE, "", LONG], gradients=True)
+
+        assert report.logits.maximum == 0.0
+        assert (report.other_labels, report.not_numbers) == (0, 0)
+        assert (report.spans.exact, report.spans.all) == (6, 6)
+        assert report.gradients.largest == 0.0
+        assert report.status == "ok"
+
+    def test_every_token_is_compared_once(self, keyword_model, pipe):
+        """Long texts are read whole in overlapping windows, and each token counts once."""
+        texts = [NOTE, LONG]
+        report = compared(keyword_model, texts)
+
+        assert report.tokens == sum(len(pipe.tokenizer.tokenize(text)) for text in texts)
+        assert report.windows > len(texts)
+        assert report.texts == 2
+
+    def test_every_strategy(self, load, keyword_model):
+        """A pipeline of any strategy is compared in the entities that it gives itself."""
+        for strategy in ("none", "simple", "first", "average", "max"):
+            pipe = load(keyword_model, aggregation_strategy=strategy)
+            spans = nb.runbook.parity(pipe, [NOTE]).spans
+            assert spans.exact == spans.all == len(pipe(NOTE)) > 0, strategy
+
+    def test_texts_are_told_apart_without_their_words(self, pipe):
+        """The report keeps a fingerprint of the texts, which other texts or another order change, and no word."""
+        reports = [nb.runbook.parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
+
+        assert reports[0].texts_fingerprint == reports[2].texts_fingerprint != reports[1].texts_fingerprint
+        told = json.dumps(reports[0].to_dict()) + str(reports[0]) + reports[0]._repr_html_()
+        assert not [word for word in ("asthma", "mellitus", "patient") if word in told]
+
+    def test_stream_of_texts_is_read_once(self, pipe):
+        """A generator of texts is enough."""
+        assert nb.runbook.parity(pipe, (text for text in [NOTE] * 3)).spans.exact == 9
+
+    def test_mode_of_the_model_comes_back(self, pipe):
+        """A model that is being trained is compared without dropout, and is in training as before."""
+        pipe.model.train()
+        pipe.model.bert.embeddings.eval()
+        before = [part.training for part in pipe.model.modules()]
+
+        assert nb.runbook.parity(pipe, [NOTE] * 3, gradients=True).logits.maximum < 1e-6
+        assert [part.training for part in pipe.model.modules()] == before
+        assert all(parameter.grad is None for parameter in pipe.model.parameters())
+
+    def test_mode_comes_back_after_an_error(self, pipe):
+        """The mode comes back also where a comparison fails."""
+        pipe.model.train()
+        with pytest.raises(UnreadableText):
+            nb.runbook.parity(pipe, [NOTE, None])
+        assert all(part.training for part in pipe.model.modules())
 
 
-BAD = replace(
-    GOOD,
-    logits=Differences(1.0),
-    not_numbers=2,
-    other_labels=3,
-    spans=Spans(exact=1, missing=1),
-    gold=(Score(2, 2, 2), Score(2, 2, 1)),
-    gradients=GradientDifference(1.0, "classifier.bias", 38),
-)
+class TestWhatDiffers:
+    """A candidate that is not what the reference is.
+
+    Where a fault is planted into a pipeline, a hook acts on the pipeline's own model and not on the copy that it is compared with.
+    """
+
+    def test_moved_answers_are_found(self, close_model, close_models):
+        """A model whose answers hang on a thousandth of a logit loses them in bfloat16, though its logits hardly move."""
+        report = compared(close_model, ["the patient was seen .", close_models.NOTE], dtype="bfloat16")
+
+        assert report.logits.maximum <= report.tolerance.logits
+        assert (report.spans.missing, report.spans.changes[0].reference) == (1, (16, 22, D))
+        assert report.spans.changes[0].text == 1
+        assert report.other_labels == 1
+        assert report.status == "failed"
+
+    def test_type_without_a_tolerance(self, pipe):
+        """A model in a type for which there is no tolerance, such as float64, is refused before anything is computed."""
+        pipe.model.double()
+        with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on its model"):
+            nb.runbook.parity(pipe, [NOTE])
+
+    def test_quantiles_are_of_the_largest_of_each_token(self, pipe):
+        """Of each token the largest difference of a logit counts; the quantiles are over all tokens."""
+        head, moved = pipe.model.classifier, torch.tensor([0.0, 0.25, -0.5])
+        head.register_forward_hook(lambda module, _given, logits: logits + moved if module is head else None)
+        logits = nb.runbook.parity(pipe, [NOTE]).logits
+
+        assert [logits.maximum, logits.median, logits.ninety_nine] == pytest.approx([0.5] * 3, abs=1e-5)
+
+    def test_nan_is_told_and_not_compared_away(self, pipe):
+        """A candidate that computes NaN has failed: its tokens are counted, their labels differ, its entities are missing."""
+        words, asthma = pipe.model.bert.embeddings.word_embeddings, pipe.tokenizer.vocab["asthma"]
+
+        def lose(module, given, vectors):
+            lost = given[0] == asthma
+            return vectors.masked_fill(lost.unsqueeze(-1), float("nan")) if module is words else None
+
+        words.register_forward_hook(lose)
+        report = nb.runbook.parity(pipe, [NOTE, "history of diabetes ."])
+
+        assert report.not_numbers == report.other_labels == 12
+        assert (report.spans.exact, report.spans.missing) == (1, 3)
+        assert report.logits.maximum < 1e-6
+        assert report.findings[0].status == "failed"
+
+    def test_candidate_that_overflows(self, tiny, tmp_path):
+        """A model whose weights are too large for float16 has failed there, and that is no error."""
+
+        def enlarge(model):
+            model.classifier.weight[0, 0] = 7e4
+
+        report = compared(changed(tiny, tmp_path, enlarge), [NOTE], dtype="float16")
+        assert (report.not_numbers, report.status) == (12, "failed")
+
+    def test_autocast_around_does_not_count(self, close_model, close_models):
+        """In a block of autocast the reference is not rounded too, and what moves is found."""
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            report = compared(close_model, [close_models.NOTE], dtype="bfloat16")
+            assert torch.is_autocast_enabled("cpu")
+        assert (report.spans.reference, report.spans.missing) == (1, 1)
+
+    def test_reference_that_computes_nan(self, tiny, tmp_path):
+        """Where the reference itself computes no numbers, there is nothing to compare with."""
+        folder = changed(tiny, tmp_path, lambda model: model.classifier.bias.fill_(float("nan")))
+        with pytest.raises(ModelUnusable, match="computes no numbers"):
+            compared(folder, [NOTE])
+
+    def test_pipeline_is_compared_with_its_own_weights(self, pipe):
+        """The reference of a pipeline is a float32 copy of its model as it is; the model itself stays as it is."""
+        with torch.no_grad():
+            pipe.model.classifier.bias[0] += 100
+        before = {name: one.clone() for name, one in pipe.model.state_dict().items()}
+
+        assert nb.runbook.parity(pipe, [NOTE]).spans.all == 0
+        assert all(torch.equal(one, before[name]) for name, one in pipe.model.state_dict().items())
+
+    def test_rounded_pipeline_says_what_the_reference_is(self, pipe):
+        """The float32 copy of a pipeline in 16 bits has rounded weights, which the report tells."""
+        pipe.model.bfloat16()
+        report = nb.runbook.parity(pipe, [NOTE])
+
+        assert "rounded to bfloat16 already" in str(report)
+        assert (report.dtype, pipe.model.dtype) == ("bfloat16", torch.bfloat16)
+
+    @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
+    def test_pipeline_in_int8_has_no_float32_weights(self, load, keyword_model):
+        """A pipeline in int8 cannot be compared, and the error says what can."""
+        pipe = load(keyword_model, dtype="int8")
+        with pytest.raises(ConfigurationError, match=r"in int8 are gone\. Pass the model's name and dtype='int8'"):
+            nb.runbook.parity(pipe, [NOTE])
 
 
-WAYS_OUT = {
-    ("mps", "float32"): ("Use the CPU for this model.",) * 4 + ("Train on the CPU.",),
-    ("cpu", "float32"): ("Load the model again.",) * 5,
-    ("cpu", "bfloat16"): (
-        "Use float32.",
-        "Look at the entities: they decide.",
-        *("Use float32.",) * 2,
-        "Train in float32.",
-    ),
-    ("mps", "float16"): (
-        "Use bfloat16, which has the range of float32.",
-        "Look at the entities: they decide.",
-        *("Use float32.",) * 2,
-        "Train in float32.",
-    ),
-    ("cpu", "int8"): ("Use float32.", "", *("Use float32.",) * 2, "Train in float32."),
-}
+def test_model_that_cannot_be_copied(pipe):
+    """A pipeline whose model holds what nobody can copy, such as a hook with a lock, gives an error that says so."""
+    lock = threading.Lock()
+    pipe.model.register_forward_hook(functools.partial(lambda *_: None, lock))
+    with pytest.raises(
+        ConfigurationError, match=r"BertForTokenClassification cannot be copied: cannot pickle '_thread\.lock'"
+    ):
+        nb.runbook.parity(pipe, [NOTE])
 
 
-def test_remedy_leaves_the_type_or_the_device():
-    """A remedy leaves the type or the device that is in question, and is one thing to do; nobody is sent to where they are."""
-    names = ("numbers", "logits", "entities", "gold entities", "gradients")
-    for (device, dtype), remedies in WAYS_OUT.items():
-        bad = replace(BAD, device=device, dtype=dtype, logits=Differences(100.0))
-        found = {one.name: one.remedy for one in bad.findings if one.name != "labels"}
-        assert found == dict(zip(names, remedies, strict=True)), (device, dtype)
+class TestGradients:
+    """One step of training in two ways."""
 
-
-def test_without_entities_nothing_is_told():
-    """Texts in which neither way finds an entity give a warning, not a good result."""
-    report = replace(GOOD, spans=Spans())
-
-    assert report.status == "warning"
-    assert "no entity was found in either: nothing can be told" in str(report)
-
-
-def test_text_has_no_figure_of_this_computer():
-    """The text form says what holds on every computer; two comparisons that differ in figures have the same text."""
-    other = replace(GOOD, logits=Differences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
-
-    assert str(other) == str(GOOD)
-    assert str(GOOD).splitlines() == [
-        "Parity: bundled on mps in float32, compared with cpu in float32: ok",
-        "  20 texts with 1,000 tokens in 22 windows.",
-        "  check     result  evidence",
-        "  numbers   ok      every logit is a number",
-        "  logits    ok      within 0.0001 of the reference",
-        "  labels    ok      every token has the same label",
-        "  entities  ok      200 of 200 exact",
-    ]
-    assert "3e-06" in GOOD._repr_html_()
-    assert "3e-06" not in str(GOOD)
-
-
-def test_places_of_entities_are_shown():
-    """Where entities differ, the numbers of the text and of its characters are shown, and how many there are."""
-    report = replace(GOOD, spans=Spans(exact=300, moved=2, changes=(CHANGE,)))
-
-    assert "  text 3  moved  characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
-    assert "Entities that differ (the first 1 of 2)" in str(report)
-
-
-def test_same_way_as_the_reference_says_so():
-    """A candidate on the CPU in float32 that differs is said to be computed as the reference is, and no other."""
-    assert "the difference is a fault" in str(replace(GOOD, device="cpu", other_labels=1))
-    assert "the difference is a fault" in str(replace(GOOD, device="cpu", spans=Spans(exact=99, extra=1)))
-    assert "the difference is a fault" not in str(replace(GOOD, device="cpu"))
-    assert "the difference is a fault" not in str(replace(GOOD, device="cpu", spans=Spans()))
-    assert "the difference is a fault" not in str(replace(GOOD, other_labels=1))
-    assert "the difference is a fault" not in str(replace(HALF, device="cpu", other_labels=1))
-
-
-def test_report_is_json():
-    """Everything is there as JSON, with tolerances, shares and findings."""
-    report = replace(
-        HALF,
-        spans=Spans(exact=99, moved=1, changes=(CHANGE,)),
-        gold=(Score(10, 10, 9), Score(10, 10, 9)),
-        gradients=GradientDifference(0.1, "classifier.bias", 38),
-        notes=("A note.",),
+    @pytest.mark.parametrize(
+        "dtype", ["bfloat16", *(pytest.param(one, marks=pytest.mark.slow) for one in ("float32", "float16"))]
     )
-    stored = json.loads(json.dumps(report.to_dict()))
+    def test_gradients_within_their_tolerance(self, dtype):
+        """The gradients of a step of a bundled model are within the tolerance of the type."""
+        report = compared("bundled_small", [NOTE, LONG], dtype=dtype, gradients=True)
 
-    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "ninety": 2e-7, "ninety_nine": 1e-6, "tolerance": 0.5}
-    assert stored["spans"]["agreement"] == 0.99
-    assert stored["gold"]["candidate"]["recall"] == 0.9
-    assert stored["gradients"]["parameter"] == "classifier.bias"
-    assert stored["status"] == "warning"
-    assert [one["name"] for one in stored["findings"]][-1] == "gradients"
+        assert report.gradients.largest <= report.tolerance.gradients
+        assert report.gradients.parameters > 20
+
+    def test_wrong_gradient_is_found_and_named(self, load, random_model):
+        """A parameter whose gradient is wrong is named."""
+        pipe = load(random_model)
+        pipe.model.classifier.weight.register_hook(lambda gradient: gradient * 1000)
+        report = nb.runbook.parity(pipe, [NOTE], gradients=True)
+
+        assert report.gradients.parameter == "classifier.weight"
+        assert report.gradients.largest == pytest.approx(999, rel=1e-3)
+        assert report.findings[-1].status == "failed"
+
+    def test_without_gradients(self, pipe, keyword_model):
+        """Where no parameter has a gradient, none is compared; asking for gradients in int8 is an error."""
+        pipe.model.requires_grad_(False)
+        assert nb.runbook.parity(pipe, [NOTE], gradients=True).gradients is None
+        with pytest.raises(ConfigurationError, match="no gradients"):
+            compared(keyword_model, [NOTE], dtype="int8", gradients=True)
+
+
+class TestGold:
+    """Both ways against what is true."""
+
+    GOLD = ([(16, 33, D), (38, 50, D), (56, 62, D)], [{"start": 4, "end": 11, "label": D}])
+    TEXTS = (NOTE, "the patient has asthma .")
+
+    def test_both_are_scored(self, pipe):
+        """Reference and candidate are scored against gold, text by text."""
+        reference, candidate = nb.runbook.parity(pipe, self.TEXTS, gold=self.GOLD).gold
+
+        assert reference == candidate
+        assert (reference.gold, reference.found, reference.right) == (4, 4, 3)
+
+    def test_gold_of_something_else(self, pipe):
+        """Gold of other texts, or with labels that the model cannot give, is an error with the number of the text."""
+        cases = [
+            (self.TEXTS, self.GOLD[:1], "The gold is of 1 text, and there are 2"),
+            (self.TEXTS[:1], self.GOLD, "The gold is of 2 texts, and there are 1"),
+            (iter(self.TEXTS), self.GOLD[:1], "There is no gold for text 1"),
+            (iter(self.TEXTS[:1]), self.GOLD, "The gold is of 2 texts, and there are 1"),
+            (self.TEXTS, ([], [(0, 25, D)]), "gold of text 1 ends after character 24"),
+            (self.TEXTS, ([], [(16, 22, "O")]), "leave others out: DISEASE\\."),
+            (
+                self.TEXTS,
+                ([(16, 33, D)], [(16, 22, "asthma")]),
+                "1 of 2 gold entities have a label that the model does not have. Use those of the model.*: DISEASE",
+            ),
+        ]
+        for texts, gold, said in cases:
+            with pytest.raises(ConfigurationError, match=said) as caught:
+                nb.runbook.parity(pipe, texts, gold=gold)
+            assert "asthma" not in str(caught.value), said
+
+
+class TestTexts:
+    """What can be compared on."""
+
+    def test_what_is_no_series(self, pipe):
+        """No text, one text alone, what is none, and texts in the place of the model are errors that say the order."""
+        order = "Pass the model first and then"
+        cases = [(pipe, texts, "There is no text to compare on") for texts in (None, [], iter(()), ())]
+        cases += [(pipe, texts, "series of texts") for texts in ("asthma", 5, {"text": NOTE})]
+        cases += [([NOTE], "bundled", f"{order} a list of texts"), ([NOTE], None, f"{order} the texts")]
+        for model, texts, says in cases:
+            with pytest.raises(ConfigurationError, match=says):
+                nb.runbook.parity(model, texts)
+
+    def test_unreadable_text_is_named_by_its_number(self, pipe):
+        """A text that cannot be read is an error with its number."""
+        for text in (None, 5, "\ud800 asthma"):
+            with pytest.raises(UnreadableText, match=r"Text 1 (must|has)") as caught:
+                nb.runbook.parity(pipe, [NOTE, text])
+            assert "asthma" not in str(caught.value)
+
+    def test_failing_stream(self, pipe):
+        """What the stream of texts fails with is what is raised."""
+
+        def texts():
+            yield NOTE
+            raise KeyError(5)
+
+        with pytest.raises(KeyError):
+            nb.runbook.parity(pipe, texts())
+
+
+def test_batch_that_does_not_fit_is_halved(pipe):
+    """Where memory is short, a batch is compared in halves, with the same result; a single window is an error."""
+    texts, seen, most = [NOTE] * 8, [], 3
+
+    def refuse(model, _args, kwargs):
+        if model is pipe.model:  # The copy that is the reference has the hook too.
+            seen.append(len(kwargs["input_ids"]))
+            if seen[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    pipe.model.register_forward_pre_hook(refuse, with_kwargs=True)
+    report = nb.runbook.parity(pipe, texts)
+
+    assert seen == [8, 4, 2, 2, 4, 2, 2]
+    assert (report.tokens, report.spans.exact) == (12 * 8, 3 * 8)
+    most = 0
+    with pytest.raises(DeviceUnavailable, match="could not be compared on cpu: CUDA out of memory"):
+        nb.runbook.parity(pipe, texts)
+
+
+class TestPublicFunction:
+    """What it takes, and what it leaves alone."""
+
+    def test_nothing_of_the_session_changes(self, keyword_model):
+        """The models that are loaded for a comparison are gone after it; those of the session stay."""
+        kept = SESSION.load_model(str(keyword_model), OpenMedConfig())
+        before = sum(type(one) is type(kept.model) for one in gc.get_objects())
+        report = nb.runbook.parity(str(keyword_model), [NOTE], dtype="bfloat16")
+        gc.collect()
+
+        assert (report.model, report.device, report.dtype) == (str(keyword_model), "cpu", "bfloat16")
+        assert SESSION.inventory().names == (str(keyword_model),)
+        assert SESSION.load_model(str(keyword_model), OpenMedConfig()).model is kept.model
+        assert sum(type(one) is type(kept.model) for one in gc.get_objects()) <= before
+        assert SESSION.device().device == "cpu"
+        SESSION.unload()
+
+    def test_types(self, keyword_model):
+        """A type is named by its name or as torch's own; "auto" is the type that a load would take."""
+        report = compared(keyword_model, [NOTE], dtype=torch.float16)
+
+        assert (report.dtype, report.spans.exact) == ("float16", 3)
+        assert compared(keyword_model, [NOTE], dtype="auto").dtype == "float32"
+
+    def test_arguments_that_cannot_be_used(self, keyword_model, pipe):
+        """An argument that a load does not take, a device that is not here, and a type for a loaded pipeline are errors."""
+        cases = [
+            (str(keyword_model), {"dtype": "float64"}, "cannot be loaded as 'float64'"),
+            (str(keyword_model), {"dtype": "int8", "device": "mps"}, "mps"),
+            (str(keyword_model), {"stride": 8}, "There is no option stride"),
+            (pipe, {"dtype": "bfloat16"}, "cannot take dtype"),
+        ]
+        for model, arguments, said in cases:
+            with pytest.raises((ConfigurationError, DeviceUnavailable), match=said):
+                nb.runbook.parity(model, [NOTE], **arguments)
+
+
+def test_simulated_device_says_so(keyword_model):
+    """On a simulated MPS a comparison works, and says that no figure is one of MPS."""
+    with nb.simulated_mps():
+        report = nb.runbook.parity(str(keyword_model), [NOTE], gradients=True)
+
+    assert report.device == "mps (SIMULATED)"
+    assert report.status == "ok"
+    assert "SIMULATED MPS: no figure here is one of MPS." in str(report)

@@ -1,0 +1,188 @@
+"""What the counts of a comparison mean, and what a report of it shows."""
+
+import json
+from dataclasses import replace
+
+from openmed_nb.models.config import DTYPES
+from openmed_nb.runbook.precision.report import (
+    TOLERANCES,
+    Change,
+    Differences,
+    GradientDifference,
+    ParityReport,
+    Score,
+    Spans,
+)
+
+GOOD = ParityReport(
+    model="bundled",
+    device="mps",
+    dtype="float32",
+    texts=20,
+    texts_fingerprint="09b4",
+    tokens=1000,
+    windows=22,
+    logits=Differences(3e-6, 1e-7, 2e-7, 1e-6),
+    other_labels=0,
+    not_numbers=0,
+    spans=Spans(exact=200),
+)
+HALF = replace(GOOD, dtype="bfloat16")
+CHANGE = Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
+
+
+def found(report):
+    """Return the status of each finding by its name."""
+    return {one.name: one.status for one in report.findings}
+
+
+JUDGED = [
+    (GOOD, "logits", "ok"),
+    (replace(GOOD, logits=Differences(1e-4)), "logits", "ok"),
+    (replace(GOOD, logits=Differences(1.1e-4)), "logits", "warning"),
+    (replace(GOOD, logits=Differences(5e-2)), "logits", "warning"),
+    (replace(GOOD, logits=Differences(6e-2)), "logits", "failed"),
+    (replace(GOOD, logits=Differences(1.1e-4), spans=Spans(exact=199, moved=1)), "logits", "failed"),
+    (replace(HALF, logits=Differences(0.5)), "logits", "ok"),
+    (replace(HALF, logits=Differences(0.6)), "logits", "warning"),
+    (replace(GOOD, dtype="int8", logits=Differences(0.1)), "logits", "not applicable"),
+    (replace(GOOD, dtype="int8", logits=Differences(1e6)), "logits", "not applicable"),
+    (GOOD, "numbers", "ok"),
+    (replace(GOOD, not_numbers=1), "numbers", "failed"),
+    (replace(HALF, not_numbers=1), "numbers", "failed"),
+    (GOOD, "labels", "ok"),
+    (replace(GOOD, other_labels=1), "labels", "warning"),
+    (GOOD, "entities", "ok"),
+    (replace(GOOD, spans=Spans()), "entities", "warning"),
+    (replace(GOOD, spans=Spans(exact=99, moved=1)), "entities", "warning"),
+    (replace(GOOD, spans=Spans(exact=98, moved=1, extra=1)), "entities", "failed"),
+    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 90))), "gold entities", "ok"),
+    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 91))), "gold entities", "ok"),
+    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 89))), "gold entities", "warning"),
+    (replace(GOOD, gold=(Score(100, 100, 90), Score(100, 100, 88))), "gold entities", "failed"),
+    (replace(GOOD, gradients=GradientDifference(1e-5, "classifier.bias", 38)), "gradients", "ok"),
+    (replace(GOOD, gradients=GradientDifference(1e5, "classifier.bias", 38)), "gradients", "failed"),
+    (replace(GOOD, gradients=GradientDifference(float("inf"), "classifier.bias", 38)), "gradients", "failed"),
+]
+"""A report, the name of a finding, and the finding's status."""
+
+
+def test_judgement():
+    """Each count is judged by its tolerance; in float32 a logit may be off a little more where every entity is the same."""
+    for report, name, status in JUDGED:
+        assert found(report)[name] == status, report
+        assert report.status == max(found(report).values(), key=("not applicable", "ok", "warning", "failed").index)
+
+
+def test_every_type_has_its_tolerance():
+    """There is a tolerance for every type that models are loaded in, and none is smaller than that of float32."""
+    assert set(TOLERANCES) == {*DTYPES} - {"auto"}
+    assert min(one.logits for one in TOLERANCES.values() if one.logits) == TOLERANCES["float32"].logits
+
+
+def test_what_went_wrong_has_a_remedy():
+    """Every finding that is not ok says what to do, and no other does."""
+    assert [bool(one.remedy) for one in BAD.findings] == [True] * 6
+    assert not any(one.remedy for one in GOOD.findings)
+
+
+BAD = replace(
+    GOOD,
+    logits=Differences(1.0),
+    not_numbers=2,
+    other_labels=3,
+    spans=Spans(exact=1, missing=1),
+    gold=(Score(2, 2, 2), Score(2, 2, 1)),
+    gradients=GradientDifference(1.0, "classifier.bias", 38),
+)
+
+
+WAYS_OUT = {
+    ("mps", "float32"): ("Use the CPU for this model.",) * 4 + ("Train on the CPU.",),
+    ("cpu", "float32"): ("Load the model again.",) * 5,
+    ("cpu", "bfloat16"): (
+        "Use float32.",
+        "Look at the entities: they decide.",
+        *("Use float32.",) * 2,
+        "Train in float32.",
+    ),
+    ("mps", "float16"): (
+        "Use bfloat16, which has the range of float32.",
+        "Look at the entities: they decide.",
+        *("Use float32.",) * 2,
+        "Train in float32.",
+    ),
+    ("cpu", "int8"): ("Use float32.", "", *("Use float32.",) * 2, "Train in float32."),
+}
+
+
+def test_remedy_leaves_the_type_or_the_device():
+    """A remedy leaves the type or the device that is in question, and is one thing to do; nobody is sent to where they are."""
+    names = ("numbers", "logits", "entities", "gold entities", "gradients")
+    for (device, dtype), remedies in WAYS_OUT.items():
+        bad = replace(BAD, device=device, dtype=dtype, logits=Differences(100.0))
+        found = {one.name: one.remedy for one in bad.findings if one.name != "labels"}
+        assert found == dict(zip(names, remedies, strict=True)), (device, dtype)
+
+
+def test_without_entities_nothing_is_told():
+    """Texts in which neither way finds an entity give a warning, not a good result."""
+    report = replace(GOOD, spans=Spans())
+
+    assert report.status == "warning"
+    assert "no entity was found in either: nothing can be told" in str(report)
+
+
+def test_text_has_no_figure_of_this_computer():
+    """The text form says what holds on every computer; two comparisons that differ in figures have the same text."""
+    other = replace(GOOD, logits=Differences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
+
+    assert str(other) == str(GOOD)
+    assert str(GOOD).splitlines() == [
+        "Parity: bundled on mps in float32, compared with cpu in float32: ok",
+        "  20 texts with 1,000 tokens in 22 windows.",
+        "  check     result  evidence",
+        "  numbers   ok      every logit is a number",
+        "  logits    ok      within 0.0001 of the reference",
+        "  labels    ok      every token has the same label",
+        "  entities  ok      200 of 200 exact",
+    ]
+    assert "3e-06" in GOOD._repr_html_()
+    assert "3e-06" not in str(GOOD)
+
+
+def test_places_of_entities_are_shown():
+    """Where entities differ, the numbers of the text and of its characters are shown, and how many there are."""
+    report = replace(GOOD, spans=Spans(exact=300, moved=2, changes=(CHANGE,)))
+
+    assert "  text 3  moved  characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
+    assert "Entities that differ (the first 1 of 2)" in str(report)
+
+
+def test_same_way_as_the_reference_says_so():
+    """A candidate on the CPU in float32 that differs is said to be computed as the reference is, and no other."""
+    assert "the difference is a fault" in str(replace(GOOD, device="cpu", other_labels=1))
+    assert "the difference is a fault" in str(replace(GOOD, device="cpu", spans=Spans(exact=99, extra=1)))
+    assert "the difference is a fault" not in str(replace(GOOD, device="cpu"))
+    assert "the difference is a fault" not in str(replace(GOOD, device="cpu", spans=Spans()))
+    assert "the difference is a fault" not in str(replace(GOOD, other_labels=1))
+    assert "the difference is a fault" not in str(replace(HALF, device="cpu", other_labels=1))
+
+
+def test_report_is_json():
+    """Everything is there as JSON, with tolerances, shares and findings."""
+    report = replace(
+        HALF,
+        spans=Spans(exact=99, moved=1, changes=(CHANGE,)),
+        gold=(Score(10, 10, 9), Score(10, 10, 9)),
+        gradients=GradientDifference(0.1, "classifier.bias", 38),
+        notes=("A note.",),
+    )
+    stored = json.loads(json.dumps(report.to_dict()))
+
+    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "ninety": 2e-7, "ninety_nine": 1e-6, "tolerance": 0.5}
+    assert stored["spans"]["agreement"] == 0.99
+    assert stored["gold"]["candidate"]["recall"] == 0.9
+    assert stored["gradients"]["parameter"] == "classifier.bias"
+    assert stored["status"] == "warning"
+    assert [one["name"] for one in stored["findings"]][-1] == "gradients"
