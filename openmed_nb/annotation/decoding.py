@@ -5,8 +5,9 @@ The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,10 @@ from .tokens import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+# How many different words are remembered.
+REMEMBERED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -67,51 +72,57 @@ class Units:
 
 @dataclass(frozen=True)
 class Decoder:
-    tokenizer: PreTrainedTokenizerBase  # spells the words
+    speller: Speller
     tables: LabelTables
     strategy: str  # none, simple, first, average or max
     tokens_before: int  # special tokens before a text's own
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> list[list[Entity]]:
+        """Return the entities of each sequence."""
         found: list[list[Entity]] = [[] for _ in tokens.owners]
         if len(tokens):
-            speller = Speller(self.tokenizer, texts, tokens)
             several = self.single_tokens if self.strategy == "none" else self.groups
-            for sequence, entity in several(speller, tokens, predictions):
+            for sequence, entity in several(texts, tokens, predictions):
                 found[sequence].append(entity)
         return found
 
-    def single_tokens(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
+    def single_tokens(
+        self, texts: Sequence[str], tokens: Tokens, predictions: Predictions
+    ) -> Iterator[tuple[int, Entity]]:
         """Yield every token whose label is an answer, with the number of its sequence."""
-        positions = np.flatnonzero(self.tables.label_kept[predictions.labels])
-        for position, sequence in zip(positions.tolist(), tokens.sequences(positions).tolist(), strict=True):
-            entity: Entity = {
-                "entity": self.tables.names[predictions.labels[position]],
-                "score": float(predictions.scores[position]),
-                "index": position - int(tokens.bounds[sequence]) + self.tokens_before,
-                "word": speller.token(position),
-                "start": int(tokens.starts[position]),
-                "end": int(tokens.ends[position]),
-            }
-            yield sequence, entity
+        places = np.flatnonzero(self.tables.label_kept[predictions.labels])
+        sequences = tokens.sequences(places)
+        for sequence, label, score, index, word, start, end in zip(
+            sequences.tolist(),
+            predictions.labels[places].tolist(),
+            predictions.scores[places].tolist(),
+            (places - tokens.bounds[sequences] + self.tokens_before).tolist(),
+            self.speller.tokens(texts, tokens, places),
+            tokens.starts[places].tolist(),
+            tokens.ends[places].tolist(),
+            strict=True,
+        ):
+            name = self.tables.names[label]
+            yield sequence, {"entity": name, "score": score, "index": index, "word": word, "start": start, "end": end}
 
-    def groups(self, speller: Speller, tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
+    def groups(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
         """Yield every entity that is an answer, with the number of its sequence."""
         units = units_of(tokens, predictions, self.strategy)
         edges = group_edges(tokens, units, self.tables)
-        totals = np.add.reduceat(units.scores.astype(np.float64), edges[:-1])
+        scores = np.add.reduceat(units.scores.astype(np.float64), edges[:-1]) / np.diff(edges)
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
-        sequences = tokens.sequences(units.firsts[edges[kept]])
-        for group, sequence in zip(kept.tolist(), sequences.tolist(), strict=True):
-            begin, end = int(edges[group]), int(edges[group + 1])
-            entity: Entity = {
-                "entity_group": self.tables.groups[units.labels[begin]],
-                "score": float(totals[group] / (end - begin)),
-                "word": speller.units(units, begin, end, joined=self.strategy != "simple"),
-                "start": int(tokens.starts[units.firsts[begin]]),
-                "end": int(tokens.ends[units.lasts[end - 1] - 1]),
-            }
-            yield sequence, entity
+        firsts, lasts = units.firsts[edges[kept]], units.lasts[edges[kept + 1] - 1]
+        for sequence, label, score, word, start, end in zip(
+            tokens.sequences(firsts).tolist(),
+            units.labels[edges[kept]].tolist(),
+            scores[kept].tolist(),
+            self.speller.stretches(texts, tokens, firsts, lasts, None if self.strategy == "simple" else units.firsts),
+            tokens.starts[firsts].tolist(),
+            tokens.ends[lasts - 1].tolist(),
+            strict=True,
+        ):
+            name = self.tables.groups[label]
+            yield sequence, {"entity_group": name, "score": score, "word": word, "start": start, "end": end}
 
 
 def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
@@ -152,32 +163,44 @@ def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray
 class Speller:
     """Writes tokens as words, as transformers does; the same words come again and again, so they are remembered."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: Tokens) -> None:
-        self.tokenizer, self.texts, self.tokens = tokenizer, texts, tokens
-        self._joined: dict[tuple[str, ...], str] = {}
-        self._names: dict[int, str] = {}
-        self._unknown = tokenizer.unk_token_id
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[bytes, str] = {}
 
-    def token(self, position: int) -> str:
-        """Return a token as it stands in the vocabulary, or in the text if the vocabulary does not have it."""
-        tokens = self.tokens
-        number = int(tokens.ids[position])
-        if number == self._unknown:
-            return tokens.piece(self.texts, position)
-        if number not in self._names:
-            self._names[number] = self.tokenizer.convert_ids_to_tokens(number)
-        return self._names[number]
+    def tokens(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
+        """Return tokens as they stand in the vocabulary, or in the text if the vocabulary does not have them."""
+        ids = tokens.ids[places]
+        names: list[str] = self.tokenizer.convert_ids_to_tokens(ids.tolist())
+        for number in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
+            names[number] = tokens.piece(texts, int(places[number]))
+        return names
 
-    def units(self, units: Units, begin: int, end: int, joined: bool) -> str:
-        """Return the text of some units; words are joined first from their tokens, and then among themselves."""
-        stretches = [range(units.firsts[unit], units.lasts[unit]) for unit in range(begin, end)]
-        if joined:
-            return self.join(self.join(self.token(position) for position in stretch) for stretch in stretches)
-        return self.join(self.token(stretch.start) for stretch in stretches)
+    def stretches(
+        self, texts: Sequence[str], tokens: Tokens, firsts: np.ndarray, lasts: np.ndarray, words: np.ndarray | None
+    ) -> Iterator[str]:
+        """Yield stretches of tokens as text; where words begin, each word is joined from its tokens before the words are."""
+        begins = np.zeros(len(tokens), np.int64)
+        if words is not None:
+            begins[words] = 1
+        # What a stretch reads as hangs on its ids and on where its words begin, and on the text if a token is unknown.
+        spelling, width = (tokens.ids * 2 + begins).tobytes(), begins.itemsize
+        unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
+        read = unknown[lasts] > unknown[firsts]
+        if len(self._known) > REMEMBERED:
+            self._known.clear()
+        for first, last, in_text in zip(firsts.tolist(), lasts.tolist(), read.tolist(), strict=True):
+            key = spelling[first * width : last * width]
+            text = None if in_text else self._known.get(key)
+            if text is None:
+                pieces = self.tokens(texts, tokens, np.arange(first, last))
+                edges = [*np.flatnonzero(begins[first:last]).tolist(), last - first]
+                joined = [self.join(pieces[begin:end]) for begin, end in pairwise(edges)]
+                text = self.join(pieces if words is None else joined)
+                if not in_text:
+                    self._known[key] = text
+            yield text
 
-    def join(self, pieces: Iterable[str]) -> str:
+    def join(self, pieces: list[str]) -> str:
         """Return pieces as the tokenizer's decoder puts them together."""
-        key = tuple(pieces)
-        if key not in self._joined:
-            self._joined[key] = self.tokenizer.convert_tokens_to_string(list(key))
-        return self._joined[key]
+        joined: str = self.tokenizer.convert_tokens_to_string(pieces)
+        return joined

@@ -23,7 +23,7 @@ from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, collector_at_rest, is_quantized, move
-from .decoding import Decoder, LabelTables
+from .decoding import Decoder, LabelTables, Speller
 from .forward import Budget, Network, hides_padding, input_names
 from .results import Entity, span_of
 from .stream import Annotator, Answer, Settings, entities_of
@@ -328,7 +328,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
-        decoder = Decoder(self.tokenizer, tables, settings.aggregation_strategy, len(frame.before))
+        speller = self._learnt("speller", self.tokenizer, lambda: Speller(self.tokenizer))
+        decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
         return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions
+from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, Speller
 from openmed_nb.annotation.tokens import tokenise
 
 
@@ -72,7 +72,7 @@ def entities(tokenizer):
         labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
         numbers = np.array([SPELLINGS[label] for label in labels])
         predictions = Predictions(numbers, np.array(scores, np.float32))
-        decoder = Decoder(tokenizer, LabelTables.of(LABELS, ignored), strategy, tokens_before=1)
+        decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ignored), strategy, tokens_before=1)
         return [[line(one) for one in found] for found in decoder.entities(texts, tokens, predictions)]
 
     return entities
@@ -127,7 +127,7 @@ def test_average(tokenizer, probabilities, expected):
     texts = ["hypertension"]
     matrix = np.array(probabilities, np.float32)
     predictions = Predictions(matrix.argmax(1), matrix.max(1), matrix)
-    decoder = Decoder(tokenizer, LabelTables.of(LABELS, ["O"]), "average", tokens_before=1)
+    decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "average", tokens_before=1)
     found = decoder.entities(texts, tokenise(tokenizer, texts), predictions)
     assert [[line(one) for one in entities] for entities in found] == [expected]
 
@@ -165,9 +165,16 @@ def test_unknown_word(entities):
     assert entities("first", ["zebra Asthma"], "B=.9 I=.8") == [["DRUG zebra Asthma 0-12 0.85"]]
 
 
+def test_each_unknown_word_is_its_own(entities):
+    """Words that the vocabulary does not have are one token for the model, and each is read from its text."""
+    texts, spoken = ["xyz has", "uvw has", "xyz has"], " ".join(["B=.9 I=.9"] * 3)
+
+    assert entities("first", texts, spoken) == [[f"DRUG {text} 0-7 0.90"] for text in texts]
+
+
 def test_nothing(tokenizer):
     """No texts have no answers, and texts without tokens have empty ones."""
     nothing = Predictions(np.zeros(0, np.int64), np.zeros(0, np.float32))
-    decoder = Decoder(tokenizer, LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
+    decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
     assert decoder.entities([], tokenise(tokenizer, []), nothing) == []
     assert decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing) == [[], []]
