@@ -399,7 +399,7 @@ class Session:
 # - which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
 #   weakly);
 # - which conversions were reported once (``devices.moving.REPORTED``);
-# - whether the one simulated MPS device is on, which torch knows only once (``devices.machine._ACTIVE``);
+# - whether the one simulated MPS device is on, which torch knows only once (``devices.machine.SIMULATION_ON``);
 # - the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
 # - what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``,
 #   ``annotation.forward``, ``models.files``, ``training.epochs``, ``runbook.profile_watch`` and

@@ -161,12 +161,12 @@ def processor_name(file: Path = Path("/proc/cpuinfo")) -> str:
 DEFAULT_MEMORY = "8 GiB"  # The RAM of a simulated Mac unless a person asks for another.
 
 # The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it.
-_ACTIVE: list[object] = []
+SIMULATION_ON: list[object] = []
 
 
 def mps_is_simulated() -> bool:
     """Tell whether a simulated MPS device is on in this process; torch is not imported for it."""
-    return bool(_ACTIVE)
+    return bool(SIMULATION_ON)
 
 
 def shown_device(device: str) -> str:

@@ -95,9 +95,8 @@ def uninterrupted() -> Iterator[None]:
     """Let an interrupt wait until a short block is over: torch's profiler would stay on where it starts or ends halfway."""
     waiting: list[Any] = []
     before = signal.getsignal(signal.SIGINT)
-    if (
-        not callable(before) or threading.current_thread() is not threading.main_thread()
-    ):  # It interrupts no other thread.
+    # An interrupt comes to the main thread alone.
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, lambda *arguments: waiting.append(arguments))

@@ -23,7 +23,7 @@ from torch.utils import _device as default_device
 from ..devices import backend
 from ..devices.computer import Computer
 from ..devices.environment import FALLBACK
-from ..devices.machine import _ACTIVE, DEFAULT_MEMORY, Machine
+from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine
 from ..devices.profilers import modes_on
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
@@ -138,7 +138,7 @@ def simulated_device(
     """
     environ = os.environ if environ is None else environ
     mac, planted = MacMemory(parse_memory(memory)), checked_defects(defects)
-    if _ACTIVE:
+    if SIMULATION_ON:
         what = "A simulated MPS device is on already, and there can be only one."
         raise DeviceUnavailable(what, "End it first: %openmed_device --simulate off, or leave its with block.")
     allocator = SimulatedAllocator(mac, environ)
@@ -148,7 +148,7 @@ def simulated_device(
     device = Device(allocator, fallbacks, Storages(allocator), wrong=wrong)
     functions = FunctionMode(device)
     shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)
-    _ACTIVE.append(shown)
+    SIMULATION_ON.append(shown)
     try:
         with (
             kept(FALLBACK, os.environ),
@@ -158,7 +158,7 @@ def simulated_device(
         ):
             yield shown
     finally:
-        _ACTIVE.clear()
+        SIMULATION_ON.clear()
 
 
 @contextlib.contextmanager
