@@ -7,6 +7,7 @@ and editors read it, and so does :func:`face`.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,9 @@ def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        return import_module(f".{name}", package) if home is None else getattr(import_module(f".{home}", package), name)
+        found = import_module(f".{home or name}", package)
+        value = found if home is None else getattr(found, name)
+        setattr(sys.modules[package], name, value)  # From now on it is found without asking here.
+        return value
 
     return get, lambda: sorted(homes), sorted(homes)
