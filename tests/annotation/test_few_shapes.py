@@ -109,8 +109,8 @@ class TestShapes:
     """MPS compiles for every shape, so it meets few."""
 
     @pytest.mark.usefixtures("mps")
-    def test_at_most_sixteen(self, new_pipe, sentences, on_forward):
-        """Three hundred texts of many lengths, in calls of many sizes, meet at most sixteen shapes."""
+    def test_at_most_twenty_four(self, new_pipe, sentences, on_forward):
+        """Three hundred texts of many lengths, in calls of many sizes, meet at most 24 shapes."""
         pipe, shapes = new_pipe(), set()
         pipe.device = "mps"
         on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
@@ -119,7 +119,7 @@ class TestShapes:
         for count in (1, 2, 7, 40):
             pipe(texts[:count])
             pipe(texts[-count:])
-        assert 2 <= len(shapes) <= 16
+        assert 2 <= len(shapes) <= 24
 
     @pytest.mark.usefixtures("mps")
     def test_one_text_is_not_filled_up(self, new_pipe, on_forward):
@@ -128,4 +128,4 @@ class TestShapes:
         pipe.device = "mps"
         on_forward(pipe.model, lambda ids: shapes.append(tuple(ids.shape)))
         pipe("asthma")
-        assert shapes == [(1, 32)]
+        assert shapes == [(1, 16)]

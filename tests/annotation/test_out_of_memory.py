@@ -114,7 +114,7 @@ class TestSmallerBatches:
     @pytest.mark.real_computer  # It begins its own simulation.
     def test_few_shapes(self, limited, sentences, answers_to):
         """On MPS, where batches are filled up with empty rows, these go before a window is given up."""
-        texts = sentences(9, longest=5)
+        texts = sentences(9, longest=20)
         pipe, memory = limited(32, ALLOCATORS["MPS"], batch_tokens=2048)
         with simulated_device() as mps:
             pipe.device = "mps"
