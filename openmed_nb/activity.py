@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from .errors import OpenMedWarning
 
@@ -122,3 +125,21 @@ def in_own_line(trace: TracebackType | None) -> str:
         if frame.f_globals.get("__name__") == "__main__"
     ]
     return own[-1] if own else ""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait until a short block is over, which would leave something on where it ends halfway."""
+    waiting: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+    # An interrupt comes to the main thread alone.
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *arguments: waiting.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        before(*waiting[0])

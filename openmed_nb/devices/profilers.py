@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from ..activity import uninterrupted
 from ..errors import ConfigurationError
 from .backend import import_torch
 from .machine import mps_is_simulated
@@ -88,24 +87,6 @@ def profiling(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
         with uninterrupted(), without_notes():
             if profiler_is_on():  # An interrupt may have come before it was.
                 profiler.__exit__(None, None, None)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait until a short block is over: torch's profiler would stay on where it starts or ends halfway."""
-    waiting: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    # An interrupt comes to the main thread alone.
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *arguments: waiting.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting:
-        before(*waiting[0])
 
 
 def memory_changes(profiler: Any) -> list[int]:

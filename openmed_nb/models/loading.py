@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..activity import uninterrupted
 from ..devices.backend import TENSOR_LOCK, import_torch
 from ..devices.memory import unload
 from ..devices.moving import narrower_types
@@ -157,14 +158,15 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     bar_was_on, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     try:
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
         yield
     finally:
-        logging.set_verbosity(verbosity)
-        if bar_was_on:
-            logging.enable_progress_bar()
+        with uninterrupted():
+            logging.set_verbosity(verbosity)
+            if bar_was_on:
+                logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,6 +61,26 @@ def test_load_says_nothing_and_leaves_transformers_settings(folder, tiny, capfd,
     finally:
         (logging.enable_progress_bar if before[0] else logging.disable_progress_bar)()
         logging.set_verbosity(before[1])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupt_leaves_transformers_as_it_was(keyword_model, load_folder, number):
+    """Transformers is as loud as before after an interrupt, also one that comes while it is silenced or no longer is."""
+    before, calls = (logging.is_progress_bar_enabled(), logging.get_verbosity()), []
+
+    def watch(frame, event, _argument):
+        if event == "call" and frame.f_code is logging.set_verbosity.__code__:
+            calls.append(frame)
+            if len(calls) == number:
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(watch)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load_folder(keyword_model)
+    finally:
+        sys.setprofile(None)
+    assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == before
 
 
 @pytest.mark.real_computer  # A simulated device belongs to one thread.
