@@ -156,7 +156,14 @@ def test_sweep(reports, told):
 
 @pytest.mark.parametrize(
     ("tokens", "length", "batch", "gain"),
-    [(2048, 128, 16, 0.1), (2048, 64, 32, 0.0), (100, 128, 1, None), (None, 128, None, None), (2048, None, None, None)],
+    [
+        (2048, 128, 16, 0.1),
+        (2048, 64, 32, 0.0),
+        (3072, 128, 24, 1650 / 1575 - 1),  # Between those that were measured, on the line from one to the other.
+        (100, 128, 1, None),
+        (None, 128, None, None),
+        (2048, None, None, None),
+    ],
 )
 def test_tokens_and_rows(tokens, length, batch, gain):
     """The texts that a step annotates are no rows of a sweep: tokens tell how many such rows a batch has, or nothing does."""
