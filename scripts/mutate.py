@@ -80,7 +80,14 @@ ROOMS = {
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py", "openmed_nb/runbook/figures.py"), ("tests/runbook/verdict/test_*.py",)
     ),
-    "certificates": Room(("openmed_nb/models/certificates.py",), ("tests/models/test_certificates.py",)),
+    "certificates": Room(
+        ("openmed_nb/models/certificates.py",),
+        (
+            "tests/models/test_certificates.py",
+            "tests/runbook/precision/test_dtype_choice.py",
+            "tests/runbook/precision/test_validation.py",
+        ),
+    ),
 }
 
 EQUIVALENT = {
