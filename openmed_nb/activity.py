@@ -129,7 +129,7 @@ def in_own_line(trace: TracebackType | None) -> str:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait until a short block is over, which would leave something on where it ends halfway."""
+    """Let an interrupt wait until a short block is over, because half of the block would leave something switched on or off."""
     waiting: list[Any] = []
     before = signal.getsignal(signal.SIGINT)
     # An interrupt comes to the main thread alone.
@@ -141,5 +141,5 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if waiting:
-        before(*waiting[0])
+        if waiting:
+            before(*waiting[0])

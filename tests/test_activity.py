@@ -1,12 +1,13 @@
 """Who is told of what is under way: once for verbs inside one another, everybody, and nobody who has gone."""
 
+import signal
 import threading
 
 import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.activity import Activity, Listeners
+from openmed_nb.activity import Activity, Listeners, uninterrupted
 from openmed_nb.errors import OpenMedWarning
 
 
@@ -235,3 +236,20 @@ def test_threads_that_come_and_go(listeners):
         thread.join()
 
     assert len(listeners) == 0
+
+
+def test_an_interrupt_waits_until_a_block_is_over():
+    """An interrupt in the middle of a short block comes when the block is over, also if it failed; then it is as before."""
+    before, done = signal.getsignal(signal.SIGINT), []
+
+    def work(error):
+        signal.raise_signal(signal.SIGINT)
+        done.append(error)
+        if error:
+            raise error
+
+    for error in (None, ValueError("failed")):
+        with pytest.raises(KeyboardInterrupt), uninterrupted():
+            work(error)
+        assert done[-1] is error
+        assert signal.getsignal(signal.SIGINT) is before

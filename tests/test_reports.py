@@ -43,7 +43,7 @@ def reports(folder):
     batch = torch.ones(2, 8)
     loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2)
     sweep = nb.sweep(linear, batch, device="cpu", largest=1)
-    comparison = nb.compare(linear, batch, devices="cpu", pairs=6, seconds=0)
+    comparison = nb.compare(linear, batch, devices="cpu", pairs=6, watch=0)
     profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
     parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
     precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")

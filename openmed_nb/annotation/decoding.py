@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# How many different words are remembered.
+# After about so many spellings, all are forgotten.
 REMEMBERED = 1 << 16
 
 
@@ -81,8 +81,8 @@ class Decoder:
         """Return the entities of each sequence."""
         found: list[list[Entity]] = [[] for _ in tokens.owners]
         if len(tokens):
-            several = self.single_tokens if self.strategy == "none" else self.groups
-            for sequence, entity in several(texts, tokens, predictions):
+            find = self.single_tokens if self.strategy == "none" else self.groups
+            for sequence, entity in find(texts, tokens, predictions):
                 found[sequence].append(entity)
         return found
 
@@ -152,7 +152,7 @@ def word_starts(tokens: Tokens) -> np.ndarray:
 
 
 def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray:
-    """Return where each entity begins among the units, and one past the last: a new kind, a B- label, a new text."""
+    """Return where each group begins among the units, and one past the last: a new kind, a B- label, a new sequence."""
     kinds, sequences = tables.kinds[units.labels], tokens.sequences(units.firsts)
     begins = tables.begins[units.labels]
     begins[1:] |= (kinds[1:] != kinds[:-1]) | (sequences[1:] != sequences[:-1])
@@ -161,7 +161,7 @@ def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray
 
 
 class Speller:
-    """Writes tokens as words, as transformers does; the same words come again and again, so they are remembered."""
+    """Writes tokens as text, as transformers does; the same entities come again and again, so their text is remembered."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -178,11 +178,11 @@ class Speller:
     def stretches(
         self, texts: Sequence[str], tokens: Tokens, firsts: np.ndarray, lasts: np.ndarray, words: np.ndarray | None
     ) -> Iterator[str]:
-        """Yield stretches of tokens as text; where words begin, each word is joined from its tokens before the words are."""
+        """Yield the text of stretches of tokens: the tokens of each word are joined, then the words; without words, the tokens."""
         begins = np.zeros(len(tokens), np.int64)
         if words is not None:
             begins[words] = 1
-        # What a stretch reads as hangs on its ids and on where its words begin, and on the text if a token is unknown.
+        # The text depends on the ids and on where words begin; on what the person wrote only if a token is unknown.
         spelling, width = (tokens.ids * 2 + begins).tobytes(), begins.itemsize
         unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
         read = unknown[lasts] > unknown[firsts]

@@ -1,7 +1,7 @@
 """Windows of tokens through the network: planned as batches, started, collected.
 
 Batches are sorted by length and each stays within a budget of tokens. On a device that compiles for every new shape, lengths
-and numbers of rows come from a small fixed set. A batch that does not fit in memory runs again in halves.
+and numbers of rows come from a small fixed set. A batch that does not fit in memory runs again in smaller ones of any shape.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 # If shapes are few, a batch has one of LENGTHS lengths from SHORTEST up, or as many as make each at most twice the one before,
-# and a power of STEP as its number of rows: of all choices with 24 shapes for 8,192 tokens at once and rows of up to 512, the
-# one with the least filling and the fewest passes over sentences and notes.
-SHORTEST, LENGTHS, STEP = 16, 9, 8
+# and as many rows as fit, one in STEP of them, one in STEP of these, or one: of the choices with at most 24 shapes for 8,192
+# tokens at once and rows of up to 512 that leave no budget unused, the one with the fewest tokens and passes for a few texts.
+SHORTEST, LENGTHS, STEP, MOST_STEPS = 16, 7, 8, 8
 
 # How long the row is that shows whether a model reads the filling: a length that rows on MPS are filled up to anyway.
 PROBED_LENGTH = 32
@@ -49,9 +49,9 @@ class Batch:
     height: int
 
     def halves(self, lengths: np.ndarray) -> list[Batch]:
-        """Return the batch in two, for a device on which the whole does not fit; nothing for a window that is alone.
+        """Return smaller batches for a device on which this one does not fit: halves, or one without filling, or none.
 
-        Each half is as long as the longest of its windows, so that none fails for the length of another.
+        Each is as long as the longest of its windows, so that none fails for the length of another.
         """
         if self.height == 1 and self.length == lengths[self.rows[0]]:
             return []
@@ -63,10 +63,10 @@ class Batch:
 @dataclass(frozen=True)
 class Budget:
     tokens: int  # in a batch, filling included
-    waste: int = 256  # of them filling: about as many as run in the time that starting another batch takes
+    waste: int = 256  # how many of them may be filling: as many as run in the time that starting another batch takes
     rows: int | None = None  # in a batch; None for no limit but the tokens
     few_shapes: bool = False
-    padding: bool = True  # a model that does not hide the filling would read it
+    padding: bool = True  # whether rows may be filled up; not for a model that would read the filling
 
     def within(self, tokens: int) -> Budget:
         """Return the budget with at most this many tokens, for a device that runs out of memory with more."""
@@ -101,12 +101,12 @@ def descending(order: np.ndarray, lengths: np.ndarray, budget: Budget, _longest:
 
 
 def in_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: Budget, longest: int) -> Iterator[Batch]:
-    """Yield batches of few shapes, each the one with the most text for its cost, and with no more filling than text."""
+    """Yield batches of few shapes, each with the most text for its cost, and of several rows with no more filling than text."""
     allowed, text = np.array(allowed_lengths(longest)), np.append(0, np.cumsum(lengths[order]))
     place = 0
     while place < len(order):
         length = int(allowed[np.searchsorted(allowed, lengths[order[place]])])
-        heights = STEP ** np.arange(1 + int(math.log(budget.height(length), STEP) + 1e-9))
+        heights = np.unique(np.maximum(1, budget.height(length) // STEP ** np.arange(MOST_STEPS)))
         read = text[np.minimum(place + heights, len(order))] - text[place]
         worth = np.where((heights == 1) | (heights * length <= 2 * read), read / (heights * length + budget.waste), 0)
         height = int(heights[worth.argmax()])

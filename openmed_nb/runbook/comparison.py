@@ -283,7 +283,7 @@ PAIRS = 20  # How often each device has its turn by default; 20 pairs give an in
 WARM_UP = 3  # Steps before any that counts: the first compile, fill caches, and start what reads ahead.
 PHASE_STEPS = 10  # How many steps are waited for phase by phase, fewer if they are slow.
 SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5  # A turn repeats a quick step until it takes so many seconds, but not more.
-SECONDS = 6.0  # How long a device is watched by default: time for enough answers.
+WATCH = 6.0  # How long a device is watched by default: time for enough answers.
 LONGEST_WATCH = 3600  # A device is watched for at most so many seconds.
 ASKED_EVERY = 1.0  # Seconds between two questions: each starts a command, whose cost is not work of the device.
 EXTENDED = 2  # If answers are slow, a device is watched at most so many times as long.
@@ -298,7 +298,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     training: bool = False,
     batch_size: int | None = None,
     pairs: int = PAIRS,
-    seconds: float = SECONDS,
+    watch: float = WATCH,
     **arguments: Any,
 ) -> Comparison:
     """Do the same work on each device in one run, in turn: how much faster than the CPU, and where the time goes.
@@ -317,8 +317,8 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
             run on a device in batches of tokens: of 128 for each text of a ``batch_size`` that is passed, which is what
             :func:`sweep` measures; without one, of as many as suit the device. The result says it as ``batch_tokens``.
         pairs: How often each device has its turn, from 6.
-        seconds: How long each device is watched while it works, and as long before while it does not, up to twice as long
-            where there are too few answers for a mean by then; 0 to leave ``utilisation`` out.
+        watch: For how many seconds each device is watched while it works, and before while it does not, up to twice as long
+            if there are too few answers for a mean by then; 0 leaves ``utilisation`` out.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -338,14 +338,14 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Example:
         >>> import torch
-        >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", pairs=6, seconds=0)
+        >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", pairs=6, watch=0)
         >>> list(comparison.of("cpu").shares), comparison.of("cpu").speed_up is None
         (['data', 'transfer', 'forward'], True)
     """
     from .benches import is_own_step, subject_of  # It imports numpy.
 
     batch_size, pairs = whole_or_none("batch_size", batch_size), whole("pairs", pairs, FEWEST_VALUES)
-    seconds = number("seconds", seconds, LONGEST_WATCH, such_as=f"{SECONDS:g}; 0 leaves the utilisation out")
+    watch = number("watch", watch, LONGEST_WATCH, such_as=f"{WATCH:g}; 0 leaves the utilisation out")
     if is_own_step(model):
         what = f"{named(model)} is a function, and only its own code says on which device it computes."
         remedy = (
@@ -364,7 +364,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
             SESSION.tell(Activity(f"Comparing on {name}", subject.name, names.index(name), len(names)))
 
         with put_on_devices(subject, names, tell) as benches:
-            return compared({name: bench.stream(batch_size) for name, bench in benches.items()}, pairs, seconds)
+            return compared({name: bench.stream(batch_size) for name, bench in benches.items()}, pairs, watch)
 
 
 def usable_devices() -> Iterator[str]:
@@ -388,11 +388,11 @@ def devices_to_compare(*names: str) -> tuple[str, ...]:
     return tuple(first.values())
 
 
-def compared(work: Mapping[str, Workload], pairs: int, seconds: float) -> Comparison:
+def compared(work: Mapping[str, Workload], pairs: int, watch: float) -> Comparison:
     """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is."""
     turns = seconds_in_turn(work, pairs)
     splits = {name: split_on(one) for name, one in work.items()}
-    loads = {name: load_on(name, one, seconds) for name, one in work.items()}
+    loads = {name: load_on(name, one, watch) for name, one in work.items()}
     figures = tuple(figures_of(one, name, turns, splits[name], loads[name]) for name, one in work.items())
     first, tokens = work[CPU], [one.batch_tokens for name, one in work.items() if name != CPU]
     return Comparison(**first.facts, devices=figures, pairs=pairs, batch_tokens=next(iter(tokens), first.batch_tokens))

@@ -103,12 +103,12 @@ class TestFewShapes:
 
     @given(st.sampled_from(LONGEST), st.sampled_from([64, 1024, 8192, 32768]), st.data())
     def test_all_corpora_share_few_shapes(self, longest, tokens, data):
-        """However many corpora a model reads, and whatever the budget is, it meets at most 33 shapes in all."""
+        """However many corpora a model reads, and whatever the budget is, it meets at most 35 shapes in all."""
         met = set()
         for _ in range(5):
             lengths = data.draw(st.lists(st.integers(3, longest), max_size=300))
             met |= shapes(plan_batches(np.array(lengths, np.int64), Budget(tokens, few_shapes=True), longest))
-        assert len(met) <= 33
+        assert len(met) <= 35
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_mixed_corpora(self, kind):
@@ -124,10 +124,10 @@ class TestFewShapes:
             (8, [8]),
             (16, [16]),
             (33, [16, 24, 32, 33]),
-            (64, [16, 24, 32, 40, 48, 56, 64]),
-            (128, [16, 24, 32, 40, 48, 64, 80, 104, 128]),
-            (512, [16, 32, 40, 64, 96, 144, 216, 336, 512]),
-            (514, [16, 32, 40, 64, 96, 144, 216, 336, 514]),
+            (64, [16, 24, 32, 48, 56, 64]),
+            (128, [16, 24, 32, 48, 64, 96, 128]),
+            (512, [16, 32, 56, 96, 168, 288, 512]),
+            (514, [16, 32, 56, 96, 168, 296, 514]),
             (8192, [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]),
         ],
     )
@@ -142,8 +142,8 @@ class TestFewShapes:
             ([10] * 8, [([*range(8)], 16, 8)]),
             ([10] * 7, [([*range(7)], 16, 8)]),
             ([10] * 10, [([*range(8)], 16, 8), ([8], 16, 1), ([9], 16, 1)]),
-            ([10, 60], [([1], 64, 1), ([0], 16, 1)]),
-            ([10, *[60] * 7], [([1, 2, 3, 4, 5, 6, 7, 0], 64, 8)]),
+            ([10, 90], [([1], 96, 1), ([0], 16, 1)]),
+            ([10, *[90] * 9], [([1, 2, 3, 4, 5, 6, 7, 8, 9, 0], 96, 10)]),
         ],
     )
     def test_left_overs(self, lengths, expected):

@@ -366,7 +366,7 @@ class TestLoader:
         """Of batches of several sizes, the mean and the usual number of rows are known, and rows a second are those of all."""
         workload = subject_of(torch.nn.Identity(), of_sizes(1, 100, 100, 100)).on("cpu").stream()
         steps(workload, 8)
-        one = nb.compare(torch.nn.Linear(8, 8), of_sizes(1, 50), devices="cpu", pairs=6, seconds=0).of("cpu")
+        one = nb.compare(torch.nn.Linear(8, 8), of_sizes(1, 50), devices="cpu", pairs=6, watch=0).of("cpu")
 
         assert (workload.rows, workload.usual_rows, workload.mean_rows) == (1, 100, 75.25)
         assert one.rows in {1, 50}

@@ -20,7 +20,7 @@ from openmed_nb.session import SESSION
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
-QUICK = {"pairs": 6, "seconds": 0}
+QUICK = {"pairs": 6, "watch": 0}
 
 
 def compared(*args, **named):
@@ -127,7 +127,7 @@ def test_what_the_person_has_stays_as_it_is():
 
 def test_processor_is_watched():
     """Of the CPU, moments are read while it works, too few make no mean, and no thread is left."""
-    row = compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", seconds=0.01).of("cpu")
+    row = compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", watch=0.01).of("cpu")
 
     assert row.load.samples >= 5 or row.utilisation is None
     assert "openmed_nb utilisation" not in [thread.name for thread in threading.enumerate()]
@@ -158,14 +158,14 @@ def test_what_does_not_fit():
         ({"pairs": 5}, ConfigurationError, "pairs cannot be 5. Pass a whole number from 6"),
         ({"pairs": True}, ConfigurationError, "pairs cannot be True"),
         ({"batch_size": 0}, ConfigurationError, "batch_size cannot be 0"),
-        ({"seconds": -1}, ConfigurationError, "seconds cannot be -1"),
-        ({"seconds": float("nan")}, ConfigurationError, "seconds cannot be nan"),
-        ({"seconds": "long"}, ConfigurationError, "seconds cannot be 'long'"),
+        ({"watch": -1}, ConfigurationError, "watch cannot be -1"),
+        ({"watch": float("nan")}, ConfigurationError, "watch cannot be nan"),
+        ({"watch": "long"}, ConfigurationError, "watch cannot be 'long'"),
         ({"devices": "banana"}, DeviceError, "'banana'"),
         ({"devices": ["mps"]}, DeviceError, "'mps'"),
         ({"devices": [3]}, ConfigurationError, "int has no device"),
         ({"devices": 5}, ConfigurationError, "int has no device"),
-        ({"seconds": 1e300}, ConfigurationError, r"seconds cannot be 1e\+300.*from 0 up to 3600"),
+        ({"watch": 1e300}, ConfigurationError, r"watch cannot be 1e\+300.*from 0 up to 3600"),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
         ({"data": [None], "devices": "cpu"}, UnreadableText, "NoneType"),
         ({"model": nn.Linear(2, 2)}, ConfigurationError, "nothing to call Linear with"),
