@@ -268,3 +268,11 @@ def test_a_limit_on_cuda_is_kept():
             torch.zeros(int(cuda.memory().recommended * 2 * share), dtype=torch.uint8, device="cuda:0")
     finally:
         cuda.limit(1.0)
+
+
+def test_what_an_error_says_in_a_sentence():
+    """The figures of an out-of-memory error stand in one sentence with the device; without figures, the device alone."""
+    told = OutOfMemory.parse(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+
+    assert str(told) == "a lack of memory on cuda: 20.0 GiB wanted"
+    assert str(OutOfMemory.parse(MemoryError())) == "a lack of memory on cpu"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import BatchEncoding
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from openmed_nb.devices.moving import REPORTED, named_tensors, to_device, with_tensors
+from openmed_nb.devices.moving import REPORTED, copy_of, is_array_of_numbers, named_tensors, to_device, with_tensors
 from openmed_nb.errors import ConfigurationError, NumberTooLarge, OpenMedWarning
 from openmed_nb.simulation.device import simulated_device
 
@@ -451,3 +451,23 @@ def test_names():
     batch = {"labels": torch.ones(1), "pair": (torch.ones(1), {"deep": torch.ones(1)}), "text": "secret"}
     assert [name for name, _ in named_tensors(batch)] == ["labels", "pair.0", "pair.1.deep"]
     assert [name for name, _ in named_tensors(torch.ones(1))] == [""]
+
+
+def test_copy_of_a_model():
+    """A copy is one of the model inside of a compiled one; a type that MPS lacks is refused before anything is copied."""
+    model = torch.nn.Linear(2, 1)
+    copied = copy_of(torch.compile(model))
+
+    assert type(copied) is torch.nn.Linear
+    assert torch.equal(copied.weight, model.weight)
+    assert copied.weight is not model.weight
+    with pytest.raises(ConfigurationError, match="Linear has numbers in float64, which MPS does not have"):
+        copy_of(model.double(), "mps")
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"), [("S1", False), ("U1", False), ("M8[D]", False), ("O", False), ("u1", True)]
+)
+def test_arrays_of_numbers(kind, numbers):
+    """Arrays of what torch has no type for are no numbers, however small their items are."""
+    assert is_array_of_numbers(np.zeros(1, kind)) is numbers

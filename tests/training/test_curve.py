@@ -496,3 +496,11 @@ def test_slope_and_rank_correlation_of_a_reflected_series(sizes, level):
     assert slope(reflected) == pytest.approx(-slope(sizes))
     assert rank_correlation(reflected) == pytest.approx(-rank_correlation(sizes))
     assert -1 <= rank_correlation(sizes) <= 1
+
+
+def test_a_few_kilobytes_alarm_no_one():
+    """Growth counts as a share of at least one mebibyte, however little there was at first."""
+    sizes = [1024, 1024 + 256 * 1024, 1024 + 512 * 1024]
+
+    assert judge(sizes).spread == 0.5
+    assert judge([size * 1024 for size in sizes]).spread == 512

@@ -18,6 +18,7 @@ DECISIONS = [
     ({("mps", "complex64")}, (2, 13), {}, False, "parameters in complex64"),
     ({("cuda:1", "float64")}, (2, 6), {"scaled": True}, True, "float64 on cuda"),
     ({("cpu", "float64")}, (2, 6), {}, True, "since 2.4"),
+    ({("cpu", "bfloat16"), ("cpu", "float16")}, (2, 6), {}, True, "float16 on cpu since 2.4"),
     ({("cpu", "float32"), ("mps", "float32")}, (2, 6), {}, True, "float32 on cpu since 2.4, float32 on mps"),
     ({("xla:0", "float32")}, (2, 13), {}, False, "not known to have it on xla"),
     ({("mps", "float32")}, (2, 13), {"options": {"fused": False}}, False, "fused=False was set"),

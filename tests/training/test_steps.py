@@ -351,6 +351,12 @@ def test_norms_that_are_none(clip):
         GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, clip=clip)
 
 
+def test_what_is_no_optimizer():
+    """What is not an optimizer is refused by its type."""
+    with pytest.raises(ConfigurationError, match=r"^The optimizer cannot be of type Linear\. Pass one of torch\.optim"):
+        GradientAccumulation(linear(), 2)
+
+
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_scaler_that_would_be_ignored():
     """A GradScaler with a fused optimizer on MPS is refused before torch 2.13; one that is off, or elsewhere, is not."""
