@@ -19,7 +19,7 @@ import numpy as np
 
 from ..devices.backend import TENSOR_LOCK, array_to_device, synchronize, to_array, towards_host
 from ..devices.linear import attention_without_plans, fast_linear
-from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload
+from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload_remedy
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from .decoding import Predictions
 from .tokens import Frame, Tokens, Windows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # If shapes are few, a batch has one of LENGTHS lengths from SHORTEST up, or as many as make each at most twice the one before,
 # and as many rows as fit, one in STEP of them, one in STEP of these, or one: of the choices with at most 24 shapes for 8,192
 # tokens at once and rows of up to 512 that leave no budget unused, the one with the fewest tokens and passes for a few texts.
-SHORTEST, LENGTHS, STEP, MOST_STEPS = 16, 7, 8, 8
+SHORTEST, LENGTHS, STEP = 16, 7, 8
 
 # How long the row is that shows whether a model reads the filling: a length that rows on MPS are filled up to anyway.
 PROBED_LENGTH = 32
@@ -84,10 +84,12 @@ def plan_batches(lengths: np.ndarray, budget: Budget, longest: int) -> list[Batc
     if not budget.padding:
         same = np.flatnonzero(np.diff(lengths[order])) + 1
         return [batch for rows in np.split(order, same) for batch in descending(rows, lengths, budget)]
-    return list((in_few_shapes if budget.few_shapes else descending)(order, lengths, budget, longest))
+    if budget.few_shapes:
+        return list(in_few_shapes(order, lengths, budget, longest))
+    return list(descending(order, lengths, budget))
 
 
-def descending(order: np.ndarray, lengths: np.ndarray, budget: Budget, _longest: int = 0) -> Iterator[Batch]:
+def descending(order: np.ndarray, lengths: np.ndarray, budget: Budget) -> Iterator[Batch]:
     """Yield batches that end where another row would make more filling than starting a new one costs, or more than text."""
     place = 0
     while place < len(order):
@@ -106,7 +108,8 @@ def in_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: Budget, longes
     place = 0
     while place < len(order):
         length = int(allowed[np.searchsorted(allowed, lengths[order[place]])])
-        heights = np.unique(np.maximum(1, budget.height(length) // STEP ** np.arange(MOST_STEPS)))
+        # Seven divisions leave one row of any budget.
+        heights = np.unique(np.maximum(1, budget.height(length) // STEP ** np.arange(8)))
         read = text[np.minimum(place + heights, len(order))] - text[place]
         worth = np.where((heights == 1) | (heights * length <= 2 * read), read / (heights * length + budget.waste), 0)
         height = int(heights[worth.argmax()])
@@ -153,9 +156,8 @@ class Network:
 
     def moved(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Start to copy a batch to the model's device; it may still be under way, in order with what follows."""
-        packed = array_to_device(
-            np.stack(list(inputs.values())), self.model.device
-        )  # One copy instead of two or three.
+        # One copy instead of two or three.
+        packed = array_to_device(np.stack(list(inputs.values())), self.model.device)
         return {name: packed[place] for place, name in enumerate(inputs)}
 
     def logits_of(self, moved: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -213,7 +215,9 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
             raise
         device = str(network.model.device)
         what = f"A window of {batch.length} tokens"
-        failure = does_not_fit(what, device, error, unload(device))  # The error itself holds frames with tensors.
+        failure = does_not_fit(
+            what, device, error, unload_remedy(device)
+        )  # The error itself holds frames with tensors.
     else:
         return
     empty_cache(device)

@@ -328,7 +328,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
-        speller = self._learnt("speller", self.tokenizer, lambda: Speller(self.tokenizer))
+        speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
         return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
 

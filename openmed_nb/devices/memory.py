@@ -141,7 +141,7 @@ def elsewhere(device: str) -> str:
     return "another model" if kind_of(device) == "cpu" else "the CPU"
 
 
-def unload(device: str) -> str:
+def unload_remedy(device: str) -> str:
     return f"Unload other models first, or use {elsewhere(device)}."
 
 

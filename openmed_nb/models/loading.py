@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..activity import uninterrupted
 from ..devices.backend import TENSOR_LOCK, import_torch
-from ..devices.memory import unload
+from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
@@ -306,7 +306,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
                 raise
             # An AssertionError where torch was built without the device.
             what = f"The model {name!r} could not be moved to {device}: {cause(error)}."
-            raise DeviceUnavailable(what, unload(device)) from error
+            raise DeviceUnavailable(what, unload_remedy(device)) from error
 
 
 class Stored(NamedTuple):
