@@ -215,9 +215,7 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
             raise
         device = str(network.model.device)
         what = f"A window of {batch.length} tokens"
-        failure = does_not_fit(
-            what, device, error, unload_remedy(device)
-        )  # The error itself holds frames with tensors.
+        failure = does_not_fit(what, device, error, unload_remedy(device))  # The error's own frames hold tensors.
     else:
         return
     empty_cache(device)
