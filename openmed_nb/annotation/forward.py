@@ -155,7 +155,7 @@ class Network:
         return self.logits_of(self.moved(inputs))
 
     def moved(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Start to copy a batch to the model's device; it may still be under way, in order with what follows."""
+        """Copy a batch to the model's device; on CUDA the copy may still be under way, and MPS waits for all before it."""
         # One copy instead of two or three.
         packed = array_to_device(np.stack(list(inputs.values())), self.model.device)
         return {name: packed[place] for place, name in enumerate(inputs)}

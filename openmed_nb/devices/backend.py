@@ -256,10 +256,11 @@ def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def array_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor on a device; the copy may still be under way, in order with the work that follows.
+    """Return an array as a tensor on a device; on CUDA the copy may still be under way, in order with the work that follows.
 
-    Only towards CUDA, from pinned memory, may a copy go on while the program does. Towards MPS such a copy can read
-    memory that was freed meanwhile, and back from it one can be read before it is there (pytorch#189690, #139550).
+    Only there, from pinned memory, may a copy go on while the program does. Towards MPS such a copy can read memory that
+    was freed meanwhile, and back from it one can be read before it is there (pytorch#189690, #139550); so copies towards MPS
+    wait, and with them for all that was started there before (``copy_and_sync`` in torch's ``MPSStream.mm``).
     """
     import torch
 

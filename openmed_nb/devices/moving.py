@@ -1,6 +1,7 @@
 """Tensors inside of other values: find them, change them, move whatever a person passes to a device, and copy a model.
 
-Towards MPS every copy waits: one that does not can read memory that was freed meanwhile (pytorch#189690, #139550).
+Towards MPS every copy waits, and for all that was started there before; one that does not wait can read memory that was freed
+meanwhile (pytorch#189690, #139550).
 MPS has no float64; such tensors become float32 on the way, and each conversion is reported once.
 """
 

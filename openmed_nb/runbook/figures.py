@@ -132,7 +132,7 @@ def _profile_figures(report: Profile) -> ReportFigures:
 
 def _profile_evidence(report: Profile, context: Context) -> dict[str, Any]:
     status = {one.name: one.status for one in report.findings}
-    waits = tuple(str(one) for one in report.synchronisations if one.place.is_own)
+    waits = tuple(str(one) for one in report.synchronisations if one.place.is_own and one.reason != "batch")
     tiny = status[TINY_BATCH]
     return {
         "shares": report.shares,

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..devices.moving import operator_tensors
 from ..devices.profilers import is_of_host, modes_on, profiling
 from ..devices.request import kind_of
 from ..display import Plain
@@ -232,6 +233,11 @@ class CodePlace(Plain):
         return own if self.is_own else f"inside of {self.library}"
 
 
+# Why a call waits: numbers of the device are needed on the host; the batch is copied to the device, before the step has
+# started anything there; or something else is, which waits for all that the step has started until then.
+Reason = Literal["read", "batch", "copy"]
+
+
 @dataclass(frozen=True)
 class Synchronisation(Plain):
     """A call that waits for the device.
@@ -240,18 +246,21 @@ class Synchronisation(Plain):
         call: What is called, such as ``".item()"``.
         place: Where.
         count: How often in a step.
+        reason: Why it waits: ``"read"`` for numbers that the host needs, ``"batch"`` for a copy to the device before the
+            step has started anything there, ``"copy"`` for a later one.
     """
 
     call: str
     place: CodePlace
     count: float
+    reason: Reason = "read"
 
     def __str__(self) -> str:
         return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a mapping, ready for JSON, with the fields of its place."""
-        return {"call": self.call, "count": self.count, **self.place.to_dict()}
+        return {"call": self.call, "count": self.count, "reason": self.reason, **self.place.to_dict()}
 
 
 WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
@@ -276,20 +285,21 @@ class StepRecord:
     """What was seen so far."""
 
     kind: str  # The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
-    # How often each call waited for the device, and where.
-    waits: Counter[tuple[str, CodePlace]] = field(default_factory=Counter)
+    # How often each call waited for the device, where and why.
+    waits: Counter[tuple[str, CodePlace, Reason]] = field(default_factory=Counter)
     started: int = 0  # How many operators were started that compute something.
+    begun: bool = False  # Whether this step has started one on the device.
 
-    def note(self, call: str, frame: FrameType) -> None:
+    def note(self, call: str, frame: FrameType, reason: Reason = "read") -> None:
         """Count a call that waits, unless the measurement itself makes it."""
         place = place_of(frame)
         if place is not None:
-            self.waits[call, place] += 1
+            self.waits[call, place, reason] += 1
 
     def synchronisations(self, steps: int) -> tuple[Synchronisation, ...]:
         """Return the calls that waited, the most frequent first."""
         found = sorted(self.waits.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(Synchronisation(call, place, count / steps) for (call, place), count in found)
+        return tuple(Synchronisation(call, place, count / steps, reason) for (call, place, reason), count in found)
 
 
 class WaitingFunctions(TorchFunctionMode):
@@ -300,11 +310,17 @@ class WaitingFunctions(TorchFunctionMode):
         self._record = record
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        call = waiting_call(getattr(function, "__name__", ""), args, kwargs, self._record.kind)
-        if call:
-            self._record.note(call, sys._getframe(1))  # noqa: SLF001 - Python has no other name for it
-        return function(*args, **kwargs)
+        kwargs, record, name = kwargs or {}, self._record, getattr(function, "__name__", "")
+        read = waiting_call(name, args, kwargs, record.kind)
+        copied = "" if read else copying_call(name, args, kwargs, record.kind)
+        if read or copied:
+            reason: Reason = "read" if read else "copy" if record.begun else "batch"
+            record.note(read or copied, sys._getframe(1), reason)  # noqa: SLF001 - Python has no other name for it
+        before = record.started
+        answer = function(*args, **kwargs)
+        if not (record.begun or copied) and record.started > before:
+            record.begun = any(is_on(tensor, record.kind) for tensor in operator_tensors([*args, *kwargs.values()]))
+        return answer
 
 
 class StartedOperators(TorchDispatchMode):
@@ -326,6 +342,7 @@ class StartedOperators(TorchDispatchMode):
 @contextlib.contextmanager
 def watching(record: StepRecord) -> Iterator[None]:
     """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
+    record.begun = False
     with contextlib.ExitStack() as stack:
         for module in (getattr(torch, record.kind), torch.accelerator) if record.kind != "cpu" else ():
             stack.callback(setattr, module, SYNCHRONIZE, getattr(module, SYNCHRONIZE))
@@ -367,27 +384,70 @@ SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and
 
 
 def waiting_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
-    """Return how a call of torch that waits for a kind of device is shown, empty for any other."""
-
-    def is_here(thing: Any) -> bool:
-        return isinstance(thing, torch.Tensor) and thing.device.type == kind
-
+    """Return how a call of torch that waits for numbers of a kind of device is shown, empty for any other."""
     first, *others = [*args, *kwargs.values()] or [None]
     if name == "copy_":
-        waits = is_here(others[0]) and not is_here(first) and not any(one is True for one in others[1:])
+        waits = is_on(others[0], kind) and not is_on(first, kind) and not goes_on(args, kwargs)
         return ".copy_() to the host" if waits else ""
-    if not is_here(first):
+    if not is_on(first, kind):
         return ""
     if name == "to":
-        blocks = not any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
-        return ".to('cpu')" if blocks and "cpu" in [str(getattr(one, "device", one)) for one in others] else ""
+        return ".to('cpu')" if "cpu" in devices_in(others) and not goes_on(args, kwargs) else ""
     if name == "__getitem__":  # torch has to count the true values of a mask.
-        parts = others[0] if isinstance(others[0], (tuple, list)) else others
-        masked = any(str(getattr(part, "dtype", "")) in {"torch.bool", "torch.uint8"} for part in parts)
+        masked = any(str(getattr(part, "dtype", "")) in {"torch.bool", "torch.uint8"} for part in index_in(others))
         return "a boolean mask" if masked else ""
     if name == "where":
         return "" if others else "torch.where() with a condition alone"
     return WAITS.get(name, "")
+
+
+def copying_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
+    """Return how a call of torch that copies from the host to a kind of device is shown, empty for any other.
+
+    Unless it may go on meanwhile, torch waits there for all that was started before: on MPS ``copy_and_sync`` commits and
+    waits (``MPSStream.mm``), on CUDA ``memcpy_and_sync`` (``CUDAFunctions.h``).
+    """
+    first, *others = [*args, *kwargs.values()] or [None]
+    if kind == "cpu" or goes_on(args, kwargs):
+        return ""
+    if is_on(first, kind):
+        return copied_into(name, others) if others else ""
+    if name in {"to", "cuda"} and is_on(first, "cpu"):
+        return f".to({kind!r})" if name == kind or kind in devices_in(others) else ""
+    made_there = name in {"tensor", "as_tensor", "asarray"} and kind in devices_in(others)
+    return f"torch.{name}() on the device" if made_there else ""
+
+
+def copied_into(name: str, others: Sequence[Any]) -> str:
+    """Return how a method of a tensor of the device is shown that copies from the host, given its arguments."""
+    index, value = index_in(others), others[-1]
+    if name == "copy_":
+        return ".copy_() to the device" if is_on(others[0], "cpu") else ""
+    if name == "new_tensor":
+        return ".new_tensor() on the device"
+    if name in {"__getitem__", "__setitem__"} and any(is_on(part, "cpu") and part.dim() for part in index):
+        return "an index of the host"
+    # A single number is not copied.
+    return "a value of the host" if name == "__setitem__" and is_on(value, "cpu") and value.dim() else ""
+
+
+def is_on(thing: Any, kind: str) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.device.type == kind
+
+
+def goes_on(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether the program goes on while a copy is made; among the arguments by their place that is the one which is true."""
+    return any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
+
+
+def devices_in(arguments: Sequence[Any]) -> list[str]:
+    """Return the kinds of devices that arguments name, among others that name none."""
+    return [kind_of(str(getattr(one, "device", one))) for one in arguments]
+
+
+def index_in(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of the index with which a tensor is asked for numbers, or given some."""
+    return arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments[:1]
 
 
 # Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``.

@@ -51,6 +51,12 @@ KERNEL_SHARE = 0.5
 # as on MPS, the share is above a half in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 others.
 STARTING_SHARE = 0.5
 
+# What to do about a wait, by its reason.
+WAIT_REMEDIES = {
+    "read": "Gather the numbers on the device and read them once in a while, not at each step.",
+    "copy": "Copy it with the batch, before the step computes, or make it on the device.",
+}
+
 SHOWN = 3  # How many places a finding names.
 SHOWN_OPERATORS, MOST_OPERATORS = 12, 30  # How many operators the report shows, and how many a profile keeps.
 
@@ -194,16 +200,17 @@ class Profile(StepReport):
         return Finding(DATA_FINDING, OK, "data come in time")
 
     def _synchronisation(self) -> Finding:
-        own = [one for one in self.synchronisations if one.place.is_own]
+        mine = [one for one in self.synchronisations if one.place.is_own]
+        own = [one for one in mine if one.reason != "batch"]  # No step can do without its batch.
         if not own:
-            return Finding(SYNCHRONISATION, OK, "no line of the step waits for the device")
+            waits = "only the batch is waited for, on its way to the device"
+            return Finding(SYNCHRONISATION, OK, waits if mine else "no line of the step waits for the device")
         more = f", and {counted(len(own) - SHOWN, 'other')}" if len(own) > SHOWN else ""
         places = f"{', '.join(str(one) for one in own[:SHOWN])}{more}"
         if kind_of(self.device) == "cpu":
             words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
             return Finding(SYNCHRONISATION, NOT_APPLICABLE, words)
-        remedy = "Gather the numbers on the device and read them once in a while, not at each step."
-        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", remedy)
+        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", WAIT_REMEDIES[own[0].reason])
 
     def _tiny_batch(self) -> Finding:
         """Return whether a step does little but start operators."""
@@ -322,7 +329,9 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         DeviceError: Where the device cannot be used, or a batch does not fit in its memory.
 
     Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are named with the line of your own code; inside of
-    a model of a library, the library's module is named and nothing warns. On the CPU nothing waits, and the lines are named that
+    a model of a library, the library's module is named and nothing warns. A copy to the device waits for all that was started
+    there (torch's ``MPSStream::copy_and_sync`` and, on CUDA, ``memcpy_and_sync``): that of the batch, before a step computes, is
+    named and does not warn. On the CPU nothing waits, and the lines are named that
     would on a GPU. torch's profiler sees no kernels of MPS: there, the times of operators are those of the host. What
     ``torch.compile`` made is watched uncompiled. Hooks of a model of yours run in its copy.
 

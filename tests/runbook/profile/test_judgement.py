@@ -31,12 +31,13 @@ HEALTHY = Profile(
 )
 OWN = CodePlace("train.py", 12, "step")
 INSIDE = CodePlace("train.py", 9, "step", "transformers.masking_utils", in_model=True)
+TO_MPS = ".to('mps')"
 FELL = Fallback("aten::mode", FELL_BACK, "forward", ModulePlace("", "M"), 3, None)
 
 
-def item(place, call=".item()"):
+def item(place, call=".item()", reason="read"):
     """Return a call that waits once in a step."""
-    return Synchronisation(call, place, 1.0)
+    return Synchronisation(call, place, 1.0, reason)
 
 
 def status(profile, name):
@@ -69,6 +70,14 @@ def test_share_of_data():
         ("cuda:0", (item(INSIDE), item(OWN)), WARNING, ".item() at train.py:12 in step"),
         ("mps", (item(INSIDE),), OK, "no line"),
         ("mps", (), OK, "no line"),
+        ("mps", (item(OWN, TO_MPS, "batch"),), OK, "only the batch is waited for, on its way to the device"),
+        ("mps", (item(INSIDE, TO_MPS, "batch"),), OK, "no line"),
+        (
+            "mps",
+            (item(OWN, TO_MPS, "copy"), item(OWN, TO_MPS, "batch")),
+            WARNING,
+            "for: .to('mps') at train.py:12 in step",
+        ),
         ("cpu", (item(OWN),), NOT_APPLICABLE, "a GPU would be waited for: .item() at train.py:12 in step"),
     ],
 )
@@ -82,6 +91,16 @@ def test_synchronisation_is_named_with_its_line(device, waits, found, says):
     if found == WARNING:
         five = tuple(item(CodePlace("train.py", line, "step")) for line in range(1, 6))
         assert replace(profile, synchronisations=five).findings[1].evidence.endswith("train.py:3 in step, and 2 others")
+
+
+def test_what_to_do_about_a_wait():
+    """Numbers are to be read more rarely, and what a step copies later is to come with its batch or be made on the device."""
+    for first, second, says in (
+        ("read", "copy", "read them once in a while"),
+        ("copy", "read", "Copy it with the batch"),
+    ):
+        waits = (item(OWN, reason=first), item(OWN, reason=second))
+        assert says in replace(HEALTHY, synchronisations=waits).findings[1].remedy
 
 
 STARTING = [

@@ -148,7 +148,7 @@ def test_line_that_waits_is_named(planted, step, words, call):
     with nb.simulated_mps():
         profile = profiled(getattr(planted.Planted("mps"), step), [torch.ones(4, 8)], steps=2)
 
-    (found,) = profile.synchronisations
+    (found,) = (one for one in profile.synchronisations if one.reason == "read")
     line = planted.line_of(words)
     assert profile.bottlenecks == ("synchronisation",)
     assert (found.call, found.place.file, found.place.line) == (call, "planted_steps.py", line)
@@ -157,12 +157,14 @@ def test_line_that_waits_is_named(planted, step, words, call):
 
 
 def test_other_steps_of_the_person(planted):
-    """A step that leaves everything on the device names none; on the CPU nothing waits, and the line that would is named."""
+    """A step that leaves everything on the device waits for its batch alone; on the CPU nothing waits, and what would is named."""
     with nb.simulated_mps():
         healthy = profiled(planted.Planted("mps").healthy, [torch.ones(4, 8)])
     reading = profiled(planted.Planted("cpu").reading, [torch.ones(4, 8)], device="cpu")
 
-    assert (healthy.bottlenecks, healthy.synchronisations, healthy.task) == ((), (), "own step")
+    assert (healthy.bottlenecks, healthy.task) == ((), "own step")
+    assert [(one.call, one.reason) for one in healthy.synchronisations] == [(".to('mps')", "batch")]
+    assert "only the batch is waited for" in str(healthy)
     assert "synchronisation" not in reading.bottlenecks
     assert f".item() at planted_steps.py:{planted.line_of('# read here')}" in str(reading)
 

@@ -115,11 +115,59 @@ def test_only_the_device_is_waited_for():
         here, host = torch.ones(3, device="mps"), torch.zeros(3)
         waiting = seen(lambda: host.copy_(here), device="mps").synchronisations
         others = seen(
-            lambda: ONE.item(), lambda: here.copy_(host), lambda: host.copy_(here, non_blocking=True), device="mps"
+            lambda: ONE.item(), lambda: host.copy_(here, non_blocking=True), lambda: host.to("cpu"), device="mps"
         ).synchronisations
 
     assert [(one.call, one.place.file) for one in waiting] == [(".copy_() to the host", Path(__file__).name)]
     assert others == ()
+
+
+def test_copies_to_the_device_wait():
+    """Each way to copy from the host to MPS is seen: torch waits there for all that was started before."""
+    with nb.simulated_mps():
+        here, first = torch.ones(3, device="mps"), torch.tensor([0])
+        copies = [
+            (lambda: ROW.to("mps"), ".to('mps')"),
+            (lambda: ROW.to(device=torch.device("mps")), ".to('mps')"),
+            (lambda: ROW.to(here), ".to('mps')"),
+            (lambda: here.copy_(ROW), ".copy_() to the device"),
+            (lambda: torch.tensor([1.0], device="mps"), "torch.tensor() on the device"),
+            (lambda: torch.as_tensor(np.ones(3), dtype=torch.float32, device="mps"), "torch.as_tensor() on the device"),
+            (lambda: here.new_tensor([1.0]), ".new_tensor() on the device"),
+            (lambda: here[first], "an index of the host"),
+            (lambda: here.__setitem__(slice(0, 3), ROW), "a value of the host"),
+        ]
+        found = seen(*(call for call, _said in copies), device="mps").synchronisations
+        others = seen(
+            lambda: ROW.to("mps", non_blocking=True),
+            lambda: here.copy_(ROW, non_blocking=True),
+            lambda: here.to("mps"),
+            lambda: torch.zeros(3, device="mps"),
+            lambda: torch.tensor([1.0]),
+            lambda: here.__setitem__(0, 1.0),
+            lambda: here.__setitem__(0, ONE),
+            lambda: here[0],
+            device="mps",
+        ).synchronisations
+
+    assert {(one.call, one.place.line) for one in found} == {
+        (said, call.__code__.co_firstlineno) for call, said in copies
+    }
+    assert others == ()
+
+
+def test_the_batch_is_told_from_other_copies():
+    """A copy to the device is one of the batch as long as the step has started nothing there; each step begins anew."""
+    with nb.simulated_mps():
+        here = torch.ones(3, device="mps")
+        steps = {
+            "batch": (lambda: ROW.to(here.device), lambda: ROW.to("mps"), lambda: here + 1),
+            "copy": (lambda: here + 1, lambda: ROW.to("mps")),
+            "read": (lambda: (here + 1).tolist(),),
+        }
+        found = {reason: seen(*calls, device="mps").synchronisations for reason, calls in steps.items()}
+
+    assert {reason: {one.reason for one in waits} for reason, waits in found.items()} == {one: {one} for one in steps}
 
 
 def test_synchronize_waits():
@@ -203,7 +251,7 @@ def test_places_have_no_folder():
     assert str(Synchronisation(".item()", place, 1.0)) == ".item() at train.py:12 in step"
     assert str(CodePlace("train.py", 3, "<module>")) == "train.py:3"
     assert "maria" not in str(values)
-    assert (values["file"], values["line"], values["function"]) == ("train.py", 12, "step")
+    assert (values["file"], values["line"], values["function"], values["reason"]) == ("train.py", 12, "step", "read")
 
 
 def test_cell_of_a_notebook_is_named_as_ipython_names_it():

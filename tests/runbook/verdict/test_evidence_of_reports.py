@@ -89,6 +89,7 @@ WATCHED = {
 }
 OWN_LINE = Synchronisation(".item()", CodePlace("train.py", 41, "step"), 1.0)
 IN_LIBRARY = Synchronisation(".cpu()", CodePlace(library="transformers.pipelines"), 1.0)
+OF_BATCH = Synchronisation(".to('mps')", CodePlace("train.py", 40, "step"), 1.0, "batch")
 FELL = Fallback("aten::mode", FELL_BACK, "forward", ModulePlace(), 4, 0.004)
 PROFILE = Profile(
     "bundled",
@@ -98,7 +99,7 @@ PROFILE = Profile(
     seconds=0.01,
     split=SPLIT,
     batch_tokens=32 * 128,
-    synchronisations=(OWN_LINE, IN_LIBRARY),
+    synchronisations=(OWN_LINE, IN_LIBRARY, OF_BATCH),
     watched=2,
     **WATCHED,
 )
