@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise, takewhile
@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from ..devices.machine import import_psutil, mps_is_simulated, run_command
+from ..devices.macos import Footprint, read_footprint
 from ..devices.memory import allocator
 from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, counted, in_bytes
@@ -37,7 +38,8 @@ class MemorySample(Shown):
         recommended: What the device should not go beyond: on MPS what Metal recommends, on CUDA the memory of the GPU, on
             the CPU that of the computer.
         peak: The most that tensors used since the sample before, where torch counts it.
-        resident: The process's own memory: on macOS its unique memory, elsewhere the resident set.
+        resident: The process's own memory: on macOS its footprint, as Activity Monitor shows it, which has compressed pages
+            and the memory of Metal in it (``proc_pid_rusage``); elsewhere the resident set.
         swap: What the system has put into its swap.
         pressure: The memory pressure: ``"normal"``, ``"warning"`` or ``"critical"``; only macOS says.
         simulated: Whether the device is the simulated MPS, whose figures are not figures of MPS.
@@ -89,10 +91,10 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
     )
 
 
-def resident_bytes() -> int:
-    process = import_psutil().Process()
-    # On macOS the unique memory is near the footprint that the system judges by; the resident set lacks memory of Metal.
-    return int(process.memory_full_info().uss if sys.platform == "darwin" else process.memory_info().rss)
+def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int:
+    """Return the memory of this process; on macOS a leak that was compressed is in the footprint alone."""
+    footprint = read()
+    return int(import_psutil().Process().memory_info().rss) if footprint is None else footprint.now
 
 
 def installed_bytes() -> int:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from openmed_nb.devices.macos import Footprint
 from openmed_nb.display import counted, in_bytes
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training import MemoryCurve, MemorySample
@@ -21,6 +22,7 @@ from openmed_nb.training.curve import (
     judge,
     parse_pressure,
     rank_correlation,
+    resident_bytes,
     slope,
     take_sample,
     without_largest_rise,
@@ -264,6 +266,14 @@ def test_a_look_on_the_cpu():
     assert 0 < after.resident < after.recommended
     assert (after.epoch, after.step, after.seconds, after.boundary) == (1, 10, 2.5, False)
     assert json.loads(json.dumps(after.to_dict()))["allocated"] == after.allocated
+
+
+def test_memory_that_was_compressed():
+    """Where macOS tells the footprint of the process, that is its memory: pages that were compressed are in no resident set."""
+    resident = psutil.Process().memory_info().rss
+
+    assert resident_bytes(lambda: Footprint(1 << 50, 1 << 51)) == 1 << 50
+    assert resident // 2 < resident_bytes(lambda: None) < 2 * resident
 
 
 @pytest.mark.real_computer  # It begins its own simulation.

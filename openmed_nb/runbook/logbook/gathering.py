@@ -22,6 +22,7 @@ from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
 from ...devices.environment import SET_BY
 from ...devices.machine import distribution_of, import_psutil, now, own_name, processor_name, run_command
+from ...devices.macos import Footprint, read_footprint
 from ...devices.memory import allocator
 from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
@@ -224,11 +225,13 @@ def hardware(computer: Computer, device: str) -> sections.Hardware:
     )
 
 
-def resident_peak() -> int:
+def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
     """Return the most memory that this process had, in bytes.
 
-    macOS counts in bytes and Linux in kibibytes (``getrusage``), Windows has a count of its own.
+    On macOS that is its footprint. Linux counts in kibibytes (``getrusage``), Windows has a count of its own.
     """
+    if (footprint := read()) is not None:
+        return footprint.peak
     if sys.platform == "win32":
         psutil = import_psutil()
         return int(psutil.Process().memory_info().peak_wset)

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb.devices.macos import Footprint
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
+from openmed_nb.runbook.logbook.gathering import resident_peak
 from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE
 from openmed_nb.runbook.logbook.privacy import model_in_memory, weights_in_memory
 from openmed_nb.session import SESSION
@@ -273,3 +275,9 @@ def test_simulated_devices_are_marked():
     assert {one.name for one in book.mps_variables} >= {"PYTORCH_ENABLE_MPS_FALLBACK"}
     assert (book.conditions.power_source, book.background.busy) == (None, None)
     assert "simulation" in [one.name for one in real.diff(book).reasons]
+
+
+def test_peak_of_the_process():
+    """The most memory of this process is the peak of its footprint where macOS tells that, and else of what was resident."""
+    assert resident_peak(lambda: Footprint(1 << 40, 1 << 41)) == 1 << 41
+    assert 1 << 20 < resident_peak(lambda: None) < 1 << 40
