@@ -6,6 +6,8 @@ import contextlib
 import os
 import platform
 import re
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -112,6 +114,8 @@ def read_machine(
 
 def apple_generation(machine: Machine) -> int | None:
     """Return which generation of Apple's chips this is: 1 for every M1, 2 for every M2; ``None`` where it is not known."""
+    if machine.chip == "Apple A18 Pro":  # Of the MacBook Neo; its GPU is of the M4's family (Apple9).
+        return 4
     match = re.match(r"Apple M(\d+)\b", machine.chip or "", re.ASCII)
     return int(match[1]) if match else None
 
@@ -137,6 +141,37 @@ def run_command(command: list[str], environ: Mapping[str, str] | None = None) ->
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The memory by which macOS and its Activity Monitor judge a process, in bytes: compressed pages and memory of Metal count."""
+
+    now: int
+    peak: int  # The largest in the life of the process.
+
+
+# Struct rusage_info_v4 of xnu's bsd/sys/resource.h, in every macOS since 10.13: a UUID and 35 numbers, of which
+# ri_phys_footprint is the eighth and ri_lifetime_max_phys_footprint the 29th. Every later form begins in the same way.
+USAGE, USAGE_FORM = struct.Struct("<16x35Q"), 4
+NOW, PEAK = 7, 28
+
+
+def read_footprint(library: Any = None) -> Footprint | None:
+    """Return the footprint of this process from macOS's C library; ``None`` where there is no such figure, as on other systems."""
+    if library is None and sys.platform != "darwin":
+        return None
+    import ctypes
+
+    library = library or ctypes.CDLL("/usr/lib/libSystem.B.dylib")
+    usage = ctypes.create_string_buffer(USAGE.size)
+    return None if library.proc_pid_rusage(os.getpid(), USAGE_FORM, usage) else footprint_in(usage.raw)
+
+
+def footprint_in(usage: bytes) -> Footprint | None:
+    """Return the footprint in what ``proc_pid_rusage`` filled in; ``None`` for one of no bytes, which no process has."""
+    numbers = USAGE.unpack(usage)
+    return Footprint(numbers[NOW], numbers[PEAK]) if numbers[NOW] else None
 
 
 def own_name(device: str, machine: Machine, torch: TorchFacts) -> str:

@@ -66,8 +66,8 @@ class Signals(Shown):
         power_source: ``"adapter"``, ``"battery"`` or ``"UPS"``.
         battery: The charge of the battery, in percent.
         power_mode: ``"automatic"``, ``"low"`` or ``"high"``; Low Power Mode is ``"low"``.
-        heat: ``"limited"`` if the system slows its processor down, ``"nominal"`` if it says that it does not, and
-            ``"nothing reported"`` if macOS has recorded nothing, as is usual on Apple Silicon.
+        heat: ``"limited"`` if the system slows its processor down or reports a heavy thermal pressure, ``"moderate"`` for a
+            moderate one, ``"nominal"`` if it says that there is none, and ``"nothing reported"`` if it says nothing.
         speed_limit: How fast the processor may run, in percent.
         chip: The processor's name.
         performance_cores: How many fast cores it has.
@@ -154,8 +154,11 @@ class Condition:
 
 def heat_of(signals: Signals) -> str | None:
     """Return the worst that the system and its GPU say of heat."""
-    states = {signals.heat, SLOWED_BY_HEAT[signals.gpu.slowed_by_heat]}
-    return next((state for state in ("limited", "nominal", NOTHING_REPORTED) if state in states), None)
+    return worst_heat(signals.heat, SLOWED_BY_HEAT[signals.gpu.slowed_by_heat])
+
+
+def worst_heat(*states: str | None) -> str | None:
+    return next((state for state in ("limited", "moderate", "nominal", NOTHING_REPORTED) if state in states), None)
 
 
 # The states that make a computer slow.
@@ -187,7 +190,10 @@ CONDITIONS = (
     Condition(
         "heat",
         heat_of,
-        {"limited": "the system slows itself down because it is hot"},
+        {
+            "moderate": "the computer is warm, and the system may slow itself down",
+            "limited": "the system slows itself down because it is hot",
+        },
         "Let the computer cool down, and give it air.",
     ),
 )
@@ -278,7 +284,7 @@ def read_mac(run: Run) -> dict[str, Any]:
         "power_source": parse_power_source(battery),
         "battery": parse_battery(battery),
         "power_mode": parse_power_mode(run(POWER_SETTINGS)),
-        "heat": parse_heat(heat),
+        "heat": worst_heat(parse_heat(heat), parse_thermal_pressure(run(THERMAL_PRESSURE))),
         "speed_limit": parse_speed_limit(heat),
         "performance_cores": parse_cores(facts, PERFORMANCE_CORES),
         "efficiency_cores": parse_cores(facts, EFFICIENCY_CORES),
@@ -382,6 +388,7 @@ MEMORY_PRESSURE = ["/usr/bin/memory_pressure", "-Q"]
 BATTERY = ["/usr/bin/pmset", "-g", "batt"]
 POWER_SETTINGS = ["/usr/bin/pmset", "-g"]
 HEAT = ["/usr/bin/pmset", "-g", "therm"]
+THERMAL_PRESSURE = ["/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel"]
 
 PRESSURE_LEVEL, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
 PERFORMANCE_CORES, EFFICIENCY_CORES = "hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu"
@@ -392,6 +399,10 @@ SOURCES = {"AC Power": "adapter", "Battery Power": "battery", "UPS Power": "UPS"
 POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}
+
+# What the levels of thermal pressure mean: nominal, moderate, heavy, trapping and sleeping (``OSThermalNotification.h``). A Mac
+# without a fan was seen to slow down at the nominal one (angristan/MacThrottle#19).
+PRESSURES = {"0": "nominal", "1": "moderate", **dict.fromkeys("234", "limited")}
 
 NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
 
@@ -460,13 +471,17 @@ def parse_speed_limit(output: str | None) -> int | None:
 def parse_heat(output: str | None) -> str | None:
     """Return whether the system slows the processor down, from ``pmset -g therm``.
 
-    Apple Silicon usually reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that
-    no report says nothing.
+    Apple Silicon reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that no report says nothing.
     """
     limit = parse_speed_limit(output)
     if limit is not None:
         return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
     return NOTHING_REPORTED if all(note in (output or "") for note in NO_REPORTS) else None
+
+
+def parse_thermal_pressure(output: str | None) -> str | None:
+    """Return what heat does to the computer, from ``notifyutil -g com.apple.system.thermalpressurelevel``."""
+    return PRESSURES.get(found(rf"^{re.escape(THERMAL_PRESSURE[-1])}[ \t]+(\d+)[ \t]*$", output) or "")
 
 
 def parse_cores(facts: Mapping[str, str], name: str) -> int | None:

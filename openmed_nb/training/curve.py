@@ -12,8 +12,7 @@ from itertools import accumulate, combinations, pairwise, takewhile
 from statistics import median
 from typing import Any
 
-from ..devices.machine import import_psutil, mps_is_simulated, run_command
-from ..devices.macos import Footprint, read_footprint
+from ..devices.machine import Footprint, import_psutil, mps_is_simulated, read_footprint, run_command
 from ..devices.memory import allocator
 from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, counted, in_bytes

@@ -1,5 +1,7 @@
-"""The facts of a computer from what its system answers, and the names of its devices."""
+"""The facts of a computer from what its system answers, the footprint of a process, and the names of devices."""
 
+import ctypes
+import os
 import platform
 import sys
 from pathlib import Path
@@ -11,11 +13,14 @@ from hypothesis import strategies as st
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.machine import (
     MACOS_KEYS,
+    Footprint,
     Machine,
     apple_generation,
+    footprint_in,
     own_name,
     parse_sysctl,
     processor_name,
+    read_footprint,
     read_machine,
     run_command,
 )
@@ -119,9 +124,18 @@ def test_this_computer():
 
 
 def test_generation_of_a_chip():
-    """A chip's name tells its generation where it is one of Apple's M chips, and nothing else does."""
-    names = {"M1": 1, "M1 Ultra": 1, "M1 (Virtual)": 1, "M2 Pro": 2, "M3 Max": 3, "M10": 10, "M22": 22}
-    others = ("VirtualApple @ 2.50GHz", "Apple processor", "Apple M", "Apple M2X", "Intel(R) Core(TM) M3-7Y32", None)
+    """A chip's name tells its generation where it is one of Apple's M chips, or the one of another kind in a Mac."""
+    names = {"M1": 1, "M1 Ultra": 1, "M1 (Virtual)": 1, "M2 Pro": 2, "M3 Max": 3, "M10": 10, "M22": 22, "A18 Pro": 4}
+    others = (
+        "VirtualApple @ 2.50GHz",
+        "Apple A18",
+        "Apple A12Z Bionic",
+        "Apple processor",
+        "Apple M",
+        "Apple M2X",
+        "Intel(R) Core(TM) M3-7Y32",
+        None,
+    )
     for chip, generation in {
         **{f"Apple {name}": number for name, number in names.items()},
         **dict.fromkeys(others),
@@ -167,3 +181,63 @@ def test_name_of_a_processor(tmp_path):
         assert processor_name(file) in names
 
     assert processor_name(tmp_path / "none") in here
+
+
+# The fields of rusage_info_v4 after its uuid, each of 64 bits, in the order of xnu's bsd/sys/resource.h.
+FIELDS = (
+    *("user_time", "system_time", "pkg_idle_wkups", "interrupt_wkups", "pageins", "wired_size", "resident_size"),
+    *("phys_footprint", "proc_start_abstime", "proc_exit_abstime", "child_user_time", "child_system_time"),
+    *("child_pkg_idle_wkups", "child_interrupt_wkups", "child_pageins", "child_elapsed_abstime", "diskio_bytesread"),
+    *("diskio_byteswritten", "cpu_time_qos_default", "cpu_time_qos_maintenance", "cpu_time_qos_background"),
+    *("cpu_time_qos_utility", "cpu_time_qos_legacy", "cpu_time_qos_user_initiated", "cpu_time_qos_user_interactive"),
+    *("billed_system_time", "serviced_system_time", "logical_writes", "lifetime_max_phys_footprint", "instructions"),
+    *("cycles", "billed_energy", "serviced_energy", "interval_max_phys_footprint", "runnable_time"),
+)
+
+
+class Usage(ctypes.LittleEndianStructure):
+    """What ``proc_pid_rusage`` fills in."""
+
+    _fields_ = (("uuid", ctypes.c_uint8 * 16), *((name, ctypes.c_uint64) for name in FIELDS))
+
+
+def usage(**sizes):
+    """Return the bytes of a process; every field that is not named has a number of its own."""
+    others = {name: number for number, name in enumerate(FIELDS, 1)}
+    return bytes(Usage((ctypes.c_uint8 * 16)(*b"\xff" * 16), **{**others, **sizes}))
+
+
+class Library:
+    """A C library that fills in the usage of a process, or refuses to."""
+
+    def __init__(self, fails=False, **sizes):
+        self.fails, self.sizes, self.asked = fails, sizes, []
+
+    def proc_pid_rusage(self, process, flavor, buffer):
+        """Fill the buffer as the kernel does."""
+        self.asked.append((process, flavor, len(buffer)))
+        buffer[:] = usage(**self.sizes)
+        return -self.fails
+
+
+def test_footprint_of_a_process():
+    """The footprint counts compressed pages, which are neither resident nor unique; it and its peak are told from 33 other numbers."""
+    compressed = usage(resident_size=GIB, phys_footprint=6 * GIB, lifetime_max_phys_footprint=7 * GIB)
+
+    assert footprint_in(compressed) == Footprint(6 * GIB, 7 * GIB)
+    assert len(compressed) == 296
+
+
+def test_this_process_is_asked_for():
+    """The kernel is asked for this process, in the fourth form, with as much room as that form needs."""
+    library = Library(phys_footprint=5 * GIB, lifetime_max_phys_footprint=5 * GIB)
+
+    assert read_footprint(library) == Footprint(5 * GIB, 5 * GIB)
+    assert library.asked == [(os.getpid(), 4, 296)]
+
+
+@pytest.mark.parametrize("library", [Library(fails=True), Library(phys_footprint=0)])
+def test_no_footprint(library):
+    """Where the kernel refuses, and where it says 0, the footprint is not known; only macOS has one."""
+    assert read_footprint(library) is None
+    assert (read_footprint() is None) is (sys.platform != "darwin")

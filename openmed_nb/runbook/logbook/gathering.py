@@ -21,8 +21,16 @@ from ...activity import Activity
 from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
 from ...devices.environment import SET_BY
-from ...devices.machine import distribution_of, import_psutil, now, own_name, processor_name, run_command
-from ...devices.macos import Footprint, read_footprint
+from ...devices.machine import (
+    Footprint,
+    distribution_of,
+    import_psutil,
+    now,
+    own_name,
+    processor_name,
+    read_footprint,
+    run_command,
+)
 from ...devices.memory import allocator
 from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
@@ -418,15 +426,39 @@ def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
     }
 
 
-def places(wanted: Mapping[str, Path], mounts: Sequence[Mounted]) -> tuple[sections.StoragePlace, ...]:
+# Folders of a person's home that macOS keeps in iCloud Drive, or other providers elsewhere, and what marks more of them, such as
+# a Desktop that is kept in iCloud: their files can be moved away, and come back only when they are read.
+CLOUDS = (Path("Library", "Mobile Documents"), Path("Library", "CloudStorage"))
+CLOUD_MARKS = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
+
+
+def places(
+    wanted: Mapping[str, Path],
+    mounts: Sequence[Mounted],
+    home: Path | None = None,
+    run: Callable[[list[str]], str | None] = run_command,
+) -> tuple[sections.StoragePlace, ...]:
     """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
-    found = []
+    found, home = [], Path(os.path.realpath(home or privacy.home_folder()))
     for what, path in wanted.items():
         # os.path answers for any path; Path raises for a circle of links and an unknown person.
-        mounted = mounted_at(Path(os.path.realpath(os.path.expanduser(path))), mounts)  # noqa: PTH111
-        where = (mounted.filesystem, mounted.kind) if mounted else (None, "not known")
-        found.append(sections.StoragePlace(what, privacy.short_path(path), *where))
+        real = Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
+        mounted = mounted_at(real, mounts)
+        on_mac = mounted is not None and (mounted.filesystem, mounted.kind) == ("apfs", "local")
+        kind = "cloud" if on_mac and in_cloud(real, home, run) else mounted.kind if mounted else "not known"
+        found.append(
+            sections.StoragePlace(what, privacy.short_path(path), mounted.filesystem if mounted else None, kind)
+        )
     return tuple(found)
+
+
+def in_cloud(path: Path, home: Path, run: Callable[[list[str]], str | None]) -> bool:
+    """Tell whether macOS or a provider keeps a path of a person's home elsewhere, too."""
+    above = [one for one in (path, *path.parents) if home in one.parents]
+    if any(one.relative_to(home) in CLOUDS for one in above):
+        return True
+    there = [str(one) for one in above if one.exists()]
+    return bool(there) and CLOUD_MARKS.search(run(["/usr/bin/xattr", *there]) or "") is not None
 
 
 def mounted_at(path: Path, mounts: Sequence[Mounted]) -> Mounted | None:

@@ -286,7 +286,7 @@ class Conditions:
         moment: Whether they were read before the run, or after it, when its reports were there already.
         power_source: ``adapter``, ``battery`` or ``UPS``.
         power_mode: ``automatic``, ``low`` (Low Power Mode) or ``high``.
-        heat: ``limited``, ``nominal`` or ``nothing reported``.
+        heat: ``limited``, ``moderate``, ``nominal`` or ``nothing reported``.
         memory_pressure: ``normal``, ``warning`` or ``critical``.
         speed_limit: How fast the processor may run, in percent.
         battery: The charge of the battery, in percent.
@@ -328,13 +328,13 @@ class StoragePlace:
         what: What lies there.
         path: Where, the person's home shortened.
         filesystem: The type of the file system.
-        kind: What sort of storage that is.
+        kind: What sort of storage that is; in a ``cloud``, files may have to be fetched before they can be read.
     """
 
     what: str
     path: str
     filesystem: str | None
-    kind: Literal["local", "network", "external", "memory", "not known"]
+    kind: Literal["local", "network", "cloud", "external", "memory", "not known"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.macos import Footprint
+from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
 from openmed_nb.runbook.logbook.gathering import resident_peak
 from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE

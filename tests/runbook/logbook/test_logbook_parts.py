@@ -322,6 +322,45 @@ def test_caches_are_found_by_their_variables(tmp_path):
     assert len(read_mounts()) > 0
 
 
+KEPT_ELSEWHERE = [
+    ("Library/Mobile Documents/com~apple~CloudDocs/models/a", "cloud"),
+    ("Library/CloudStorage/GoogleDrive-me/models", "cloud"),
+    ("Library/Caches/models", "local"),
+    ("Desktop/models/a", "cloud"),
+    ("Documents/models", "cloud"),
+    ("Documents2/models", "local"),
+    (".cache/huggingface", "local"),
+]
+
+
+@pytest.mark.parametrize(("path", "kind"), KEPT_ELSEWHERE)
+def test_folders_that_macos_keeps_in_a_cloud(tmp_path, path, kind):
+    """ICloud Drive, a folder that macOS has marked as kept there, and those of other providers are a cloud, and not local."""
+    home = tmp_path / "me"
+    marks = {"Desktop": "com.apple.icloud.desktop", "Documents": "com.apple.file-provider-domain-id"}
+    for folder in (*marks, "Documents2"):
+        (home / folder).mkdir(parents=True)
+
+    def xattr(command):
+        """Print the attributes of each file behind its name, as the program does for several."""
+        assert command[0] == "/usr/bin/xattr"
+        assert all(Path(name).exists() and home in Path(name).parents for name in command[1:])
+        return "".join(f"{name}: {marks.get(Path(name).name, 'com.apple.FinderInfo')}\n" for name in command[1:])
+
+    (found,) = places({"model": home / path}, [Mounted("/", "apfs")], home, xattr)
+
+    assert (found.kind, found.filesystem) == (kind, "apfs")
+
+
+def test_what_is_no_cloud(tmp_path):
+    """Outside of the person's home, on another system and on what is mounted from elsewhere, nothing is asked for."""
+    mounts = [Mounted("/", "apfs"), Mounted("/net", "smbfs"), Mounted(str(tmp_path / "disk"), "ext4")]
+    wanted = {"a": Path("/opt/a"), "b": Path("/net/Library/CloudStorage"), "c": tmp_path / "disk" / "Desktop"}
+    found = places(wanted, mounts, tmp_path, pytest.fail)
+
+    assert [one.kind for one in found] == ["local", "network", "local"]
+
+
 @pytest.fixture
 def git(tmp_path):
     """A function that runs git in a new repository with one commit and a remote that has a password."""

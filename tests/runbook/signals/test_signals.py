@@ -25,6 +25,7 @@ LAPTOP = {
     tuple(parsers.BATTERY): "batt_battery",
     tuple(parsers.POWER_SETTINGS): "power_lowpowermode",
     tuple(parsers.HEAT): "therm_limited",
+    tuple(parsers.THERMAL_PRESSURE): "pressure_moderate",
 }
 GPU_BOX = {(parsers.NVIDIA_SMI[1], *parsers.QUERY): "nvidia_h200"}
 
@@ -68,6 +69,23 @@ def test_other_computers():
     assert len(asked) == 2
 
 
+HEATS = [
+    ("therm_calm", "", "nothing reported"),
+    ("therm_calm", "pressure_nominal", "nominal"),
+    ("therm_calm", "pressure_moderate", "moderate"),
+    ("therm_limited", "pressure_nominal", "limited"),
+    ("", "pressure_moderate", "moderate"),
+    ("", "", None),
+]
+
+
+def test_heat_of_a_mac():
+    """Pmset says nothing on Apple Silicon; the thermal pressure does, and the worse of the two counts."""
+    for recorded_heat, pressure, heat in HEATS:
+        run, _ = answering({**LAPTOP, tuple(parsers.HEAT): recorded_heat, tuple(parsers.THERMAL_PRESSURE): pressure})
+        assert read_signals(MAC, "mps", run).heat == heat, (recorded_heat, pressure)
+
+
 def test_simulated_mac_is_not_read():
     """Of a simulated Mac nothing is read, and nothing of this computer is shown as the Mac's."""
     simulated = Machine("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
@@ -99,6 +117,8 @@ CONDITIONS = [
     ({"gpu": Gpu(slowed_by_heat=False), "heat": "nothing reported"}, "heat", OK),
     ({"gpu": Gpu(slowed_by_heat=True), "heat": "nothing reported"}, "heat", WARNING),
     ({"heat": "limited"}, "heat", WARNING),
+    ({"heat": "moderate"}, "heat", WARNING),
+    ({"gpu": Gpu(slowed_by_heat=False), "heat": "moderate"}, "heat", WARNING),
     ({"gpu": Gpu(slowed_by_heat=True)}, "heat", WARNING),
     ({"gpu": Gpu(slowed_by_heat=True), "heat": "nominal"}, "heat", WARNING),
     ({"gpu": Gpu(slowed_by_heat=False)}, "heat", OK),
@@ -145,6 +165,7 @@ def recorded(name):
 
 
 SYSCTL = parse_sysctl("".join(map(recorded, ("sysctl_pressure", "sysctl_swap", "sysctl_cores"))))
+PRESSURE = parsers.THERMAL_PRESSURE[-1]
 M1 = Gpu(utilisation=2, memory_used=340983808)
 M4 = Gpu("Apple M4", 10, 30, 356089856)
 H200 = Gpu(
@@ -190,6 +211,12 @@ READ = [
     (parsers.parse_heat, f"{recorded('therm_calm')}CPU_Speed_Limit \t= 100\n", "nominal"),
     (parsers.parse_heat, "Note: No thermal warning level has been recorded\n", None),
     (parsers.parse_heat, recorded("therm_limited"), "limited"),
+    (parsers.parse_thermal_pressure, recorded("pressure_nominal"), "nominal"),
+    (parsers.parse_thermal_pressure, recorded("pressure_moderate"), "moderate"),
+    *((parsers.parse_thermal_pressure, f"{PRESSURE} {level}\n", "limited") for level in (2, 3, 4)),
+    (parsers.parse_thermal_pressure, f"{PRESSURE} 5\n", None),
+    (parsers.parse_thermal_pressure, f"{PRESSURE} failed: 1\n", None),
+    (parsers.parse_thermal_pressure, "com.apple.system.thermalpressure 1\n", None),
     (parsers.parse_speed_limit, recorded("therm_calm"), None),
     (parsers.parse_speed_limit, recorded("therm_limited"), 62),
     (parsers.parse_nvidia_smi, recorded("nvidia_h200"), (H200,)),
@@ -227,6 +254,7 @@ PARSERS = [
     parsers.parse_power_mode,
     parsers.parse_heat,
     parsers.parse_speed_limit,
+    parsers.parse_thermal_pressure,
 ]
 
 
