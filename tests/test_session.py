@@ -224,7 +224,7 @@ def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
     explained = here.session.explain()
 
     assert explained.to_dict()["choice"]["error"] == "DeviceUnavailable"
-    assert "Use a Mac" in str(explained)
+    assert "Use 'auto'" in str(explained)
     assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
 
 

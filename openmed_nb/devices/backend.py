@@ -108,16 +108,20 @@ def gpu_build(cuda: str | None, hip: str | None) -> str:
     return f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else ""
 
 
+def reinstalling(version: str | None) -> str:
+    """Return the remedy for damaged files of torch: the same release again, because the newest may want a newer macOS."""
+    name = f"torch=={version.partition('+')[0]}" if version else "torch"
+    return f"Reinstall it: python -m pip install --force-reinstall {name}."
+
+
 def import_torch() -> Any:
     """Import torch."""
     try:
         torch = importlib.import_module("torch")
     except Exception as error:
         # A damaged installation fails in any way: missing libraries, other versions of numpy, half-written files.
-        raise TorchUnusable(
-            f"torch cannot be imported: {cause(error)}.",
-            "Reinstall it: python -m pip install --force-reinstall torch.",
-        ) from error
+        what = f"torch cannot be imported: {cause(error)}."
+        raise TorchUnusable(what, reinstalling(installed_torch().version)) from error
     check_is_real(torch, "Tensor", TorchUnusable)
     return torch
 

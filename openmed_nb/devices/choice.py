@@ -16,7 +16,30 @@ from .environment import UNSET_BOTH, EnvPlan
 from .machine import Machine
 from .request import NOBODY, DeviceRequest, Wish, canonical, winner
 
-MINIMUM_MACOS = (14,)  # The oldest macOS whose MPS torch supports (EmptyTensor.cpp of torch 2.9 and later).
+# From which release on torch supports MPS on which macOS, as it says itself (EmptyTensor.cpp in its binaries for macOS).
+# pip does not know: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
+MACOS_OF_TORCH = (((2, 6), (13,)), ((2, 9), (14,)), ((2, 15), (15,)))
+
+# What a Mac installs: from macOS 14 on the pin of binder/constraints.txt (2.13 and older have silent errors on M1 and M2 that
+# it has not: pytorch#177116, #183535), and before that the last release with MPS on macOS 13, which also runs on 11.
+MAC_TORCH, MACOS_13_TORCH = "torch==2.14.1", "torch==2.8.0"
+
+
+def oldest_macos(release: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the oldest macOS on which a release of torch supports MPS; for those before 2.6, that of 2.6."""
+    return max((macos for first, macos in MACOS_OF_TORCH if first <= release), default=MACOS_OF_TORCH[0][1])
+
+
+def torch_for(machine: Machine) -> str:
+    """Return what pip is asked for where torch is to be installed: on a Mac, a release that supports MPS on its macOS.
+
+    Example:
+        >>> torch_for(Machine("Darwin", "arm64", macos=(14, 5)))
+        'torch==2.14.1'
+    """
+    if machine.system != "Darwin":
+        return "torch"
+    return MACOS_13_TORCH if machine.macos is not None and machine.macos < oldest_macos((2, 14)) else MAC_TORCH
 
 
 @dataclass(frozen=True)
@@ -41,7 +64,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A device that cannot be used, why, and one thing to do about it."""
+    """A device that cannot be used, why, and one thing to do about it, empty where nothing can be done here."""
 
     device: str
     reason: str
@@ -50,58 +73,73 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a device cannot be used: when it applies, and the texts; words in braces are filled in from the facts."""
+    """Why a device cannot be used: when it applies, and the texts; words in braces are filled in from the facts.
+
+    The remedy is empty where nothing can be done on this computer: nobody is sent to buy another one.
+    """
 
     applies: Callable[[Surroundings], bool]
     reason: str
     remedy: str
 
 
+ARM_PYTHON = "Install an arm64 Python and make the environment with it."
+NO_X86_TORCH = "this package needs torch 2.6 or later, and PyPI has none for x86_64 Pythons on macOS"
+
+
+def _needs_x86_torch(here: Surroundings) -> bool:
+    """Tell whether torch is missing, or too old, for a Python for which pip finds 2.2.2 at most (pytorch#114602)."""
+    machine = here.machine
+    return here.torch.release < MINIMUM_TORCH and (machine.system, machine.architecture) == ("Darwin", "x86_64")
+
+
 TORCH_CAUSES = (
-    Cause(lambda h: h.torch.version is None, "torch is not installed", "Install it: python -m pip install torch."),
-    Cause(
-        lambda h: (
-            h.torch.release < MINIMUM_TORCH and h.machine.system == "Darwin" and h.machine.architecture == "x86_64"
-        ),
-        "torch {torch} is older than 2.6, and no newer one is made for x86_64 Pythons on macOS",
-        "Use an arm64 Python on a Mac with Apple Silicon.",
-    ),
+    Cause(lambda h: _needs_x86_torch(h) and h.machine.apple_silicon, NO_X86_TORCH, ARM_PYTHON),
+    Cause(_needs_x86_torch, NO_X86_TORCH, "Take it from conda-forge: conda install -c conda-forge pytorch."),
+    Cause(lambda h: h.torch.version is None, "torch is not installed", "Install it: python -m pip install {install}."),
     Cause(
         lambda h: h.torch.release < MINIMUM_TORCH,
         "torch {torch} is older than 2.6, the first release that this package supports",
-        "Upgrade it: python -m pip install --upgrade torch.",
+        "Upgrade it: python -m pip install --upgrade {install}.",
     ),
 )
 
+ON_THE_MAC = "Run on the Mac itself, outside of containers, virtual machines and sandboxes."
+
+LINUX_ON_APPLE = Cause(
+    lambda h: h.machine.system == "Linux" and h.machine.apple_silicon,
+    "this is Linux on an Apple chip, as in a container on a Mac, and only macOS has MPS",
+    ON_THE_MAC,
+)
 NO_MAC = Cause(
-    lambda h: h.machine.system != "Darwin",
-    "this computer runs {system}, and MPS is the GPU backend of macOS",
-    "Use a Mac with Apple Silicon for MPS.",
+    lambda h: h.machine.system != "Darwin", "this computer runs {system}, and MPS is the GPU backend of macOS", ""
 )
 ROSETTA = Cause(
     lambda h: h.machine.apple_silicon and not h.machine.native_apple_silicon,
     "this Python is built for {architecture} and runs under Rosetta, which has no MPS",
-    "Install an arm64 Python and make the environment with it.",
+    ARM_PYTHON,
 )
-INTEL = Cause(
-    lambda h: not h.machine.apple_silicon,
-    "this Mac has an Intel processor",
-    "Use a Mac with Apple Silicon for MPS.",
-)
+INTEL = Cause(lambda h: not h.machine.apple_silicon, "this Mac has an Intel processor", "")
 OLD_MACOS = Cause(
-    lambda h: h.machine.macos is not None and h.machine.macos < MINIMUM_MACOS,
-    "macOS {macos} is older than 14, the oldest that the MPS backend of current torch supports",
+    lambda h: h.machine.macos is not None and h.machine.macos < oldest_macos(MINIMUM_TORCH),
+    "macOS {macos} is older than 13, the oldest on which torch 2.6 has MPS",
     "Update macOS to 14 or later.",
 )
+NEW_TORCH = Cause(
+    lambda h: h.machine.macos is not None and h.machine.macos < oldest_macos(h.torch.release),
+    "torch {torch} supports MPS from macOS {needed} on, and this is macOS {macos}",
+    "Update macOS, or install a torch for this one: python -m pip install {install}.",
+)
+MACOS_CAUSES = (OLD_MACOS, NEW_TORCH)
 NOT_BUILT = Cause(
     lambda h: h.torch.mps_built is False,
     "torch {torch} was built without MPS",
-    "Install the official build for arm64: python -m pip install --force-reinstall torch.",
+    "Install the official build for arm64: python -m pip install --force-reinstall {install}.",
 )
 NO_METAL = Cause(
     lambda h: h.torch.mps_available is False,
     "torch finds no Metal device, as in a virtual machine or a sandbox",
-    "Run on the Mac itself, outside of virtual machines and sandboxes.",
+    ON_THE_MAC,
 )
 BAD_WATERMARKS = Cause(
     lambda h: "watermark ratio" in (h.torch.failure("mps") or ""),
@@ -115,17 +153,14 @@ FAILED_PROBE = Cause(
     "Restart the kernel; if it fails again, use 'cpu' and report it to the maker of the driver.",
 )
 
-MPS_CAUSES = (NO_MAC, ROSETTA, INTEL, OLD_MACOS, *TORCH_CAUSES, NOT_BUILT, NO_METAL, BAD_WATERMARKS, FAILED_PROBE)
+NO_APPLE_GPU = (LINUX_ON_APPLE, NO_MAC, ROSETTA, INTEL)
+MPS_CAUSES = (*NO_APPLE_GPU, *MACOS_CAUSES, *TORCH_CAUSES, NOT_BUILT, NO_METAL, BAD_WATERMARKS, FAILED_PROBE)
 
-MACOS = Cause(
-    lambda h: h.machine.system == "Darwin",
-    "this computer runs macOS, which has no CUDA",
-    "Use a computer with an NVIDIA GPU for CUDA.",
-)
+MACOS = Cause(lambda h: h.machine.system == "Darwin", "this computer runs macOS, which has no CUDA", "")
 NO_DRIVER = Cause(
     lambda h: h.machine.gpu_driver is False and not h.gpus,
     "no {maker} driver is loaded",
-    "Use a computer with an {maker} GPU, and install its driver.",
+    "Install the driver if there is an {maker} GPU.",
 )
 CPU_BUILD = Cause(
     lambda h: h.torch.gpu_build == "",
@@ -168,6 +203,8 @@ def first_applying(causes: Iterable[Cause], here: Surroundings) -> Rejection | N
         "system": here.machine.system,
         "architecture": here.machine.architecture,
         "macos": ".".join(str(part) for part in here.machine.macos or ()),
+        "needed": ".".join(str(part) for part in oldest_macos(here.torch.release)),
+        "install": torch_for(here.machine),
         "visible": here.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "count": f"{count} GPU" + ("s" if count != 1 else ""),
         "choices": " or ".join(repr(f"cuda:{index}") for index in range(count)),
@@ -177,6 +214,7 @@ def first_applying(causes: Iterable[Cause], here: Surroundings) -> Rejection | N
 
 
 AUTO_ORDER = ("mps", "cuda", "cpu")
+TAKE_BEST = "Use 'auto', which takes the best device of this computer."
 # What Accelerate's str_to_bool reads as on; its switch for the CPU counts only if nobody asks for a device.
 SWITCHED_ON = ("y", "yes", "t", "true", "on", "1")
 
@@ -270,7 +308,7 @@ def resolve(
         )
     reasons = "; ".join(f"{one.device}: {one.reason}" if len(rejected) > 1 else one.reason for one in rejected)
     raise DeviceUnavailable(
-        f"{value!r} (asked for by {request.source}) cannot be used: {reasons}.", rejected[-1].remedy
+        f"{value!r} (asked for by {request.source}) cannot be used: {reasons}.", rejected[-1].remedy or TAKE_BEST
     )
 
 

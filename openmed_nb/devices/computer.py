@@ -107,7 +107,7 @@ class Computer:
             loaded = self._seam.torch_is_loaded()
             if loaded and HIGH in self._settled:
                 started = True
-            elif loaded and not self.machine.apple_silicon:
+            elif loaded and not self.machine.native_apple_silicon:
                 started = None
             elif loaded:
                 probed = self._torch is not None and self._torch.failure("mps") is not None

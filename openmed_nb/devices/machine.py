@@ -33,6 +33,11 @@ MACOS_KEYS = (
     "hw.physicalcpu",
 )
 
+# What Linux says of an Apple chip, also in a container, where Docker hid it in 2022 (docker/for-mac#6512); and what Rosetta
+# says there to an x86_64 Python.
+CPUINFO = Path("/proc/cpuinfo")
+APPLE_CPU = re.compile(r"^CPU implementer\s*:\s*0x61$|\bVirtualApple\b", re.MULTILINE)
+
 # Files that exist on Linux where a driver of NVIDIA (bare metal, WSL 2) or AMD is loaded.
 GPU_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
@@ -61,7 +66,8 @@ class Machine:
 
     system: str  # ``"Darwin"``, ``"Linux"`` or ``"Windows"``, as ``platform.system()`` says.
     architecture: str  # What this Python was built for: ``"arm64"``, ``"x86_64"`` ...
-    apple_silicon: bool = False  # Whether the processor is Apple's, also when Python runs under Rosetta.
+    # Whether the processor is Apple's, also when Python runs under Rosetta, or in a Linux container on a Mac.
+    apple_silicon: bool = False
     translated: bool = False  # Whether this Python runs under Rosetta.
     chip: str | None = None  # The processor's name, such as ``"Apple M2 Pro"``.
     macos: tuple[int, ...] | None = None  # The version of macOS, such as ``(14, 5)``.
@@ -87,13 +93,15 @@ def read_machine(
     architecture: str = platform.machine(),
     run: Callable[[list[str]], str | None] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
+    cpuinfo: Path = CPUINFO,
 ) -> Machine:
     """Read the facts of this computer; what cannot be read is ``None``."""
     if system == "Windows":
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
         return Machine(system, architecture, gpu_driver=driver)
     if system != "Darwin":
-        return Machine(system, architecture, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
+        apple = APPLE_CPU.search(read_cpuinfo(cpuinfo)) is not None
+        return Machine(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
     facts = parse_sysctl((run or run_command)(["/usr/sbin/sysctl", "-i", *MACOS_KEYS]))
     memory, cores = facts.get("hw.memsize", ""), facts.get("hw.physicalcpu", "")
     match = re.match(r"\d+(\.\d+)*", facts.get("kern.osproductversion", ""))
@@ -183,13 +191,18 @@ def own_name(device: str, machine: Machine, torch: TorchFacts) -> str:
     return str(machine.chip) if on_the_chip else processor_name()
 
 
-def processor_name(file: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the first processor, or where it has none that can be read (as on most ARM), its architecture."""
+def read_cpuinfo(file: Path = CPUINFO) -> str:
+    """Return what Linux says of the first processors, which is quick where there are hundreds; nothing on other systems."""
     try:
-        text = file.read_text("utf-8", "replace")
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(4096)
     except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:[ \t]*(.+)$", text, re.MULTILINE)
+        return ""
+
+
+def processor_name(file: Path = CPUINFO) -> str:
+    """Return the name of the first processor, or where it has none that can be read (as on most ARM), its architecture."""
+    match = re.search(r"^model name\s*:[ \t]*(.+)$", read_cpuinfo(file), re.MULTILINE)
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
 
 

@@ -120,7 +120,7 @@ REGIONS = {
           - rowgroup:
             - row /^mps in force/:
               - rowheader "mps"
-            - row /^cuda cannot be used this computer runs macOS, which has no CUDA Use a computer/:
+            - row /^cuda cannot be used this computer runs macOS, which has no CUDA/:
               - rowheader "cuda"
             - row /^cpu usable/:
               - rowheader "cpu"

@@ -24,6 +24,7 @@ from openmed_nb.devices.backend import (
     probe,
     random_numbers_from,
     random_states,
+    reinstalling,
     set_random_states,
     synchronize,
     to_array,
@@ -207,6 +208,12 @@ except TorchUnusable as error:
 
     assert words in said
     assert "\n" not in said
+
+
+def test_the_same_release_is_reinstalled():
+    """Damaged files of torch are mended with the release that is installed: the newest may want a newer macOS."""
+    for release, named in (("2.13.0+cpu", "torch==2.13.0"), ("2.14.1", "torch==2.14.1"), (None, "torch")):
+        assert reinstalling(release) == f"Reinstall it: python -m pip install --force-reinstall {named}."
 
 
 def test_numbers_are_repeated():

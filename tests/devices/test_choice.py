@@ -8,7 +8,17 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.choice import Candidate, DeviceChoice, DeviceList, Explanation, Rejection, resolve
+from openmed_nb.devices.choice import (
+    CAUSES,
+    Candidate,
+    DeviceChoice,
+    DeviceList,
+    Explanation,
+    Rejection,
+    Surroundings,
+    first_applying,
+    resolve,
+)
 from openmed_nb.devices.environment import FALLBACK, plan
 from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.request import DeviceRequest, Wish, decide, precedence
@@ -28,6 +38,7 @@ MACHINES = {
     "Linux with AMD driver": Machine("Linux", "x86_64", gpu_driver=True),
     "Linux whose driver is unknown": Machine("Linux", "x86_64"),
     "Linux on arm64": Machine("Linux", "aarch64", gpu_driver=False),
+    "Linux container on a Mac": Machine("Linux", "aarch64", apple_silicon=True, gpu_driver=False),
     "WSL": Machine("Linux", "x86_64", gpu_driver=True),
     "Windows with NVIDIA driver": Machine("Windows", "AMD64", gpu_driver=True),
     "Windows without a GPU": Machine("Windows", "AMD64", gpu_driver=False),
@@ -125,6 +136,17 @@ def test_answers():
         answer, said = ask(row)
         assert (answer, [word for word in row.words if word not in said]) == (row.answer, []), f"{row}: {said}"
         assert answer not in ERRORS or (said.endswith(".") and "\n" not in said), f"{row}: {said}"
+
+
+def test_nobody_is_sent_to_another_computer():
+    """A remedy is for the computer that is there: who runs Linux or Windows is not told of a Mac, but in a container on one."""
+    for name, machine in MACHINES.items():
+        for torch in TORCHES.values():
+            for device, causes in CAUSES.items():
+                found = first_applying(causes, Surroundings(device, machine, torch, {}))
+                remedy = found.remedy if found else ""
+                assert ("the Mac itself" if "Mac" in name else "") in remedy or "Mac" not in remedy, (name, remedy)
+                assert "Use a " not in remedy, (name, remedy)
 
 
 def test_switch_of_accelerate_is_told():

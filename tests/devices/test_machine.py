@@ -82,8 +82,32 @@ def test_gpu_driver():
         assert read_machine("Linux", "x86_64", exists=lambda path, file=file: path == file).gpu_driver is True
     assert read_machine("Windows", "AMD64", exists=lambda path: path.endswith("nvcuda.dll")).gpu_driver is True
     for system in ("Linux", "Windows"):
-        machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False)
+        machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False, cpuinfo=Path(os.devnull))
         assert machine == Machine(system, "x86_64", gpu_driver=False)
+
+
+CPUINFO = {
+    "CPU implementer\t: 0x61\nCPU architecture: 8\nCPU part\t: 0x000\n": True,
+    "CPU implementer : 0x61": True,
+    "vendor_id\t: VirtualApple\nmodel name\t: VirtualApple @ 2.50GHz\n": True,
+    "CPU implementer\t: 0x00\nCPU part\t: 0x000\n": False,
+    "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n": False,
+    "CPU implementer\t: 0x610\n": False,
+    "vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)\n": False,
+    "": False,
+}
+"""What Linux says of its first processor, and whether it is one of Apple's: docker/for-mac#6512 has the fourth, of 2022."""
+
+
+def test_linux_on_an_apple_chip(tmp_path):
+    """Linux in a container on a Mac is known by its processor; it is no native Mac, and nothing else is changed."""
+    file = tmp_path / "cpuinfo"
+    for text, apple in CPUINFO.items():
+        file.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n" + text)
+        machine = read_machine("Linux", "aarch64", exists=lambda _: False, cpuinfo=file)
+        assert machine == Machine("Linux", "aarch64", apple_silicon=apple, gpu_driver=False), text
+        assert not machine.native_apple_silicon
+    assert not read_machine("Linux", "aarch64", cpuinfo=tmp_path / "none").apple_silicon
 
 
 @given(st.text(max_size=200))

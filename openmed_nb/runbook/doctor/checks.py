@@ -69,7 +69,6 @@ class DoctorFacts:
     models: tuple[Finding, ...] = ()  # What was found about each model.
 
 
-NO_APPLE_GPU = (rules.NO_MAC, rules.ROSETTA, rules.INTEL)
 NO_TORCH = (Cause(lambda here: not here.torch.loaded, "torch cannot be used", ""), *rules.TORCH_CAUSES)
 UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version could not be read", "")
 
@@ -107,18 +106,22 @@ COMPUTER = (
     RuleCheck(
         "macOS",
         "mps",
-        (rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS),
-        (rules.OLD_MACOS,),
+        (rules.LINUX_ON_APPLE, rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS),
+        rules.MACOS_CAUSES,
         lambda facts: ".".join(map(str, facts.machine.macos or ())),
     ),
     RuleCheck("torch", "cpu", (), rules.TORCH_CAUSES, _torch_build),
     RuleCheck(
-        "MPS in torch", "mps", (*NO_APPLE_GPU, *NO_TORCH), (rules.NOT_BUILT,), lambda _facts: "torch was built with MPS"
+        "MPS in torch",
+        "mps",
+        (*rules.NO_APPLE_GPU, *NO_TORCH),
+        (rules.NOT_BUILT,),
+        lambda _facts: "torch was built with MPS",
     ),
     RuleCheck(
         "MPS",
         "mps",
-        (*NO_APPLE_GPU, rules.OLD_MACOS, *NO_TORCH, rules.NOT_BUILT),
+        (*rules.NO_APPLE_GPU, *rules.MACOS_CAUSES, *NO_TORCH, rules.NOT_BUILT),
         (rules.NO_METAL, rules.BAD_WATERMARKS, rules.FAILED_PROBE),
         lambda _facts: "torch finds the Metal device",
     ),
@@ -358,11 +361,15 @@ Versions = Mapping[str, str]  # By the normalized names of packages; empty if th
 
 
 def package_findings(
-    installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions
+    installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions, torch: str = "torch"
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded."""
-    found = [_unreadable(name) for name, version in installed.items() if not version]
-    unmet = (_unmet(package, text, installed) for package, texts in requirements.items() for text in texts)
+    """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded.
+
+    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.choice.torch_for`` says: the newest one
+    can be without MPS on this Mac.
+    """
+    found = [_unreadable(name, torch) for name, version in installed.items() if not version]
+    unmet = (_unmet(package, text, installed, torch) for package, texts in requirements.items() for text in texts)
     found += [finding for finding in unmet if finding]
     for name, here in loaded.items():
         there = installed.get(name)
@@ -372,11 +379,11 @@ def package_findings(
     return tuple(dict.fromkeys(found)) or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
 
 
-def _unmet(package: str, text: str, installed: Versions) -> Finding | None:
+def _unmet(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
     """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
     required = _parsed(text)
     if required is None:
-        return _unreadable(package)
+        return _unreadable(package, torch)
     # A requirement counts on this system, in this Python, with the extras in use.
     if required.marker and not any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS):
         return None
@@ -388,8 +395,10 @@ def _unmet(package: str, text: str, installed: Versions) -> Finding | None:
         problem = f"and {name} {version} is installed"
     else:
         return None
-    command = f'python -m pip install --upgrade {package} "{wanted}"'
-    remedy = f"Install versions that fit, then restart the kernel: {command}."
+    pinned = torch.partition("==")[2]
+    needed = torch if name == "torch" and pinned and required.specifier.contains(pinned) else wanted
+    names = f'{torch if package == "torch" else package} "{needed}"'
+    remedy = f"Install versions that fit, then restart the kernel: python -m pip install --upgrade {names}."
     evidence = f"{package} {installed.get(package, '')} needs {wanted}, {problem}"
     return Finding(f"{package} and {name}", FAILED, evidence, remedy)
 
@@ -401,8 +410,8 @@ def _meets(required: Requirement, version: str) -> bool:
         return True  # Whoever built it under such a version knows better than its number.
 
 
-def _unreadable(package: str) -> Finding:
-    remedy = f"Reinstall it: python -m pip install --force-reinstall {package}."
+def _unreadable(package: str, torch: str) -> Finding:
+    remedy = f"Reinstall it: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
     return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...devices import backend
 from ...devices.backend import TorchFacts
-from ...devices.choice import DeviceChoice
+from ...devices.choice import DeviceChoice, torch_for
 from ...devices.moving import module_in, unwrapped
 from ...display import FAILED, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
@@ -175,7 +175,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             torch_error=torch_error,
             environ={name: shell[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in shell},
             computed=compute(device) if device else None,
-            packages=package_findings(*read_packages()),
+            packages=package_findings(*read_packages(), torch_for(computer.machine)),
             signals=read_signals(computer.machine, device or "cpu", uuid=backend.gpu_uuid(device or "cpu")),
             models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),
         )

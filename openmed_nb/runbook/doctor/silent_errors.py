@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from ...devices.backend import TENSOR_LOCK, random_numbers_from, random_states
+from ...devices.choice import MAC_TORCH
 from ...devices.machine import shown_device
 from ...devices.memory import empty_cache
 from ...devices.request import kind_of
@@ -39,11 +40,11 @@ LONG = 40_000  # Numbers in one sum; the error begins at 32,767.
 WIDE = 25  # Rows on both sides of a product; the error begins at 16.
 MANY_ROWS = 65_600  # Rows of a linear layer; the error begins at 65,536.
 
-UPGRADE = "Upgrade torch: python -m pip install --upgrade torch."
+UPGRADE = f"Install a torch without it: python -m pip install {MAC_TORCH}."
 FEWER_TOKENS = f"Train with fewer than {REDUCTION:,} tokens in one step and accumulate gradients, or use torch 2.14."
 CHECK_BATCHES = "Train with nb.Guards on, which look at every batch on the CPU."
-CONTIGUOUS = "Call .contiguous() on the tensor first, or upgrade torch."
-EAGER = "Load the model with attn_implementation='eager', or upgrade torch."
+CONTIGUOUS = "Call .contiguous() on the tensor first."
+EAGER = "Load the model with attn_implementation='eager', or use torch 2.14."
 
 # Ends what is known of an error that only releases before torch 2.6 had. These are still looked for, because errors with
 # transposed tensors and with parts of tensors have come back before.
@@ -225,7 +226,7 @@ def mask_for_short_query(device: str) -> torch.Tensor:
     "causal attention in 16 bits",
     "it looks at later tokens",
     "torch 2.10",
-    "Compute in float32, or upgrade torch.",
+    "Compute in float32.",
     tolerance=ROUNDED,
 )
 def later_tokens(device: str) -> torch.Tensor:

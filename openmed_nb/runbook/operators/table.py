@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...devices.backend import import_torch, release_of
+from ...devices.backend import import_torch, reinstalling, release_of
 from ...devices.machine import mps_is_simulated
 from ...display import Plain
 from ...errors import TorchUnusable
@@ -159,7 +159,7 @@ def functions_file(version: str) -> Path:
         if file.is_file():
             return file
     what = f"torch {version} came without torchgen/packaged/ATen/native/native_functions.yaml, its list of operators."
-    raise TorchUnusable(what, "Reinstall it: python -m pip install --force-reinstall torch.")
+    raise TorchUnusable(what, reinstalling(version))
 
 
 def read_functions(file: Path) -> dict[str, dict[str, Any]]:

@@ -82,10 +82,10 @@ class TestDevice:
     def test_what_cannot_be_used(self, open_panel, computers):
         """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
         view = open_panel(computers.plain().session)
-        mps = view.device_buttons["mps"]
-        assert mps.disabled
-        for words in ("this computer runs Linux", "Use a Mac with Apple Silicon for MPS."):
-            assert words in mps.tooltip
+        cuda = view.device_buttons["cuda"]
+        assert cuda.disabled
+        for words in ("no NVIDIA driver is loaded", "Install the driver if there is an NVIDIA GPU."):
+            assert words in cuda.tooltip
             assert words in view.region("Device").table.value
         assert [device for device, one in view.device_buttons.items() if one.disabled] == ["mps", "cuda"]
 

@@ -85,6 +85,16 @@ MANY = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.12.0
 PLANTED = [
     ("Rosetta Python", on_cpu(ROSETTA, PLAIN_TORCH), {"Python": FAILED}),
     ("old macOS", on_cpu(replace(MAC, macos=(13, 6)), MAC_TORCH), {"macOS": FAILED}),
+    (
+        "torch for a newer macOS",
+        on_cpu(replace(MAC, macos=(14, 8)), replace(MAC_TORCH, version="2.15.0")),
+        {"macOS": FAILED},
+    ),
+    (
+        "Rosetta Python without torch",
+        on_cpu(ROSETTA, TorchFacts(None), computed=None),
+        {"Python": FAILED, "torch": FAILED},
+    ),
     ("torch is missing", on_cpu(PLAIN, TorchFacts(None), computed=None), {"torch": FAILED}),
     ("torch is too old", on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
     (

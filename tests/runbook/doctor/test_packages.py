@@ -77,6 +77,19 @@ def test_words_of_a_mismatch():
     assert missing.evidence == "openmed-nb 0.1.0 needs torch>=2.6, which is not installed"
 
 
+def test_torch_is_named_by_its_release():
+    """Where the newest torch may be without MPS, commands name the release that fits this Mac, unless another is needed."""
+    for package, needed, installed, command in (
+        ("transformers", "torch>=2.6", {}, '--upgrade transformers "torch==2.14.1"'),
+        ("torchvision", "torch==2.13.0", {}, '--upgrade torchvision "torch==2.13.0"'),
+        ("torch", "filelock>=3", {"torch": "2.14.1"}, '--upgrade torch==2.14.1 "filelock>=3"'),
+        ("transformers", "numpy>2", {"torch": ""}, "--force-reinstall torch==2.14.1."),
+        ("torch", ">", {"torch": "2.14.1"}, "--force-reinstall torch==2.14.1."),
+    ):
+        finding = package_findings(installed, {package: [needed]}, {}, "torch==2.14.1")[0]
+        assert command in finding.remedy, finding
+
+
 def test_unreadable_metadata():
     """Metadata that cannot be read is a warning that names the package, once, and no error."""
     for torch, needed in (("", ["torch>=2"]), ("2.13.0", ["torch >> 2"]), ("2.13.0", ["\x00", ">", ""])):

@@ -1,0 +1,137 @@
+"""Which Mac computes on what with which torch, and what helps where it does not: the cells of mac_matrix.txt."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from openmed_nb.devices.backend import MINIMUM_TORCH, TorchFacts, release_of
+from openmed_nb.devices.choice import MACOS_OF_TORCH, TAKE_BEST, oldest_macos, resolve, torch_for
+from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.request import DeviceRequest
+from openmed_nb.errors import DeviceUnavailable
+
+REMEDIES = {
+    "update": "Update macOS to 14 or later.",
+    "arm64": "Install an arm64 Python and make the environment with it.",
+    "conda": "Take it from conda-forge: conda install -c conda-forge pytorch.",
+    "outside": "Run on the Mac itself, outside of containers, virtual machines and sandboxes.",
+    "nothing": TAKE_BEST,
+}
+"""What a person does, by the words of the table; a version of torch stands for a command."""
+
+
+class Cell(NamedTuple):
+    """One case: the Mac, the torch that it has, the device that is asked for, and what helps."""
+
+    chip: str
+    python: str
+    macos: str
+    torch: str
+    device: str
+    helps: str
+
+
+def read_cells(text):
+    """Return the cells of the tables; the head of the file explains how they are read."""
+    device, releases, cells = "", [], []
+    for line in text.splitlines():
+        left, bar, right = line.partition("|")
+        if line.startswith("## "):
+            device, releases = left.split()[1], right.split()
+        elif bar and not line.startswith("#"):
+            *chip, python, macos = left.split()
+            cases = zip(releases, right.split(), strict=True)
+            cells += [Cell(" ".join(chip), python, macos, torch, device, helps) for torch, helps in cases]
+    return cells
+
+
+CELLS = read_cells(Path(__file__).with_name("mac_matrix.txt").read_text("utf-8"))
+
+
+def machine_of(cell):
+    """Return the computer of a cell."""
+    if cell.chip.startswith("container"):
+        return Machine("Linux", {"amd64": "x86_64"}.get(cell.python, cell.python), apple_silicon=True, gpu_driver=False)
+    rosetta, macos = cell.python == "rosetta", None
+    if cell.macos != "?":
+        macos = tuple(int(part) for part in cell.macos.split("."))
+    apple = cell.chip.startswith("Apple") or rosetta
+    return Machine("Darwin", "x86_64" if rosetta else cell.python, apple, rosetta, cell.chip, macos, gpu_driver=False)
+
+
+def facts_of(torch):
+    """Return what is known of an installed release that nobody imported."""
+    return TorchFacts(None if torch == "none" else torch, gpu_build=None if torch == "none" else "")
+
+
+def answer(cell, torch):
+    """Return the device that a cell's Mac takes with a torch for the device that is asked for, and its error's text."""
+    try:
+        return resolve(DeviceRequest(cell.device, "argument"), machine_of(cell), torch).device, ""
+    except DeviceUnavailable as error:
+        return "", error.remedy
+
+
+def commanded(cell):
+    """Return the command with which a cell's torch is installed, and what stands before it."""
+    asked = "torch" if cell.helps == "torch" else f"torch=={cell.helps}"
+    if cell.torch == "none":
+        return f"Install it: python -m pip install {asked}."
+    if release_of(cell.torch) < MINIMUM_TORCH:
+        return f"Upgrade it: python -m pip install --upgrade {asked}."
+    return f"Update macOS, or install a torch for this one: python -m pip install {asked}."
+
+
+@pytest.mark.parametrize("row", sorted({cell[:3] for cell in CELLS}), ids=" ".join)
+def test_what_helps(row):
+    """Each Mac computes on the device, or is told what its cell says, and nothing else."""
+    for cell in (one for one in CELLS if one[:3] == row):
+        device, remedy = answer(cell, facts_of(cell.torch))
+        if cell.helps == cell.device:
+            assert (device, remedy) == (cell.device, ""), cell
+        else:
+            assert (device, remedy) == ("", REMEDIES.get(cell.helps) or commanded(cell)), cell
+
+
+def test_what_is_told_helps():
+    """Who installs the torch that a remedy names can compute with it on the device that was asked for."""
+    named = [cell for cell in CELLS if re.fullmatch(r"[\d.]+", cell.helps)]
+
+    assert len(named) > 50
+    for cell in named:
+        assert torch_for(machine_of(cell)) == f"torch=={cell.helps}", cell
+        assert answer(cell, TorchFacts(cell.helps, gpu_build="")) == (cell.device, ""), cell
+
+
+def test_auto_agrees():
+    """Without a wish, a Mac takes MPS where its cell says so, and otherwise never."""
+    for cell in (one for one in CELLS if one.device == "mps"):
+        try:
+            device = resolve(DeviceRequest("auto", "nobody"), machine_of(cell), facts_of(cell.torch)).device
+        except DeviceUnavailable:
+            device = "none"
+        assert (device == "mps") is (cell.helps == "mps"), cell
+
+
+def test_table_is_large_and_whole():
+    """The tables have at least 120 different cells, on both sides of each release at which the oldest macOS changes."""
+    releases = {release_of(cell.torch)[:2] for cell in CELLS}
+
+    assert len({cell[:5] for cell in CELLS}) == len(CELLS) >= 120
+    assert {(2, minor) for minor in range(6, 16)} <= releases
+    assert {first for first, _ in MACOS_OF_TORCH} <= releases
+    assert [oldest_macos((2, minor, 1)) for minor in (5, 6, 8, 9, 14, 15, 16)] == [
+        *((13,), (13,), (13,)),
+        *((14,), (14,)),
+        *((15,), (15,)),
+    ]
+
+
+def test_nightly_counts_as_its_release():
+    """A nightly of 2.15 wants the macOS of 2.15."""
+    (mac,) = (machine_of(cell) for cell in CELLS if cell[1:5] == ("arm64", "14.8.2", "none", "mps"))
+
+    with pytest.raises(DeviceUnavailable, match=r"supports MPS from macOS 15 on, and this is macOS 14\.8\.2"):
+        resolve(DeviceRequest("mps", "argument"), mac, TorchFacts("2.15.0.dev20260901", gpu_build=""))
