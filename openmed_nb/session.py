@@ -227,8 +227,9 @@ class Session:
         with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
             device = self.in_force if isinstance(choice, OpenMedError) else choice.device
-            environment = self.computer.environment(device or "cpu")
-            return Explanation(self.wishes(), choice, environment, shown_variables(self.computer.shell))
+            environment, torch = self.computer.environment(device or "cpu"), self.computer.torch
+            variables, unreleased = shown_variables(self.computer.shell), torch.shown if torch.unreleased else ""
+            return Explanation(self.wishes(), choice, environment, variables, unreleased)
 
     def keep_curve(self, curve: Any) -> None:
         """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""

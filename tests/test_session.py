@@ -237,6 +237,22 @@ def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers):
     assert [(one.value, one.origin) for one in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
 
 
+def test_explanation_of_what_torch_does_not_read(computers):
+    """A variable of MPS that torch does not have is explained as one, and a torch that is no release is named as what it is."""
+    here = computers.mac(PYTORCH_MPS_LOG_LEVEL="debug")
+    released = here.session.explain()
+    here.torch.facts = replace(here.torch.facts, version="2.16.0.dev20261101")
+    nightly = computers.Computer(computers.MAC, here.torch.facts, {}).session.explain()
+
+    assert released.environment.table().rows[3] == (
+        *("PYTORCH_MPS_LOG_LEVEL", "debug", "you", "not read"),
+        "no torch up to 2.15 reads it. Unset it.",
+    )
+    assert "no torch up to 2.15 reads it. Unset it." in str(released)
+    assert "nightly" not in str(released)
+    assert "torch is 2.16.0.dev20261101, a nightly build." in str(nightly)
+
+
 def test_explanation_tells_the_shell_apart_from_us(computers):
     """An explanation shows what the person set, and not what was published for the openmed package."""
     here = computers.mac(OPENMED_TORCH_DEVICE="gpu")

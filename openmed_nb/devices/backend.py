@@ -56,6 +56,17 @@ class TorchFacts:
         """The version as numbers: ``(2, 13, 0)``."""
         return release_of(self.version)
 
+    @property
+    def shown(self) -> str:
+        """The version as people read it: one that is no release says what it is; empty where torch is not installed."""
+        return ", ".join(part for part in (self.version, self.unreleased) if part)
+
+    @property
+    def unreleased(self) -> str:
+        """What a torch is that is no release; empty for a release."""
+        made = re.match(r"\d+(?:\.\d+)*(?:(\.dev\d)|(a\d))", self.version or "")
+        return ("a nightly build" if made[1] else "built from source, not released") if made else ""
+
     def failure(self, device: str) -> str | None:
         """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
         return {canonical(probed): failure for probed, failure in self.probes}.get(canonical(device))

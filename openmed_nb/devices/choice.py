@@ -391,12 +391,14 @@ class Explanation(Shown):
         choice: The choice that came out, or the error that did.
         environment: The MPS variables.
         variables: Other variables that matter, from an allow list, with secrets masked.
+        unreleased: The version of a torch that is no release, and what it is, such as a nightly build; empty for a release.
     """
 
     chain: tuple[Wish, ...]
     choice: DeviceChoice | OpenMedError
     environment: EnvPlan
     variables: Mapping[str, str]
+    unreleased: str = ""
 
     def report(self) -> Report:
         """Return what there is to show: the choice or the error, and up to four tables."""
@@ -409,4 +411,9 @@ class Explanation(Shown):
         else:
             answer = self.choice.report()
         others = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
-        return replace(answer, tables=(*tables, *answer.tables, self.environment.table(), others))
+        torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()
+        return replace(
+            answer,
+            sentences=(*answer.sentences, *torch),
+            tables=(*tables, *answer.tables, self.environment.table(), others),
+        )

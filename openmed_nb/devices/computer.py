@@ -123,11 +123,12 @@ class Computer:
         return Moment(moment.torch_loaded, moment.allocator_started, dict(self._seen))
 
     def environment(self, device: str) -> EnvPlan:
-        """Return what became of the MPS variables for a device."""
+        """Return what became of the MPS variables for a device, and which a person set that torch does not read."""
+        torch = self._torch.version if self._torch else None
         if device == "mps":
-            return plan(self.shell, "mps", self.observe())
+            return plan(self.shell, "mps", self.observe(), torch=torch)
         standing = {name: value for name, value in self.applied.items() if self.environ.get(name) == value}
-        return plan(self.shell, device, applied=standing)
+        return plan(self.shell, device, applied=standing, torch=torch)
 
     def enter_mps(self) -> None:
         """Apply the MPS variables, in place of those that were applied before."""

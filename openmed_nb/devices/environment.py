@@ -1,4 +1,4 @@
-"""The three environment variables of MPS: what we would set, and whether torch sees it; ``computer`` sets them.
+"""The environment variables of MPS: three that we would set, and whether torch sees them; ``computer`` sets them.
 
 When torch reads them decides everything (read out of torch 2.13's macOS binary):
 
@@ -6,23 +6,37 @@ When torch reads them decides everything (read out of torch 2.13's macOS binary)
 - the two watermark ratios once, at the first touch of the MPS allocator, which the first MPS tensor or any question
   about MPS memory is; a bad pair then fails every MPS call of the process (``MPSAllocator.mm:86`` and ``:100``).
 
-A value that a person set is never overwritten; ours adapts to it.
+A value that a person set is never overwritten; ours adapts to it. A variable of MPS that torch does not read is named.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..display import Report, Shown, Table
+from ..errors import nearest
+from .backend import release_of
 from .request import masked
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 VARIABLES = (FALLBACK, HIGH, LOW)
+
+# The variables that torch reads for MPS, each with the first release that does: the strings in the macOS binaries of 2.0.1 to 2.15.0.
+READ_SINCE = {
+    **dict.fromkeys((*VARIABLES, "PYTORCH_DEBUG_MPS_ALLOCATOR"), "2.0"),
+    **dict.fromkeys(("PYTORCH_MPS_LOG_PROFILE_INFO", "PYTORCH_MPS_TRACE_SIGNPOSTS"), "2.1"),
+    "PYTORCH_MPS_PREFER_METAL": "2.3",
+    "PYTORCH_MPS_FAST_MATH": "2.5",
+    "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION": "2.13",
+    "PYTORCH_MPS_METAL_VERSION": "2.15",
+}
+NEWEST = "2.15"  # The newest torch whose binaries were looked at.
+OF_MPS = re.compile(r"PYTORCH_([A-Z0-9]+_)*MPS(_[A-Z0-9]+)*")
 
 DEFAULT_HIGH = 1.0
 DEFAULT_LOW = 0.9
@@ -36,6 +50,7 @@ IN_FORCE = "in force"
 TOO_LATE = "too late"
 UNSURE = "unsure"
 CONFLICT = "conflict"
+NOT_READ = "not read"
 IDLE = "not for this device"
 
 # Whose value it is, by the origin of a setting.
@@ -72,8 +87,8 @@ class EnvSetting:
         name: The variable.
         value: Its value once the plan is applied; ``None`` where it stays unset.
         origin: ``"set"`` by us, ``"kept"`` from the person, or ``"unset"``.
-        effect: ``"in time"`` (torch will read it), ``"in force"``, ``"too late"``, ``"unsure"``, ``"conflict"`` or
-            ``"not for this device"`` (the device is not mps).
+        effect: ``"in time"`` (torch will read it), ``"in force"``, ``"too late"``, ``"unsure"``, ``"conflict"``,
+            ``"not read"`` (torch has no such variable) or ``"not for this device"`` (the device is not mps).
         note: What to know about the value.
         remedy: One thing to do, empty where nothing is wrong.
     """
@@ -99,7 +114,9 @@ class EnvSetting:
 class EnvPlan(Shown):
     """What becomes of the MPS variables, and whether torch will see it."""
 
-    settings: tuple[EnvSetting, ...]
+    settings: tuple[
+        EnvSetting, ...
+    ]  # The three that we would set, and then those that a person set and torch does not read.
 
     @property
     def additions(self) -> dict[str, str]:
@@ -138,22 +155,40 @@ def plan(
     device: str = "mps",
     moment: Moment | None = None,
     applied: Mapping[str, str] | None = None,
+    torch: str | None = None,
 ) -> EnvPlan:
     """Plan the MPS variables for a device, from those that the person set; nothing is changed.
 
-    Only for ``"mps"`` is anything set. ``applied`` is what we set and what still stands there, for another device.
+    Only for ``"mps"`` is anything set. ``applied`` is what we set and what still stands there, for another device;
+    ``torch`` is the version of torch, ``None`` if it is not known.
     """
-    moment = moment or Moment()
+    moment, unread = moment or Moment(), tuple(_unread(environ, device, torch))
     if device != "mps":
         ours = applied or {}
         origins = {name: "set" if name in ours else "kept" if name in environ else "unset" for name in VARIABLES}
-        return EnvPlan(
-            tuple(EnvSetting(name, ours.get(name, environ.get(name)), origins[name], IDLE) for name in VARIABLES)
-        )
+        idle = tuple(EnvSetting(name, ours.get(name, environ.get(name)), origins[name], IDLE) for name in VARIABLES)
+        return EnvPlan(idle + unread)
     high, low = watermark_defaults(environ.get(HIGH), environ.get(LOW))
     wanted = {FALLBACK: "1", HIGH: high, LOW: low}
     conflict = watermark_conflict(environ.get(HIGH, high), environ.get(LOW, low))
-    return EnvPlan(tuple(_setting(name, environ, wanted[name], conflict, moment) for name in VARIABLES))
+    settings = tuple(_setting(name, environ, wanted[name], conflict, moment) for name in VARIABLES)
+    return EnvPlan(settings + unread)
+
+
+def _unread(environ: Mapping[str, str], device: str, torch: str | None) -> Iterator[EnvSetting]:
+    """Yield the variables of MPS that this torch does not read, though a person has set them."""
+    read = {name for name, since in READ_SINCE.items() if torch is None or release_of(since) <= release_of(torch)}
+    for name in sorted(name for name in environ if OF_MPS.fullmatch(name) and name not in read):
+        since, near = READ_SINCE.get(name), nearest(name, read, cutoff=0.8)
+        note = f"no torch up to {NEWEST} reads it"
+        if since is not None:
+            note = f"torch {torch} does not read it; {since} is the first that does"
+        if device != "mps":
+            yield EnvSetting(name, environ[name], "kept", IDLE, note)
+        else:
+            yield EnvSetting(
+                name, environ[name], "kept", NOT_READ, note, f"Use {near}, or unset it." if near else "Unset it."
+            )
 
 
 def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:

@@ -101,6 +101,20 @@ def test_release():
     assert {version: TorchFacts(version).release for version in releases} == releases
 
 
+def test_what_is_no_release():
+    """A nightly build of torch, and one from source, are named as what they are; a release, its patches and its builds are not."""
+    nightly, source = "a nightly build", "built from source, not released"
+    kinds = {
+        **dict.fromkeys(("2.15.0.dev20261101", "2.15.0.dev20261101+cu130"), nightly),
+        **dict.fromkeys(("2.15.0a0+git035290b", "2.14.0a0"), source),
+        **dict.fromkeys(("2.13.0", "2.13.0+cpu", "2.14.1", "2.14.0rc2", "main", None), ""),
+    }
+
+    assert {version: TorchFacts(version).unreleased for version in kinds} == kinds
+    assert TorchFacts("2.15.0.dev20261101").shown == f"2.15.0.dev20261101, {nightly}"
+    assert (TorchFacts("2.13.0+cpu").shown, TorchFacts(None).shown) == ("2.13.0+cpu", "")
+
+
 def test_probe_is_remembered_by_device():
     """The outcome of a probe holds for every spelling of the same device, and for no other."""
     same = [("mps", "mps"), ("mps", "mps:0"), ("cuda", "cuda:0"), ("cuda:0", "cuda")]

@@ -14,6 +14,7 @@ from openmed_nb.devices.environment import (
     IDLE,
     IN_TIME,
     LOW,
+    NOT_READ,
     RESTART,
     TOO_LATE,
     UNSET_BOTH,
@@ -236,3 +237,45 @@ def test_a_long_number_is_read_soon():
     """A ratio of a hundred thousand digits is read once, not once for each of its digits."""
     assert plan({HIGH: "9" * 100_000 + "x"}).settings[1].effect == CONFLICT
     assert parse_ratio("9" * 100_000 + "x") == math.inf
+
+
+UNREAD = [
+    ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", "no torch up to 2.15 reads it", "Unset it."),
+    ("PYTORCH_MPS_LOG_LEVEL", None, "no torch up to 2.15 reads it", "Unset it."),
+    ("PYTORCH_MPS_HIGH_WATERMARK", "2.13.0", "no torch up to 2.15 reads it", f"Use {HIGH}, or unset it."),
+    ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "no torch up to 2.15 reads it", f"Use {FALLBACK}, or unset it."),
+    ("PYTORCH_DEBUG_MPS", "2.13.0", "no torch up to 2.15 reads it", "Unset it."),
+    ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "torch 2.14.1 does not read it; 2.15 is the first that does", "Unset it."),
+    ("PYTORCH_MPS_METAL_VERSION", "2.15.0", "", ""),
+    (
+        "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION",
+        "2.12.1",
+        "torch 2.12.1 does not read it; 2.13 is the first that does",
+        "Unset it.",
+    ),
+    ("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION", "2.13.0+cpu", "", ""),
+    ("PYTORCH_MPS_FAST_MATH", "2.6.0", "", ""),
+    ("PYTORCH_DEBUG_MPS_ALLOCATOR", "2.6.0", "", ""),
+    ("PYTORCH_CUDA_ALLOC_CONF", "2.13.0", "", ""),
+    ("PYTORCH_TEMPS", "2.13.0", "", ""),
+    ("MTL_CAPTURE_ENABLED", "2.13.0", "", ""),
+]
+
+
+def test_variables_that_torch_does_not_read():
+    """A variable of MPS that this torch does not read is listed after the others, with what to do; it changes nothing."""
+    for name, torch, note, remedy in UNREAD:
+        planned = plan({name: "1"}, "mps", torch=torch)
+        others = [(one.name, one.value, one.origin, one.effect, one.note, one.remedy) for one in planned.settings[3:]]
+
+        assert others == ([(name, "1", "kept", NOT_READ, note, remedy)] if note else []), (name, torch)
+        assert planned.additions == plan({}).additions
+        assert (name in str(planned)) == bool(note)
+
+
+def test_variables_that_torch_does_not_read_on_other_devices():
+    """On another device nothing has to be done about such a variable, and it is told all the same."""
+    (other,) = plan({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
+
+    assert (other.effect, other.note, other.remedy) == (IDLE, "no torch up to 2.15 reads it", "")
+    assert other.shown == "***"

@@ -96,7 +96,7 @@ class RuleCheck:
 
 def _torch_build(facts: DoctorFacts) -> str:
     build = facts.torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
-    return ", ".join(part for part in (facts.torch.version, build) if part)
+    return ", ".join(part for part in (facts.torch.shown, build) if part)
 
 
 COMPUTER = (
@@ -187,7 +187,7 @@ def _computation(facts: DoctorFacts) -> Finding:
 
 
 def _variables(plan: EnvPlan) -> Iterator[Finding]:
-    """Judge each MPS variable: in force, too late, in conflict with another, or not for this device."""
+    """Judge each MPS variable: in force, too late, in conflict with another, not for this device, or none that torch reads."""
     for one in plan.settings:
         status = FAILED if one.effect == CONFLICT else WARNING if one.remedy else OK
         value = "not set" if one.value is None else f"{one.shown}, set by {SET_BY[one.origin]}"

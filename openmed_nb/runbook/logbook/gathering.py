@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ...activity import Activity
 from ...devices.backend import gpu_uuid
 from ...devices.computer import Computer
-from ...devices.environment import SET_BY
+from ...devices.environment import NOT_READ, SET_BY
 from ...devices.machine import (
     Footprint,
     distribution_of,
@@ -164,7 +164,8 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     machine, environ = computer.machine, computer.environ
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
     states = {one.name: getattr(signals, one.name) for one in fields(sections.Conditions) if one.name != "moment"}
-    variables = computer.environment(device).settings if device == "mps" else ()
+    # Of other variables not even the names are kept.
+    variables = [one for one in computer.environment(device).settings if device == "mps" and one.effect != NOT_READ]
     folders = cache_folders(environ, privacy.home_folder()) | ({"model": folder} if folder else {})
     return Logbook(
         schema=sections.SCHEMA,

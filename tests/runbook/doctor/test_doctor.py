@@ -32,6 +32,8 @@ READ_IN_TIME = Moment(torch_loaded=True, allocator_started=True, seen={FALLBACK:
 SEEN = {FALLBACK: frozenset({"1"}), HIGH: frozenset({"1.0"}), LOW: frozenset({"0.9"})}
 
 
+UNKNOWN = "PYTORCH_MPS_LOG_LEVEL"
+
 ON_MPS = Computation(
     "mps",
     "mps:0",
@@ -127,6 +129,7 @@ PLANTED = [
         on_mac(environment={FALLBACK: "true"}, seen={**SEEN, FALLBACK: frozenset({"true"})}),
         {FALLBACK: WARNING},
     ),
+    ("variable that torch does not have", on_mac(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
     ("watermark conflict", on_mac(environment={HIGH: "0.7", LOW: "1.2"}), {HIGH: FAILED, LOW: FAILED}),
     (
         "no float32",
@@ -206,6 +209,22 @@ EVIDENCE = [
     (on_mac(), "macOS", "15.5"),
     (on_mac(), "torch", "2.13.0"),
     (on_cpu(PLAIN, PLAIN_TORCH), "torch", "2.13.0+cpu, for the CPU only"),
+    (
+        on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.16.0.dev20261101+cpu")),
+        "torch",
+        "2.16.0.dev20261101+cpu, a nightly build, for the CPU only",
+    ),
+    (
+        on_mac(torch=replace(MAC_TORCH, version="2.15.0a0+git1234567")),
+        "torch",
+        "2.15.0a0+git1234567, built from source, not released",
+    ),
+    (on_mac(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: not read; no torch up to 2.15 reads it"),
+    (
+        on_cpu(PLAIN, PLAIN_TORCH, environment=plan({UNKNOWN: "1"}, "cpu")),
+        UNKNOWN,
+        "1, set by you: not for this device; no torch up to 2.15 reads it",
+    ),
     (on_cpu(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
     (on_cpu(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
     (on_cpu(PLAIN, PLAIN_TORCH), "CUDA", "no NVIDIA driver is loaded"),
