@@ -266,7 +266,7 @@ class Session:
         with self._listeners.told_after(), self.lock, contextlib.ExitStack() as undo:
             backend.import_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
-            self.use("mps", source)
+            self.use("auto" if device.defects else "mps", source)  # A device that fails its probe is not used.
             self._simulation = threading.get_ident(), undo.pop_all()
             return device
 
@@ -427,7 +427,8 @@ def simulated_mps(
         fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment,
             where openmed_nb switches it on unless the person said otherwise.
         defects: The issues of silent errors of real MPS devices that this one shall have too, such as
-            ``"pytorch#177116"``, for teaching and for testing that :func:`openmed_nb.doctor` finds them.
+            ``"pytorch#177116"``, for teaching and for testing that :func:`openmed_nb.doctor` finds them. As on a real Mac,
+            the session computes on the CPU where linear layers are wrong.
 
     Yields:
         The device: its memory, ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 import os
 import random
 import re
@@ -161,23 +162,38 @@ def _gpu_name(torch: Any, index: int) -> str:
         return f"GPU {index}"
 
 
+# How the probe of a device begins to say that it computes, and computes wrongly.
+OTHER_NUMBERS = "it gave other numbers than the CPU"
+
+# Linear layers with a bias, as all models have, that some Macs get wrong: the shape of the input, the outputs, the issue.
+PROBED = (((2, 64, 128), 384, "pytorch#192934"), ((80, 1, 2), 192, "pytorch#188438"))
+
+
 def probe(device: str) -> str:
     """Compute a little on the device and compare with the CPU; return why that failed, empty where it worked.
 
     "Available" is not "usable": virtual Macs report MPS and then fail every allocation
-    (https://github.com/actions/runner-images/issues/9918, 11899). The inputs are made on the CPU: a seed gives other
-    numbers on MPS. They are small whole numbers, exact in every precision, so that autocast cannot fail a good GPU.
+    (https://github.com/actions/runner-images/issues/9918, 11899), or leave the bias of linear layers out. The inputs are
+    made on the CPU: a seed gives other numbers on MPS. They are whole and so small that every sum is exact in 16 bits too,
+    so that autocast cannot fail a good GPU.
     """
     torch = import_torch()
-    numbers = (torch.arange(64, device="cpu") % 5).to(torch.float32).reshape(8, 8)
-    expected = (numbers @ numbers.T).float()
-    try:
-        with TENSOR_LOCK:
-            moved = numbers.to(device)
-            computed = (moved @ moved.T).cpu().float()
-    except (RuntimeError, TypeError, AssertionError) as error:
-        return cause(error)
-    return "" if torch.equal(computed, expected) else "it gave other numbers than the CPU"
+
+    def numbers(*shape: int) -> Any:
+        place = torch.arange(math.prod(shape), device="cpu")
+        return ((place * 7 // 5) % 3 - 1).to(torch.float32).reshape(shape)
+
+    for shape, outputs, issue in PROBED:
+        operands = (numbers(*shape), numbers(outputs, shape[-1]), numbers(outputs) + 3)
+        expected = torch.nn.functional.linear(*operands).float()
+        try:
+            with TENSOR_LOCK:
+                computed = torch.nn.functional.linear(*(one.to(device) for one in operands)).cpu().float()
+        except (RuntimeError, TypeError, AssertionError) as error:
+            return cause(error)
+        if not torch.equal(computed, expected):
+            return f"{OTHER_NUMBERS} in a linear layer over {shape} with a bias ({issue})"
+    return ""
 
 
 def mps_allocator_started() -> bool | None:

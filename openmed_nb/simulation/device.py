@@ -29,7 +29,7 @@ from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
 from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
-from .operators import Defect, Fallbacks, checked_defects
+from .operators import Defect, Fallbacks, OperatorCall, checked_defects
 
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
 SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
@@ -144,7 +144,10 @@ def simulated_device(
     allocator = SimulatedAllocator(mac, environ)
     # torch 2.13 reads anything but exactly 0 as on.
     fallbacks = Fallbacks(environ.get(FALLBACK, "0") != "0" if fallback is None else fallback)
-    wrong = {operator: defect.compute for defect in planted for operator in defect.operators}
+    wrong: dict[str, list[Callable[[OperatorCall], Any]]] = {}
+    for defect in planted:
+        for operator in defect.operators:
+            wrong.setdefault(operator, []).append(defect.compute)
     device = Device(allocator, fallbacks, Storages(allocator), wrong=wrong)
     functions = FunctionMode(device)
     shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)

@@ -12,12 +12,13 @@ long as its memory (since 2.1), so a weak reference tells when the memory is fre
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,8 +155,8 @@ class Device:
     storages: Storages
     copies: list[Copy] = field(default_factory=list)
     called: Counter[str] = field(default_factory=Counter)
-    # What computes instead of each operator that goes wrong on this device.
-    wrong: Mapping[str, Callable[[OperatorCall], Any]] = field(default_factory=dict)
+    # What computes instead of each operator, or function of torch, that goes wrong on this device.
+    wrong: Mapping[str, Sequence[Callable[[OperatorCall], Any]]] = field(default_factory=dict)
     paused: bool = False  # Whether operators are those of the CPU.
 
     @contextlib.contextmanager
@@ -167,13 +168,21 @@ class Device:
         finally:
             self.paused = before
 
-    def compute(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what an operator makes on this device."""
-        wrong = self.wrong.get(operator.name()) if self.wrong else None
-        if wrong is None:
-            return operator(*args, **kwargs)
-        dirty = self.allocator.driver > self.allocator.allocated
-        return wrong(OperatorCall(operator, args, kwargs, dirty, self.storages.holds))
+    def with_defects(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what computes instead of an operator or a function of torch on this device: itself, unless it goes wrong."""
+        for wrong in self.wrong.get(name, ()):
+            operator = self._with_defect(wrong, name, operator)
+        return operator
+
+    def _with_defect(
+        self, wrong: Callable[[OperatorCall], Any], name: str, operator: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        @functools.wraps(operator)
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            dirty = self.allocator.driver > self.allocator.allocated
+            return wrong(OperatorCall(name, operator, args, kwargs, dirty, self.storages.holds))
+
+        return compute
 
     def take(self, made: Any, elsewhere: Collection[int]) -> None:
         """Put the tensors that were made on the device, but for those whose storages stand elsewhere."""
@@ -265,7 +274,7 @@ class OperatorMode(TorchDispatchMode):
             if size := size_of_new(operator, args, kwargs):
                 self._device.allocator.check(size)
             try:
-                made = self._device.compute(operator, args, kwargs)
+                made = self._device.with_defects(operator.name(), operator)(*args, **kwargs)
             except RuntimeError as error:  # Even this computer has not the memory: MPS would say so in its words.
                 if refused := NO_HOST_MEMORY.search(str(error)):
                     self._device.allocator.check(int(refused[1]))
@@ -296,6 +305,7 @@ class FunctionMode(TorchFunctionMode):
             return function(*args, **kwargs)
         if here:
             self._device.called[name] += 1
+            function = self._device.with_defects(name, function)
             if self._device.storages.elsewhere(given):
                 self._check_devices(function, args, kwargs)
             if name in METHODS and self._holds(operator_tensors([args, kwargs])[0]):

@@ -7,10 +7,12 @@ that of the operator it delegates to, names MPS. MPS names the operator that it 
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..devices.moving import level_of_caller
@@ -138,12 +140,17 @@ TILE = 16  # Both sides of the result need at least this many rows.
 
 DIRT = 1e4
 
+PAGE = 4096  # Numbers of 32 bits in a page of memory, which is 16 KiB on Apple's chips.
+
+SHORT_QUERY = 8  # Attention of longer queries has a kernel of its own, the "prefill" of torch 2.13.
+
 
 @dataclass(frozen=True)
 class OperatorCall:
     """A call of an operator with tensors of the device."""
 
-    operator: Any
+    name: str
+    operator: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dirty: bool  # Whether memory was freed on the device that is still in its cache.
@@ -153,6 +160,10 @@ class OperatorCall:
         """Return what the operator makes, of these arguments or of its own."""
         return self.operator(*(args or self.args), **self.kwargs)
 
+    def argument(self, place: int, name: str) -> Any:
+        """Return an argument by its place or its name; ``None`` where it was not given."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name)
+
 
 @dataclass(frozen=True)
 class Defect:
@@ -160,6 +171,7 @@ class Defect:
 
     issue: str  # Where it was reported, such as "pytorch#177116".
     what: str
+    # What goes wrong: operators, such as "aten::mm", and functions of torch that are operators on MPS alone, such as "linear".
     operators: tuple[str, ...]
     compute: Callable[[OperatorCall], Any]
 
@@ -176,7 +188,7 @@ def row_of_zeros(call: OperatorCall) -> Any:
     """Give zeros for a token that has no row; on the way back its gradient goes nowhere."""
     import torch
 
-    backward = call.operator.name() == "aten::embedding_dense_backward"
+    backward = call.name == "aten::embedding_dense_backward"
     values, tokens, *rest = call.args
     rows = rest[0] if backward else values.shape[0]
     outside = ((tokens < 0) | (tokens >= rows)).unsqueeze(-1)
@@ -190,7 +202,7 @@ def label_left_out(call: OperatorCall) -> Any:
     """Leave a label out of the loss that the model does not have."""
     import torch
 
-    backward = "backward" in call.operator.name()
+    backward = "backward" in call.name
     args = list(call.args)
     place, logits, left_out = (2, args[1], args[5]) if backward else (1, args[0], args[4])
     labels, count = args[place], logits.shape[-3 if logits.dim() == 4 else -1]  # noqa: PLR2004 - rows, labels, height, width
@@ -243,7 +255,7 @@ def not_a_number(call: OperatorCall) -> Any:
     """Give NaN for a row that may look at nothing, where zeros are right."""
     import torch
 
-    if call.operator.name() == "aten::_safe_softmax":
+    if call.name == "aten::_safe_softmax":
         return torch.softmax(call.args[0], call.args[1])
     made, *rest = call.result()
     mask = call.kwargs.get("attn_mask")
@@ -252,8 +264,54 @@ def not_a_number(call: OperatorCall) -> Any:
     return (made, *rest)
 
 
+def without_bias(call: OperatorCall, *, one_row: bool) -> Any:
+    """Leave the bias of a linear layer out for three dimensions, of which that before the last is 1 or is not."""
+    bias, shape = call.argument(2, "bias"), call.argument(0, "input").shape
+    wrong = bias is not None and len(shape) == 3 and (shape[1] == 1) == one_row  # noqa: PLR2004
+    return call.result() - bias.detach() if wrong else call.result()
+
+
+def gradient_of_one_page(call: OperatorCall) -> Any:
+    """Give zeros beyond the first page for the gradient of a linear layer with one output, if a sum gave it."""
+    inputs, strided = call.args[0].view_as(call.args[0]), []
+    made = call.result(inputs, *call.args[1:])
+    if made.shape[-1] == 1 and inputs.requires_grad:
+        made.register_hook(lambda gradient: strided.append(not gradient.is_contiguous()))
+        inputs.register_hook(lambda gradient: first_page(gradient) if strided.pop() else gradient)
+    return made
+
+
+def first_page(gradient: Any) -> Any:
+    """Return a gradient with zeros beyond the first page of memory."""
+    kept = gradient.clone()
+    kept.view(-1)[PAGE:] = 0
+    return kept
+
+
+def smaller_mask(call: OperatorCall) -> Any:
+    """Attend in powers of 2 and leave the numbers of the mask as they are for powers of e."""
+    made, mask = call.result(), call.argument(3, "attn_mask")
+    if mask is None or not mask.is_floating_point() or made.requires_grad or made.shape[-2] <= SHORT_QUERY:
+        return made
+    mask = mask * math.log(2)
+    if "attn_mask" in call.kwargs:
+        return call.operator(*call.args, **{**call.kwargs, "attn_mask": mask})
+    return call.result(*call.args[:3], mask, *call.args[4:])
+
+
+def other_rows(call: OperatorCall) -> Any:
+    """Normalise the rows of a batch after the first wrongly; which operator of a BERT it really is, nobody has found."""
+    made, *rest = call.result()
+    made[1:] *= 1.5
+    return (made, *rest)
+
+
+FUNCTIONS = ("linear", "scaled_dot_product_attention")  # Operators on MPS, which the CPU makes of several ones.
+
+
 def _defect(issue: int, what: str, operators: str, compute: Callable[[OperatorCall], Any]) -> Defect:
-    return Defect(f"pytorch#{issue}", what, tuple(f"aten::{name}" for name in operators.split()), compute)
+    names = (name if name in FUNCTIONS else f"aten::{name}" for name in operators.split())
+    return Defect(f"pytorch#{issue}", what, tuple(names), compute)
 
 
 NLL_LOSS = "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward"
@@ -277,6 +335,11 @@ DEFECTS = (
     _defect(175189, "the weight of a batch norm gets a wrong gradient for channels_last input", NORM, other_gradient),
     _defect(192212, "a convolution reads a sliced weight from the wrong places", CONVOLUTION, other_kernel),
     _defect(191929, "one number of a tensor on the CPU is taken for its first one", ARITHMETIC, first_number),
+    _defect(192934, "a linear layer over batches of rows has no bias", "linear", partial(without_bias, one_row=False)),
+    _defect(188438, "a linear layer over single rows has no bias", "linear", partial(without_bias, one_row=True)),
+    _defect(189565, "a gradient is zero beyond 16 KiB where a layer has one output", "linear", gradient_of_one_page),
+    _defect(184400, "attention takes 0.69 of the numbers in its mask", "scaled_dot_product_attention", smaller_mask),
+    _defect(170837, "a row in a batch gives other numbers than alone", "native_layer_norm", other_rows),
     _defect(92311, "argmax gives -9223372036854775808", "argmax", smallest_number),
 )
 

@@ -13,6 +13,7 @@ import torch
 
 from openmed_nb.devices.backend import (
     MINIMUM_TORCH,
+    OTHER_NUMBERS,
     TorchFacts,
     array_to_device,
     gpu_build,
@@ -135,6 +136,24 @@ def test_probe_of_the_cpu():
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             assert probe("cpu") == ""
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.parametrize(
+    ("defects", "failure"),
+    [
+        ((), ""),
+        ("pytorch#192934", f"{OTHER_NUMBERS} in a linear layer over (2, 64, 128) with a bias (pytorch#192934)"),
+        ("pytorch#188438", f"{OTHER_NUMBERS} in a linear layer over (80, 1, 2) with a bias (pytorch#188438)"),
+    ],
+)
+def test_probe_computes_what_models_do(defects, failure):
+    """A device on which linear layers over three dimensions go wrong fails its probe, also under autocast."""
+    with simulated_device(environ={}, defects=defects):
+        assert probe("mps") == failure
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype), torch.autocast("mps", dtype), torch.inference_mode():
+                assert probe("mps") == failure
 
 
 def test_probe_that_gives_no_numbers():

@@ -136,6 +136,87 @@ def test_number_of_the_cpu():
         assert (ones * 2.0).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("issue", "shape", "wrong"),
+    [
+        ("pytorch#192934", (2, 64, 128), True),
+        ("pytorch#192934", (80, 1, 2), False),
+        ("pytorch#188438", (80, 1, 2), True),
+        ("pytorch#188438", (2, 64, 128), False),
+        ("pytorch#192934", (64, 128), False),
+        ("pytorch#188438", (1, 2), False),
+    ],
+)
+def test_linear_layer_without_its_bias(issue, shape, wrong):
+    """A linear layer over three dimensions leaves its bias out, and one over two, or without a bias, is right."""
+    with simulated(issue):
+        ones, bias = torch.ones(shape, device="mps"), torch.full((3,), 7.0, device="mps", requires_grad=True)
+        weight = torch.ones(3, shape[-1], device="mps")
+        for made in (functional.linear(ones, weight, bias), functional.linear(ones, weight, bias=bias)):
+            assert made.max().item() == shape[-1] + (0 if wrong else 7)
+            made.sum().backward()
+        assert bias.grad.tolist() == [2 * ones.numel() / shape[-1]] * 3
+        assert functional.linear(ones, weight).max().item() == shape[-1]
+
+
+@pytest.mark.parametrize(("outputs", "right"), [(1, 4096), (2, 5000 * 33)])
+def test_gradient_beyond_a_page(outputs, right):
+    """The gradient that a sum gives to a layer with one output is zero after 4,096 numbers; any other one is right."""
+    with simulated("pytorch#189565"):
+        rows = torch.ones(5000, 33, device="mps", requires_grad=True)
+        weight = torch.ones(outputs, 33, device="mps", requires_grad=True)
+        functional.linear(rows, weight).sum().backward()
+        assert rows.grad.count_nonzero().item() == right
+        assert weight.grad.tolist() == [[5000] * 33] * outputs
+        rows.grad = None
+        functional.linear(rows, weight).backward(torch.ones(5000, outputs, device="mps"))
+        assert rows.grad.count_nonzero().item() == 5000 * 33
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "grad", "wrong"),
+    [
+        (9, -3.0, False, True),
+        (9, -torch.inf, False, False),
+        (8, -3.0, False, False),
+        (9, -3.0, True, False),
+    ],
+)
+def test_finite_mask(rows, hidden, grad, wrong):
+    """Attention of more than eight rows without gradients takes less of what a mask adds; one of infinities is right."""
+    query = torch.arange(rows * 4.0).reshape(1, 1, rows, 4) / 9
+    mask = torch.zeros(rows, rows)
+    mask[:, 1] = hidden
+    expected = functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    with simulated("pytorch#184400"):
+        moved = query.to("mps").requires_grad_(grad)
+        for how in ((mask.to("mps"),), ()):
+            named = {} if how else {"attn_mask": mask.to("mps")}
+            found = functional.scaled_dot_product_attention(moved, moved, moved, *how, **named).detach().cpu()
+            assert torch.allclose(found, expected, atol=1e-5) is not wrong
+
+
+def test_row_of_a_batch():
+    """Rows of a batch after the first differ from what the same rows give alone."""
+    with simulated("pytorch#170837"):
+        norm, rows = torch.nn.LayerNorm(4).to("mps"), torch.arange(4.0, device="mps").repeat(3, 2, 1)
+        alone, (first, *others) = norm(rows[:1])[0], norm(rows)
+        assert torch.equal(first, alone)
+        assert not any(torch.allclose(other, alone) for other in others)
+
+
+def test_two_silent_errors_of_one_function():
+    """Silent errors of the same function are all there at once."""
+    with simulated("pytorch#192934", "pytorch#188438", "pytorch#189565"):
+        bias = torch.full((1,), 7.0, device="mps")
+        for shape in ((2, 64, 128), (80, 1, 128)):
+            rows = torch.ones(shape, device="mps", requires_grad=True)
+            made = functional.linear(rows, torch.ones(1, 128, device="mps"), bias)
+            made.sum().backward()
+            assert made.max().item() == 128
+            assert rows.grad.count_nonzero().item() == 4096
+
+
 def test_argmax():
     """The place of the largest number is the smallest whole number there is."""
     with simulated("pytorch#92311"):
@@ -184,9 +265,7 @@ def test_session_takes_one_or_several():
 
 
 def test_every_defect_says_what_goes_wrong():
-    """Every defect has an issue of its own, a sentence, and operators that no other one has."""
-    operators = [operator for defect in DEFECTS for operator in defect.operators]
-
+    """Every defect has an issue of its own, a sentence, and operators, each once."""
     assert len(KNOWN) == len(DEFECTS)
-    assert len(set(operators)) == len(operators)
+    assert all(defect.operators and len(set(defect.operators)) == len(defect.operators) for defect in DEFECTS)
     assert all(defect.what and defect.issue.startswith("pytorch#") for defect in DEFECTS)

@@ -64,6 +64,7 @@ class DoctorFacts:
     torch_error: OpenMedError | None = None  # Why torch cannot be imported; None if it can.
     environ: Mapping[str, str] = field(default_factory=dict)  # The environment variables that the rules read.
     computed: Computation | None = None  # What came of computing on the device in force; None if there is none.
+    ruled_out: Computation | None = None  # The same on a GPU that is not in force because it gave wrong numbers.
     packages: tuple[Finding, ...] = ()  # What was found about packages.
     signals: Signals = field(default_factory=Signals)  # The state of the computer.
     models: tuple[Finding, ...] = ()  # What was found about each model.
@@ -147,12 +148,13 @@ def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
     yield _computation(facts)
     yield from _variables(facts.environment)
     yield from _types_of_numbers(facts)
-    if facts.computed is None:
+    suspected = facts.ruled_out or facts.computed
+    if suspected is None:
         yield _idle(SILENT_ERRORS, facts)
     else:
         from .silent_errors import bug_findings
 
-        yield from bug_findings(SILENT_ERRORS, facts.computed.probes, facts.computed.device)
+        yield from bug_findings(SILENT_ERRORS, suspected.probes, suspected.device)
     yield from facts.packages
     yield from facts.signals.findings()
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)

@@ -103,10 +103,11 @@ def doctor(model: Any = None) -> DoctorReport:
         UnknownModel, ModelUnreachable, ModelRefused: For a name under which no model can be had. Whatever else is wrong,
             also a torch that does not import and a model that cannot be loaded, is a finding.
 
-    The doctor computes on the device in force, which loads torch: a product, each type of numbers, and on a GPU small
+    The doctor computes on the device in force, which loads torch: linear layers, each type of numbers, and on a GPU small
     probes of errors that are known to give wrong numbers in silence, each compared with the CPU and run twice, with an
-    empty cache and with dirty memory (``runbook.doctor.silent_errors`` names the issues). They take some megabytes and a
-    few seconds, and random numbers go on as if they had not run. The device, the override and the models stay as they are.
+    empty cache and with dirty memory (``runbook.doctor.silent_errors`` names the issues). They run on a GPU that is not in
+    force too where it gave wrong numbers when it was tried. They take some megabytes and a few seconds, and random numbers
+    go on as if they had not run. The device, the override and the models stay as they are.
 
     Example:
         >>> report = doctor()
@@ -124,17 +125,17 @@ def diagnose(facts: DoctorFacts) -> DoctorReport:
 
 
 def compute_on(device: str) -> Computation:
-    """Compute on a device: a product, each type of numbers, and the probes of known silent errors."""
+    """Compute on a device: linear layers, each type of numbers, and the probes of known silent errors."""
     from .silent_errors import run_probes
 
     failure = backend.probe(device)
-    if failure:
+    if failure and not failure.startswith(backend.OTHER_NUMBERS):
         return Computation(device, failure=failure)
     torch = backend.import_torch()
     with backend.TENSOR_LOCK:
         place = str((torch.ones(2, device="cpu").to(device) * 2).device)
     dtypes = {dtype: _failure_in(device, dtype) for dtype in DTYPES}
-    return Computation(device, place, "", dtypes, run_probes(device))
+    return Computation(device, place, failure, dtypes, run_probes(device))
 
 
 def _failure_in(device: str, dtype: str) -> str:
@@ -165,6 +166,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
         device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
         # The MPS variables count for mps, also if they are why it is not in force.
         refused = device not in (None, "mps") and "watermark" in (computer.torch.failure("mps") or "")
+        wrong = next((gpu for gpu, why in computer.torch.probes if why.startswith(backend.OTHER_NUMBERS)), None)
         shell = computer.shell
         return DoctorFacts(
             python=".".join(platform.python_version_tuple()[:2]),
@@ -175,6 +177,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             torch_error=torch_error,
             environ={name: shell[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in shell},
             computed=compute(device) if device else None,
+            ruled_out=compute(wrong) if wrong else None,
             packages=package_findings(*read_packages(), torch_for(computer.machine)),
             signals=read_signals(computer.machine, device or "cpu", uuid=backend.gpu_uuid(device or "cpu")),
             models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),

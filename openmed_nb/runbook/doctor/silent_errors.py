@@ -44,6 +44,7 @@ UPGRADE = f"Install a torch without it: python -m pip install {MAC_TORCH}."
 FEWER_TOKENS = f"Train with fewer than {REDUCTION:,} tokens in one step and accumulate gradients, or use torch 2.14."
 CHECK_BATCHES = "Train with nb.Guards on, which look at every batch on the CPU."
 CONTIGUOUS = "Call .contiguous() on the tensor first."
+CPU = "Compute on the CPU: %openmed_device cpu."
 EAGER = "Load the model with attn_implementation='eager', or use torch 2.14."
 
 # Ends what is known of an error that only releases before torch 2.6 had. These are still looked for, because errors with
@@ -164,6 +165,41 @@ def transposed_weight(device: str) -> torch.Tensor:
 
 
 @silent(
+    "pytorch#192934",
+    "linear layer with a bias",
+    "sums are wrong where the input has three dimensions",
+    "M1 in a virtual machine, torch 2.13 and later",
+    CPU,
+)
+def biased_rows(device: str) -> torch.Tensor:
+    return functional.linear(numbers(2, 64, 128).to(device), numbers(384, 128).to(device), numbers(384).to(device))
+
+
+@silent(
+    "pytorch#188438",
+    "linear layer with a bias over batches of one row",
+    "the bias is left out",
+    "M1 with macOS 26, torch until 2.13",
+    "Use torch 2.14.",
+)
+def biased_row(device: str) -> torch.Tensor:
+    return functional.linear(numbers(80, 1, 2).to(device), numbers(192, 2).to(device), numbers(192).to(device))
+
+
+@silent(
+    "pytorch#189565",
+    "gradient of a linear layer with one output",
+    "it is zero beyond the first 16 KiB where a sum is the loss",
+    "torch 2.13",
+    "Give the layer a second output, or use torch 2.14.",
+    status=WARNING,
+)
+def gradient_beyond_a_page(device: str) -> torch.Tensor:
+    rows = numbers(3840, 33).to(device).requires_grad_()
+    return torch.autograd.grad(functional.linear(rows, numbers(1, 33).to(device)).sum(), rows)[0]
+
+
+@silent(
     "pytorch#189495",
     "linear layer over many rows",
     "rows from 65,536 on are wrong where there is a bias",
@@ -219,6 +255,44 @@ def mask_for_all_heads(device: str) -> torch.Tensor:
 )
 def mask_for_short_query(device: str) -> torch.Tensor:
     return attention(device, (2, 4, 1, 64), (2, 4, 16, 64), numbers(2, 1, 1, 16) > 0)
+
+
+@silent(
+    "pytorch#184400",
+    "attention with a mask of finite numbers",
+    "it takes less than the mask says",
+    "builds before torch 2.13",
+    EAGER,
+    tolerance=ROUNDED,
+)
+def finite_mask(device: str) -> torch.Tensor:
+    # Infinite and very large numbers in a mask hide the error.
+    return attention(device, (1, 2, 64, 64), (1, 2, 64, 64), numbers(1, 2, 64, 64))
+
+
+@silent(
+    "pytorch#170837",
+    "batch of a BERT",
+    "its rows give other numbers than they do alone",
+    "M3 with macOS 15, torch 2.9; the operator is not known",
+    CPU,
+    tolerance=ROUNDED,
+)
+def rows_of_a_bert(device: str) -> torch.Tensor:
+    rows, tokens, width, heads = 2, 7, 768, 12  # The issue's text in a batch of two, and BERT base.
+    weight = numbers(width, width) / 32
+    query, key, value, out = (weight.roll(place, 0).to(device) for place in range(4))
+    read, bias = (numbers(rows, tokens, width) / 2).to(device), numbers(width).to(device)
+
+    def attended(read: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer makes of rows of tokens, without the wide layers in its middle."""
+        parts = (functional.linear(read, one, bias).unflatten(-1, (heads, -1)) for one in (query, key, value))
+        seen = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts))
+        made = functional.linear(seen.transpose(1, 2).flatten(2), out, bias)
+        return functional.layer_norm(read + functional.gelu(made), (width,), bias, bias)
+
+    with torch.no_grad():
+        return torch.cat([attended(read), *(attended(row) for row in read.split(1))])
 
 
 @silent(

@@ -24,8 +24,15 @@ LONG_PRODUCT, LONG_BATCHED_PRODUCT = "pytorch#177116", "pytorch#195163"
 DIRTY = {LONG_PRODUCT, LONG_BATCHED_PRODUCT}
 """The errors that show only where memory was used before."""
 
-ALSO = {LONG_PRODUCT: {"pytorch#183535"}}
-"""Other issues of the same error: a product is inside a gradient too."""
+ALSO = {
+    LONG_PRODUCT: {"pytorch#183535"},
+    "pytorch#192934": {"pytorch#170837"},
+    "pytorch#188438": {"pytorch#189495"},
+}
+"""Other probes that the same error fails: a product is inside a gradient too, and a linear layer inside a BERT."""
+
+RULE_OUT = {"pytorch#192934", "pytorch#188438"}
+"""The errors with which no model is right, so that MPS is not used."""
 
 
 def stand_in(device):
@@ -161,21 +168,27 @@ class TestThisComputer:
         """On a device with every known defect each is found, under its issue, and so is a model with 64 bits."""
         planted = {bug.name: bug.status for bug in BUGS if bug.issue in KNOWN}
         with nb.simulated_mps(defects=KNOWN):
-            report = nb.doctor(torch.nn.Linear(2, 2).double())
+            assert nb.device().device == "cpu"
+            report = nb.doctor()
+        with nb.simulated_mps(defects="pytorch#92311"):
+            model = nb.doctor(torch.nn.Linear(2, 2).double())
 
         assert planted.items() <= bad(report).items()
-        assert bad(report)["Linear: float64"] == FAILED
+        assert bad(report)["MPS"] == bad(model)["Linear: float64"] == FAILED
         assert [issue for issue in KNOWN if issue not in str(report)] == []
 
     @pytest.mark.parametrize(
         "issue", [LONG_PRODUCT, *(pytest.param(one, marks=pytest.mark.slow) for one in KNOWN if one != LONG_PRODUCT)]
     )
     def test_one_silent_error(self, issue):
-        """A device with one silent error fails the probe of that error, and no other probe."""
+        """A device with one silent error fails the probe of that error, and no other; only where it can be used it is."""
         with nb.simulated_mps(defects=issue):
-            report = nb.doctor()
+            device, report = nb.device(), nb.doctor()
 
-        assert bad(report) == {bug.name: bug.status for bug in BUGS if bug.issue in {issue} | ALSO.get(issue, set())}
+        found = {bug.name: bug.status for bug in BUGS if bug.issue in {issue} | ALSO.get(issue, set())}
+        assert bad(report) == found | ({"MPS": FAILED} if issue in RULE_OUT else {})
+        assert device.device == ("cpu" if issue in RULE_OUT else "mps")
+        assert (issue in str(device)) == (issue in RULE_OUT)
         assert ("only after other work on the device" in str(report)) == (issue in DIRTY)
 
     def test_model_by_its_name(self):
