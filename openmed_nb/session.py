@@ -68,11 +68,13 @@ class Session:
     def models(self) -> ModelStore:
         """The loaded models; their code is imported when first needed, so that loading the extension stays quick."""
         if self._models is None:
-            from .models.certificates import warn_unless_validated
             from .models.store import ModelStore
 
             def arriving(key: ModelKey, device: str) -> None:
-                warn_unless_validated(key, device, self.computer, self.environ)
+                if key.spec.dtype != "float32":
+                    from .models.certificates import warn_unless_validated
+
+                    warn_unless_validated(key, device, self.computer, self.environ)
 
             self._models = ModelStore(self._listeners.tell, arriving)
         return self._models
@@ -363,7 +365,6 @@ class Session:
 
     def load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
         """Return what to load, where, and in which type."""
-        from .models.certificates import in_chosen_dtype
         from .models.loading import INT8, LoadSpec, check_int8
 
         arguments = dict(arguments)
@@ -376,6 +377,8 @@ class Session:
         spec, precision = LoadSpec.of(name, config, remote_code), None
         check_int8(spec.dtype, choice.device)
         if spec.dtype != "float32":
+            from .models.certificates import in_chosen_dtype
+
             spec = replace(spec, folder=self.models.folder(spec))
             spec, precision = in_chosen_dtype(spec, choice.device, self.computer, self.environ)
         follows = not Wish(source, wish).asks and spec.dtype != INT8

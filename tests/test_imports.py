@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import openmed_nb
+from openmed_nb.models.registry import BUNDLED
 
 HEAVY = {
     *("torch", "transformers", "ipywidgets", "huggingface_hub", "openmed", "numpy", "pandas", "tqdm", "filelock"),
@@ -92,6 +93,42 @@ def test_loading_the_extension_leaves_training_alone(imported):
     """%load_ext imports nothing of training, whose files come with the first question about it."""
     assert imported["load_ext"] == []
     assert "openmed_nb.training.guards" in imported["every public name"]
+
+
+ANNOTATE = """
+import json, sys
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+folder = sys.argv[1]
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForTokenClassification.from_pretrained(folder)
+with torch.no_grad():
+    model(**tokenizer("She has asthma.", return_tensors="pt"))
+before = set(sys.modules)
+
+import openmed_nb as nb
+
+assert nb.annotate(["She has asthma."], device="cpu")[0]
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+"""A first answer of transformers, and then one of annotate: which modules that imports on top."""
+
+
+def test_annotate_imports_only_what_transformers_needs():
+    """A first annotate imports of other packages only the pipelines of transformers beside what the model itself needs."""
+    process = subprocess.run(
+        [sys.executable, "-c", ANNOTATE, str(BUNDLED["bundled_small"])],
+        env={**os.environ, "OPENMED_TORCH_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    added = json.loads(process.stdout.splitlines()[-1])
+    packages = {name.partition(".")[0] for name in added} - sys.stdlib_module_names
+    assert packages == {"openmed_nb", "transformers"}
+    assert not {"openmed_nb.models.certificates", "openmed_nb.training", "openmed_nb.runbook"} & set(added)
 
 
 def test_every_public_name_is_there():

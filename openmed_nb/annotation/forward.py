@@ -293,7 +293,7 @@ def settled(
         labels, scores = probabilities.argmax(1), probabilities.max(1)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
     unknown = np.flatnonzero(np.isnan(scores))
-    for sequence in np.unique(run.tokens.sequences(unknown)).tolist():
+    for sequence in {*run.tokens.sequences(unknown).tolist()}:
         what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
         remedy = f"Load it in float32, or use {elsewhere(network.model.device.type)}."
         failures.setdefault(sequence, ModelUnusable(what, remedy))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import TokenClassificationPipeline
 
-from ..devices.backend import TENSOR_LOCK, synchronize, to_array
+from ..devices.backend import TENSOR_LOCK, collector_at_rest, synchronize, to_array
 from ..devices.linear import best_seconds
 from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
@@ -22,7 +22,7 @@ from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
-from ..models.loading import LoadedModel, collector_at_rest, is_quantized, move
+from ..models.loading import LoadedModel, is_quantized, move
 from .decoding import Decoder, LabelTables, Speller
 from .forward import Budget, Network, hides_padding, input_names
 from .results import Entity, span_of

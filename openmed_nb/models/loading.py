@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..activity import uninterrupted
-from ..devices.backend import TENSOR_LOCK, import_torch
+from ..devices.backend import TENSOR_LOCK, collector_at_rest, import_torch
 from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
@@ -119,22 +118,6 @@ class LoadedModel:
     def to_dict(self) -> dict[str, Any]:
         """Return the three parts under the names that OpenMed's ``load_model`` uses."""
         return {"model": self.model, "tokenizer": self.tokenizer, "config": self.config}
-
-
-@contextlib.contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from running while transformers is imported, which saves a fifth of the time.
-
-    Importing makes some hundred thousand objects that stay, and the collector would look through them again and again;
-    the code of a model's family is imported with its load. ``benchmarks/startup.py`` measures it.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @collector_at_rest()

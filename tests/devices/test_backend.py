@@ -1,5 +1,6 @@
 """The seam to torch: what is learned of it, probes, random numbers, and arrays on their way to a device and back."""
 
+import gc
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from openmed_nb.devices.backend import (
     OTHER_NUMBERS,
     TorchFacts,
     array_to_device,
+    collector_at_rest,
     gpu_build,
     import_torch,
     installed_torch,
@@ -247,6 +249,33 @@ def test_the_same_release_is_reinstalled():
     """Damaged files of torch are mended with the release that is installed: the newest may want a newer macOS."""
     for release, named in (("2.13.0+cpu", "torch==2.13.0"), ("2.14.1", "torch==2.14.1"), (None, "torch")):
         assert reinstalling(release) == f"Reinstall it: python -m pip install --force-reinstall {named}."
+
+
+def test_what_is_imported_is_old_at_once():
+    """What was made while the collector rested is not young afterwards, so that the next collection does not go through it."""
+    gc.unfreeze()
+    with collector_at_rest():
+        assert not gc.isenabled()
+        made = [[]]
+    assert gc.isenabled()
+    assert not any(thing is made for thing in gc.get_objects(generation=0))
+
+
+def test_what_the_person_did_with_the_collector_stays():
+    """A collector that was off stays off, and what was frozen stays frozen."""
+    gc.disable()
+    gc.freeze()
+    try:
+        with collector_at_rest():
+            pass
+        assert not gc.isenabled()
+        gc.enable()
+        with collector_at_rest():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_numbers_are_repeated():
