@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.backend import random_numbers_kept, to_array
 from ..devices.machine import now
 from ..devices.moving import copy_of, named_tensors, to_device, with_tensors
+from ..devices.request import kind_of
 from ..errors import ConfigurationError, cause, check_flag, whole_or_none
 from ..models.loading import LoadSpec, dtype_of, is_quantized, load
 from ..session import SESSION
@@ -29,6 +30,7 @@ from .workloads import (
     OWN_STEP,
     TRAINING_STEP,
     TRANSFER,
+    Bench,
     Phase,
     Subject,
     Workload,
@@ -160,6 +162,16 @@ def filled(annotator: Annotator, texts: list[Any]) -> Filled:
     batches = annotator.batches(prepared, annotator.budget)
     arrays = [fill(prepared.tokens, prepared.windows, batch, annotator.network) for batch in batches]
     return prepared, batches, arrays
+
+
+def in_same_batches(benches: Mapping[str, Bench]) -> Mapping[str, Bench]:
+    """Return benches that read texts in the batches of one device: of the first but the CPU, if there is one."""
+    leading = next((bench for name, bench in benches.items() if kind_of(name) != "cpu"), None)
+    if not isinstance(leading, AnnotationBench):
+        return benches
+    alike = {name: bench for name, bench in benches.items() if isinstance(bench, AnnotationBench)}
+    budget = leading.annotator.budget
+    return {name: replace(one, annotator=replace(one.annotator, budget=budget)) for name, one in alike.items()}
 
 
 def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> Subject:

@@ -62,6 +62,23 @@ def test_all_usable_devices_where_nobody_says():
     assert json.loads(json.dumps(comparison.to_dict()))["simulated"] is True
 
 
+@pytest.mark.parametrize(("size", "tokens"), [(None, 8192), (8, 8 * 128)])
+def test_both_devices_have_the_same_batches(size, tokens):
+    """The CPU computes the very batches that the device computes, of few shapes and with their filling."""
+    shapes = {"cpu": set(), "mps": set()}
+
+    def note(model, _args, inputs):
+        shapes[model.device.type].add(tuple(inputs["input_ids"].shape))
+
+    pipe = nb.load_pipeline("bundled_small", device="cpu")
+    texts = [" ".join([NOTE] * (1 + number % 5)) for number in range(40)]
+    with nb.simulated_mps(), pipe.model.register_forward_pre_hook(note, with_kwargs=True):
+        comparison = compared(pipe, texts, devices="mps", batch_size=size)
+
+    assert shapes["cpu"] == shapes["mps"] != set()
+    assert comparison.batch_tokens == tokens
+
+
 @pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
 def test_training_steps_have_their_own_phases(device):
     """A training step has five phases; a device may be torch's own value, alone or among others, and numbers those of numpy."""
