@@ -16,6 +16,7 @@ from .runbook.comparison import compare as compare
 from .runbook.doctor.report import doctor as doctor
 from .runbook.handoff.bundle import handoff as handoff
 from .runbook.logbook.gathering import logbook as logbook
+from .runbook.report.report import report as report
 from .runbook.signals import signals as signals
 from .runbook.sweep import sweep as sweep
 from .runbook.verdict.verdict import verdict as verdict

@@ -1,6 +1,7 @@
 """``python -m openmed_nb``: the device, the reason, and the diseases in a note; offline, with the bundled model.
 
 ``python -m openmed_nb doctor`` looks at the computer instead, and its exit status says whether something failed.
+``python -m openmed_nb report`` measures it from end to end, and writes what it found into a folder.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import os
 import sys
 from pathlib import Path
 
+from .activity import Activity
 from .annotation.corpus import annotate_text
 from .display import Json
-from .errors import ConfigurationError, OpenMedError, cause
+from .errors import ConfigurationError, Interrupted, OpenMedError, cause
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
-# The first word of the command that looks at the computer; a note in a file of that name is called ``./doctor``.
-DOCTOR = "doctor"
+# The first words of the commands that look at the computer; a note in a file of that name is called ``./doctor``.
+DOCTOR, REPORT = "doctor", "report"
+
+# The exit status after Ctrl-C, as a shell gives it for a program that SIGINT ended.
+INTERRUPTED = 130
 
 # The exit status if the reader of the answer is gone, as a shell gives it for a program that SIGPIPE ended.
 PIPE_CLOSED = 141
@@ -29,7 +34,8 @@ NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and print its answer; return the exit status, 2 for one of our errors."""
     words = sys.argv[1:] if arguments is None else arguments
-    run, rest = (examine, words[1:]) if words[:1] == [DOCTOR] else (annotate, words)
+    commands = {DOCTOR: examine, REPORT: measure}
+    run, rest = (commands[words[0]], words[1:]) if words and words[0] in commands else (annotate, words)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     try:
@@ -38,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     except OpenMedError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except Interrupted as stopped:
+        print(f"\n{stopped}", file=sys.stderr)
+        return INTERRUPTED
 
 
 def printed(text: str) -> bool:
@@ -63,7 +72,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     command = argparse.ArgumentParser(
         "python -m openmed_nb",
         description="Find diseases in a note, offline.",
-        epilog="'python -m openmed_nb doctor' looks at the computer instead; see 'doctor --help'.",
+        epilog="'python -m openmed_nb doctor' looks at the computer instead, 'report' measures it; see 'report --help'.",
     )
     command.add_argument("note", nargs="?", type=Path, default=NOTE, help="a text file; a synthetic note if left out")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
@@ -93,6 +102,35 @@ def examine(arguments: list[str]) -> tuple[str, int]:
 
     answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops, training=True)
     return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
+
+
+def measure(arguments: list[str]) -> tuple[str, int]:
+    """Measure this computer; return what the report says, and the exit status: 1 where a step has no answer."""
+    from .runbook.report.report import FOLDER, PAGE, report
+
+    command = argparse.ArgumentParser(
+        "python -m openmed_nb report",
+        description="Measure this computer from end to end, each step in a process of its own.",
+        epilog="Nothing is sent or written anywhere but to FOLDER. Status 1 where a step has no answer.",
+    )
+    command.add_argument("folder", nargs="?", type=Path, default=Path(FOLDER), help=f"{FOLDER} if left out")
+    command.add_argument(
+        "--quick", action="store_true", help="fewer and shorter measurements: about one minute of five"
+    )
+    command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
+    asked = command.parse_args(arguments)
+    SESSION.start()
+    stop = SESSION.listen(show_progress)
+    try:
+        found = report(asked.folder, quick=asked.quick, training=asked.training)
+    finally:
+        stop()
+    return f"{found}\n\nLook at {asked.folder / PAGE} before you send anything; nothing was sent.", found.exit_code
+
+
+def show_progress(activity: Activity | None) -> None:
+    if activity is not None:
+        print(activity, file=sys.stderr, flush=True)
 
 
 def read_note(path: Path) -> str:

@@ -171,12 +171,15 @@ IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotatio
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run over many texts was stopped; this is not an ``Exception``, so that no ``except Exception`` catches it."""
+    """A long run was stopped; this is not an ``Exception``, so that no ``except Exception`` catches it.
 
-    def __init__(self, done: int, annotations: object, file: str) -> None:
+    It was over many texts, or over other things, of which ``noun`` and ``again`` say what they are and how to go on.
+    """
+
+    def __init__(self, done: int, annotations: object, file: str, noun: str = "text", again: str = "") -> None:
         self.done, self.annotations, self.file = done, annotations, file
-        again = f"repeat the call with resume={file!r}" if file else IN_MEMORY
-        self.what = f"Interrupted after {done:,} {'text' if done == 1 else 'texts'}."
+        again = again or (f"repeat the call with resume={file!r}" if file else IN_MEMORY)
+        self.what = f"Interrupted after {done:,} {noun if done == 1 else f'{noun}s'}."
         self.remedy = f"To go on, {again}."
         super().__init__(done, annotations, file)
 

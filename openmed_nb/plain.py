@@ -44,7 +44,7 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
     Args:
         kind: A dataclass, or a type of its fields: ``str``, ``int``, ``float``, ``bool``, ``None``, ``Literal``, ``X | None``,
             ``tuple[X, ...]``, ``dict[str, X]``, ``Annotated[str, Pattern(...)]``
-            or ``Annotated[int, Least(...)]``.
+            ``Annotated[int, Least(...)]``, or ``Any`` for what is taken as it is.
         stored: What is read.
         place: What it is called in an error; values of fields are never part of it.
 
@@ -60,6 +60,8 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
     origin, kinds = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         made = _dataclass_from(kind, stored, place)
+    elif kind is Any:
+        made = stored
     elif origin in OPTIONAL:
         made = None if stored is None else from_plain(kinds[0], stored, place)
     elif origin is tuple:

@@ -14,6 +14,7 @@
 ``%openmed_log``               write down what figures are measured with; ``%openmed_log run.json`` keeps it in a file
 ``%openmed_log --diff run.json``  compare with a logbook: first whether that may be done at all
 ``%openmed_sweep MODEL``       find the batch size from which larger ones no longer pay; ``--training`` for training steps
+``%openmed_report``            measure this computer from end to end, into a folder; ``--quick`` takes a minute
 ``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
 
 Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
@@ -290,6 +291,21 @@ class OpenMedMagics(Magics):
         wanted = ("training", "device", "length", "largest", "seconds")
         said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
         return sweep(self._named(arguments.model), **said)
+
+    @magic_arguments()
+    @argument("folder", nargs="?", help="where report.html, report.json and issue.md go; openmed_report if left out")
+    @argument("--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five")
+    @argument("--training", action="store_true", help="measure training steps instead of annotating")
+    @argument("--json", action="store_true", help="return the answer as JSON")
+    @output_can_be_silenced
+    @line_magic
+    @by_arguments
+    def openmed_report(self, arguments: argparse.Namespace) -> Any:
+        """Measure this computer from end to end, each step in a process of its own, and write what was found."""
+        from ..runbook.report.report import FOLDER, report
+
+        folder = FOLDER if arguments.folder is None else arguments.folder
+        return report(folder, quick=arguments.quick, training=arguments.training)
 
     def _named(self, name: str | None) -> Any:
         """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""

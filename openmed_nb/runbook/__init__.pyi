@@ -13,6 +13,7 @@ from .precision.validation import PrecisionVerdict as PrecisionVerdict
 from .precision.validation import validate_precision as validate_precision
 from .profiling import Profile as Profile
 from .profiling import profile as profile
+from .report.report import DeviceReport as DeviceReport
 from .signals import Signals as Signals
 from .sweep import SweepReport as SweepReport
 from .verdict.gates import Gates as Gates

@@ -46,7 +46,7 @@ HEADING = "# Logbook"
 # How a logbook for people begins.
 FOR_PEOPLE = re.compile(rf"{HEADING} on [^\n]+\n\nWritten [0-9TZ:-]{{20}}, schema `{FAMILY}/[0-9]+`\.\n")
 
-# Written by scripts/write_logbook_schema.py.
+# Written by scripts/write_schemas.py.
 SCHEMA_FILE = Path(__file__).with_name("logbook.schema.json")
 
 

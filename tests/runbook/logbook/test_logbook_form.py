@@ -32,7 +32,7 @@ def test_the_published_schema(helper):
     """The schema in the package is what the dataclasses say, and lets no unknown field in."""
     text = SCHEMA_FILE.read_text("utf-8")
 
-    assert text == helper(SCRIPTS / "write_logbook_schema.py").logbook_schema()
+    assert text == helper(SCRIPTS / "write_schemas.py").logbook_schema()
     assert json.loads(text)["additionalProperties"] is False
 
 

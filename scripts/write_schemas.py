@@ -1,8 +1,9 @@
-"""Write the JSON Schema of a logbook, in the 2020-12 draft, from its dataclasses and what their docstrings say of each field.
+"""Write the JSON Schemas of logbooks and reports, in the 2020-12 draft, from their dataclasses and the docstrings of these.
 
-    python scripts/write_logbook_schema.py
+    python scripts/write_schemas.py
 
-A test compares ``openmed_nb/runbook/logbook/logbook.schema.json`` with what this would write.
+Tests compare ``openmed_nb/runbook/logbook/logbook.schema.json`` and ``openmed_nb/runbook/report/report.schema.json`` with what
+this would write.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from openmed_nb.plain import Pattern
-from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE
-from openmed_nb.runbook.logbook.sections import SCHEMA, Sections
+from openmed_nb.runbook.logbook import sections as logbook
+from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
+from openmed_nb.runbook.logbook.sections import Sections
+from openmed_nb.runbook.report import record as report
+from openmed_nb.runbook.report.record import SCHEMA_FILE as REPORT_FILE
+from openmed_nb.runbook.report.record import Record
 
 # The names of plain types in JSON Schema.
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -27,6 +32,8 @@ def schema_of(kind: Any) -> dict[str, Any]:
     if is_dataclass(kind):
         return schema_of_dataclass(kind)
     origin, kinds = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return {}
     if origin is Literal:
         return {"enum": list(kinds)}
     inner = schema_of(kinds[origin is dict]) if kinds else {"type": TYPES[kind]}
@@ -56,16 +63,31 @@ def descriptions(kind: type) -> dict[str, str]:
     return {name: " ".join(text.replace("``", "").split()) for name, text in zip(found[::2], found[1::2], strict=True)}
 
 
-def logbook_schema() -> str:
-    """Return what the file holds."""
+def published(kind: type, schema: str, title: str, description: str) -> str:
+    """Return what the file of a schema holds."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{SCHEMA.replace('/', ':')}",
-        "title": "A logbook of openmed_nb",
-        "description": "What figures were measured with. No text of a note, no secret and no name of a file is in it.",
+        "$id": f"urn:{schema.replace('/', ':')}",
+        "title": title,
+        "description": description,
     }
-    return json.dumps({**head, **schema_of(Sections)}, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps({**head, **schema_of(kind)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def logbook_schema() -> str:
+    """Return the schema of a logbook."""
+    what = "What figures were measured with. No text of a note, no secret and no name of a file is in it."
+    return published(Sections, logbook.SCHEMA, "A logbook of openmed_nb", what)
+
+
+def report_schema() -> str:
+    """Return the schema of a report."""
+    what = (
+        "What nb.report() measured on a computer. No text of a note, no name of a person, a host or a folder is in it."
+    )
+    return published(Record, report.SCHEMA, "A report of openmed_nb", what)
 
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(logbook_schema(), "utf-8")
+    LOGBOOK_FILE.write_text(logbook_schema(), "utf-8")
+    REPORT_FILE.write_text(report_schema(), "utf-8")

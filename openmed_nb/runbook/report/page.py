@@ -1,0 +1,108 @@
+"""A report as one page that needs nothing else, and as one text for an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...display import FAILED, NOT_APPLICABLE, OK, STYLE, WARNING, Report, escape, filled, html_element, to_text
+from ..logbook.logbook import escaped, markdown_of
+from .record import DONE, Outcome, Picture, Record
+from .steps import STEPS
+
+ABOUT = {one.name: one.about for one in STEPS}
+
+FENCE = "~" * 8
+
+# The page follows the light or dark scheme of the browser: every colour is the system's own or half transparent.
+PAGE_STYLE = """<style>
+:root {color-scheme: light dark; --bar: #2f7ed8; --good: #2b8a3e; --doubt: #b35900; --bad: #c92a2a;}
+@media (prefers-color-scheme: dark) {:root {--bar: #6cb2ff; --good: #69db7c; --doubt: #ffa94d; --bad: #ff8787;}}
+body {font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
+section {border-top: 1px solid #8886; margin-top: 2rem;}
+h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-size: 1.2rem;}
+.wide {overflow-x: auto;}
+.state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
+.ok {color: var(--good);} .warning {color: var(--doubt);} .failed {color: var(--bad);}
+pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid var(--bad); padding-left: 0.7rem;}
+figure {margin: 1rem 0;} figcaption {font-weight: 600;}
+.bars {display: grid; grid-template-columns: fit-content(40%) 1fr max-content; gap: 0.2rem 0.7rem; align-items: center; font-size: 0.9rem;}
+.bars i {display: block; height: 0.8rem; min-width: 1px; background: var(--bar); border-radius: 2px;}
+.bars span {font-variant-numeric: tabular-nums; text-align: right; overflow-wrap: anywhere;}
+</style>"""
+
+
+def page_of(record: Record, shown: Report) -> str:
+    """Return a report as a page of HTML: what it comes to, and a section for each step that has run."""
+    said = "".join(f"<p>{escape(one)}</p>" for one in shown.sentences if one not in record.not_measured)
+    unknown = "".join(f"<li>{escape(one)}</li>" for one in record.not_measured)
+    unknown = (
+        f"<details><summary>What was not measured ({len(record.not_measured)})</summary><ul>{unknown}</ul></details>"
+        if unknown
+        else ""
+    )
+    lines = "".join(
+        f'<li><a href="#{escape(one.step)}">{escape(about(one))}</a> {state_of(one)}</li>' for one in record.steps
+    )
+    facts = html_element(Report("", figures=shown.figures))
+    sections = "".join(map(section_of, record.steps))
+    body = f'<h1>{escape(shown.title)}</h1>{said}{unknown}<ul>{lines}</ul><div class="wide">{facts}</div>{sections}'
+    narrow = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{narrow}<title>{escape(shown.title)}</title>{STYLE}{PAGE_STYLE}'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{body}</main></body></html>\n'
+
+
+def about(outcome: Outcome) -> str:
+    return ABOUT.get(outcome.step, outcome.step)
+
+
+def state_of(outcome: Outcome) -> str:
+    """Return what a step found, or what became of it, as a word in its colour."""
+    word = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
+    kind = word if word in {OK, WARNING, NOT_APPLICABLE} else FAILED
+    return f'<span class="state {escape(kind.replace(" ", "-"))}">{escape(word)}</span>'
+
+
+def section_of(outcome: Outcome) -> str:
+    """Return the part of the page on a step: what happened to it, its pictures, and all that it says."""
+    parts = [f'<section id="{escape(outcome.step)}"><h2>{escape(about(outcome))} {state_of(outcome)}</h2>']
+    parts += [f"<p>{escape(one)}</p>" for one in (outcome.what, outcome.remedy) if one]
+    if outcome.output:
+        lines = escape("\n".join(outcome.output))
+        parts.append(f'<pre tabindex="0" aria-label="The last lines that it printed">{lines}</pre>')
+    parts += map(picture_of, (one for one in outcome.pictures if one.bars))
+    if outcome.report:
+        is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
+        whole = f'<div class="wide">{html_element(outcome.report)}</div>'
+        parts.append(f"<details{is_open}><summary>All of it ({outcome.seconds:.0f} s)</summary>{whole}</details>")
+    return "".join([*parts, "</section>"])
+
+
+def picture_of(picture: Picture) -> str:
+    """Return a picture as HTML that needs no image: bars as long as their share of the largest."""
+    largest = max(bar.value for bar in picture.bars) or 1.0
+    bars = "".join(
+        f"<span>{escape(bar.label)}</span>"
+        f'<i style="width: {100 * max(0.0, bar.value) / largest:.1f}%"></i><span>{escape(bar.shown)}</span>'
+        for bar in picture.bars
+    )
+    return f'<figure><figcaption>{escape(picture.caption)}</figcaption><div class="bars">{bars}</div></figure>'
+
+
+def issue_of(record: Record, shown: Report) -> str:
+    """Return a report as Markdown for an issue: what it comes to, a line for each step, and more of those that are not well."""
+    tables = [markdown_of(one) for one in filled((*shown.tables, *shown.figures))]
+    return "\n\n".join([f"# {escaped(shown.title)}", *map(escaped, shown.sentences), *tables, *troubles(record)]) + "\n"
+
+
+def troubles(record: Record) -> Iterator[str]:
+    """Yield the last lines of each step without an answer, and what each other one says that is not well."""
+    for one in record.steps:
+        if one.output:
+            yield fenced(about(one), "\n".join(one.output))
+        elif one.report and one.status in {WARNING, FAILED}:
+            yield fenced(about(one), to_text(one.report))
+
+
+def fenced(title: str, text: str) -> str:
+    inside = text.replace(FENCE, "")
+    return f"## {escaped(title)}\n\n{FENCE}\n{inside}\n{FENCE}"

@@ -1,0 +1,388 @@
+"""The steps of a report: one table, and the functions that run in the processes of its rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...devices.machine import mps_is_simulated, shown_device
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, findings_table, in_bytes
+from ...session import SESSION
+from ..logbook.sections import ReportFigures
+from ..workloads import put_on_devices
+from .record import Bar, Picture
+
+if TYPE_CHECKING:
+    from ..benches import AnnotationBench
+
+MODEL = "bundled"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is asked for."""
+
+    quick: bool
+    training: bool
+    device: str  # Where it measures.
+    figures: tuple[ReportFigures, ...] = ()  # What the steps before it found, for the logbook.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a step found."""
+
+    shown: Shown
+    pictures: tuple[Picture, ...] = ()
+    judged: tuple[Any, ...] = ()  # The reports in it that a logbook and a verdict read.
+    figures: tuple[ReportFigures, ...] = ()  # Figures of what no logbook reads otherwise.
+    says: str = ""  # What it found in a sentence with figures; empty where the report says it itself.
+
+
+@dataclass(frozen=True)
+class Step:
+    """A row of the table."""
+
+    name: str
+    about: str  # What it tells, as the heading of its part of the page.
+    run: Callable[[Asked], Answer]  # Runs in a process of its own; it is found there by its module and its name.
+    seconds: float  # About how long it takes, for the time that is left.
+    quick: float  # The same of a quick report.
+    limit: float = 150.0  # After so many seconds it hangs, and is ended.
+
+    def usual(self, quick: bool) -> float:
+        return self.quick if quick else self.seconds
+
+
+def device(_asked: Asked) -> Answer:
+    SESSION.computer.load_torch()  # What is only planned is no answer.
+    return Answer(SESSION.device())
+
+
+def doctor(_asked: Asked) -> Answer:
+    from ..doctor.report import doctor
+
+    found = doctor()
+    return Answer(found, judged=(found,))
+
+
+def signals(_asked: Asked) -> Answer:
+    from ..signals import signals
+
+    found = signals()
+    states = ", ".join(f"{one.name} {one.evidence}" for one in found.findings())
+    return Answer(found, says=f"{states[:1].upper()}{states[1:]}.")
+
+
+def parity(asked: Asked) -> Answer:
+    from ..benches import TEXTS
+    from ..precision.parity import parity
+
+    longer = () if asked.quick else (" ".join(TEXTS), " ".join(TEXTS * 12))  # The last is read in several windows.
+    found = parity(MODEL, [*TEXTS, *longer], device=asked.device, gradients=True)
+    apart = f"Logits differ by at most {found.logits.maximum:.2g}"
+    gradients = f", gradients by {found.gradients.largest:.2g} of their length" if found.gradients else ""
+    same = f"{found.spans.exact} of {found.spans.all} entities are the same"
+    return Answer(found, judged=(found,), says=f"{apart}{gradients}; {same}.")
+
+
+@dataclass(frozen=True)
+class ShapeTime:
+    """How long a pass of one shape takes: the first one, in which MPS compiles, and the median of some after it."""
+
+    rows: int
+    length: int  # How many tokens a row has.
+    first: float  # Seconds.
+    again: float
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.length}"
+
+
+@dataclass(frozen=True, repr=False)
+class ShapeTimes(Shown):
+    """How long passes of several shapes take, and whether rows alone and together get the same answers.
+
+    Attributes:
+        device: Where they ran.
+        times: One for each shape, in the order in which they ran.
+        difference: The largest difference of a logit of a row alone from the same row among others; ``None`` if that was
+            not looked at.
+        simulated: Whether the device is simulated.
+    """
+
+    device: str
+    times: tuple[ShapeTime, ...]
+    difference: float | None = None
+    simulated: bool = False
+
+    ALSO = ("findings",)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Whether a row has the answer alone that it has among others."""
+        from ..precision.report import TOLERANCES
+
+        tolerance, name = TOLERANCES["float32"].logits or 0.0, "rows alone and together"
+        if self.difference is None:
+            return ()
+        if self.difference <= tolerance:
+            return (Finding(name, OK, f"every logit is the same within {tolerance:g}"),)
+        what = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
+        return (Finding(name, FAILED, what, "Annotate on the CPU, or with batch_size=1 after parity with it."),)
+
+    def report(self) -> Report:
+        """Return what was found; the times stand in the HTML."""
+        rows = tuple((str(one), milliseconds(one.first), milliseconds(one.again)) for one in self.times)
+        times = Table("Shapes (rows x tokens)", ("shape", "first pass", "later passes"), rows)
+        shapes = ", ".join(map(str, self.times))
+        return Report(
+            f"Passes on {self.device}",
+            (f"Rows x tokens: {shapes}.",),
+            (findings_table("", self.findings),),
+            (),
+            (times,),
+        )
+
+    def logbook_figures(self) -> ReportFigures:
+        """Return what a logbook keeps of it."""
+        values = {
+            f"{one.rows}_x_{one.length}_{kind}_seconds": vars(one)[kind]
+            for one in self.times
+            for kind in ("first", "again")
+        }
+        return ReportFigures("shapes", MODEL, self.device, None, self.simulated, values)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"
+
+
+SHAPES = ((1, 16), (1, 64), (1, 128), (1, 512), (8, 32), (8, 128), (32, 64), (32, 128), (16, 512))
+QUICK_SHAPES = ((1, 32), (8, 32), (1, 128), (8, 128))
+ALONE, TOGETHER, LENGTH = 1, 32, 128
+
+
+def passes(asked: Asked, shapes: Sequence[tuple[int, int]], compared: bool = False) -> ShapeTimes:
+    """Return how long passes of some shapes take on a device; ``compared`` also looks at the answers of rows alone."""
+    from ..benches import subject_of
+
+    subject, place = subject_of(MODEL, device=asked.device, arguments={})
+    with put_on_devices(subject, [place]) as benches:
+        bench: Any = benches[place]
+        times = tuple(shape_time(bench, *shape) for shape in shapes)
+        difference = difference_alone(bench, TOGETHER, LENGTH) if compared else None
+        return ShapeTimes(shown_device(place), times, difference, mps_is_simulated())
+
+
+def shape_time(bench: AnnotationBench, rows: int, length: int) -> ShapeTime:
+    workload = replace(bench, length=length).bucket(rows)
+    with workload.begun() as batches:
+        batch = next(batches)
+        first = workload.seconds(batch)
+        return ShapeTime(rows, length, first, statistics.median(workload.seconds(batch) for _ in range(3)))
+
+
+def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int = 4) -> float:
+    """Return the largest difference of a logit of some rows, each alone, from the same rows among others."""
+    import numpy as np
+    import torch
+
+    network = bench.annotator.network
+    ids = np.random.default_rng(0).integers(0, int(network.model.config.vocab_size), (rows, length))
+    with torch.no_grad():
+        together = network.logits(network.arrays(ids, np.ones_like(ids)))[:alone].cpu()
+        each = [network.logits(network.arrays(one[None], np.ones_like(one[None]))).cpu() for one in ids[:alone]]
+    return float((torch.cat(each) - together).abs().max())
+
+
+def shapes(asked: Asked) -> Answer:
+    found = passes(asked, QUICK_SHAPES if asked.quick else SHAPES)
+    bars = [
+        Bar(f"{one}, {kind}", 1000 * vars(one)[name], milliseconds(vars(one)[name]))
+        for one in found.times
+        for name, kind in (("first", "first"), ("again", "later"))
+    ]
+    picture = Picture("Milliseconds of a pass, by rows x tokens", tuple(bars))
+    first, again = (sum(vars(one)[name] for one in found.times) for name in ("first", "again"))
+    says = f"The first passes of {len(found.times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
+    return Answer(found, (picture,), figures=(found.logbook_figures(),), says=says)
+
+
+def rows(asked: Asked) -> Answer:
+    found = passes(asked, ((ALONE, LENGTH), (TOGETHER, LENGTH)), compared=True)
+    bars = tuple(Bar(f"{one}", 1000 * one.again / one.rows, milliseconds(one.again / one.rows)) for one in found.times)
+    figures = replace(found.logbook_figures(), report="rows")
+    says = f"A row takes {bars[0].shown} alone and {bars[1].shown} among {TOGETHER}; logits differ by at most {found.difference:.2g}."
+    picture = Picture(f"Milliseconds for each row of {LENGTH} tokens, by rows x tokens", bars)
+    return Answer(found, (picture,), figures=(figures,), says=says)
+
+
+def calibration(asked: Asked) -> Answer:
+    from ...annotation.loading import load_pipeline
+
+    found = load_pipeline(MODEL, device=asked.device).calibrate()
+    bars = tuple(Bar(f"{tokens:,}", speed, f"{speed:,.0f}") for tokens, speed in found.speeds)
+    fastest = max(speed for _tokens, speed in found.speeds)
+    values = {"batch_tokens": found.batch_tokens, "tokens_per_second": fastest}
+    figures = ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values)
+    says = f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second."
+    return Answer(found, (Picture("Tokens a second, by tokens at once", bars),), figures=(figures,), says=says)
+
+
+def sweep(asked: Asked) -> Answer:
+    from ..sweep import rate, sweep
+
+    largest, seconds = (32, 5.0) if asked.quick else (None, 30.0)
+    found = sweep(MODEL, training=asked.training, device=asked.device, largest=largest, seconds=seconds)
+    marked = {found.knee: " (the knee)"}
+    bars = tuple(Bar(f"{one.rows}{marked.get(one.rows, '')}", one.speed, rate(one.speed)) for one in found.points)
+    memory = [one for one in found.points if one.memory is not None]
+    sizes = tuple(Bar(f"{one.rows}", one.memory or 0, in_bytes(one.memory)) for one in memory)
+    pictures = (
+        Picture("Rows a second, by rows in a batch", bars),
+        Picture("Memory of a step, by rows in a batch", sizes),
+    )
+    return Answer(found, pictures, (found,), says=f"The knee is {found.why} {found.end}")
+
+
+def compare(asked: Asked) -> Answer:
+    from ..comparison import compare
+
+    pairs, watch = (6, 0) if asked.quick else (12, 6)
+    found = compare(MODEL, devices=[asked.device], training=asked.training, pairs=pairs, watch=watch)
+    speeds = tuple(
+        Bar(found.shown(one.device), one.rows_per_second, f"{one.rows_per_second:,.1f}") for one in found.devices
+    )
+    others = "; ".join(
+        f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up
+    )
+    says = (
+        f"Of one step with {found.devices[0].rows} rows, {others}."
+        if others
+        else f"{speeds[0].label} alone: {speeds[0].shown} rows a second."
+    )
+    return Answer(found, (Picture("Rows a second, data included", speeds),), (found,), says=says)
+
+
+def profile(asked: Asked) -> Answer:
+    from ..profiling import profile
+
+    steps, warm_up = (5, 2) if asked.quick else (20, 5)
+    found = profile(MODEL, steps=steps, warm_up=warm_up, training=asked.training, device=asked.device)
+    bars = tuple(Bar(name, share, f"{100 * share:.0f} %") for name, share in found.shares.items())
+    longest = tuple(Bar(one.operator, 1000 * one.seconds, milliseconds(one.seconds)) for one in found.operators[:8])
+    says = f"A step takes {milliseconds(found.seconds)}; the longest phase is {max(bars, key=lambda bar: bar.value).label}."
+    pictures = Picture("Shares of a step", bars), Picture("Operators that take longest in a step", longest)
+    return Answer(found, pictures, (found,), says=says)
+
+
+def memory(asked: Asked) -> Answer:
+    from ...training.epochs import epochs
+    from ..benches import subject_of
+
+    steps = 1 if asked.quick else 4
+    subject, place = subject_of(MODEL, training=True, device=asked.device, arguments={})
+    with put_on_devices(subject, [place]) as benches:
+        workload, loop = benches[place].bucket(4), epochs(10, place)
+        with workload.begun() as batches:
+            for _epoch in loop:
+                for _step in range(steps):
+                    workload.run(next(batches))
+        found = loop.curve
+    pictures = [
+        Picture(f"{caption}, by epochs", tuple(Bar(str(one.epoch), size, in_bytes(size)) for one, size in sizes))
+        for caption, name in (("Memory of tensors", "allocated"), ("Memory of the process", "resident"))
+        if (sizes := [(one, size) for one in found.boundaries if (size := getattr(one, name)) is not None])
+    ]
+    return Answer(found, tuple(pictures), (found,))
+
+
+@dataclass(frozen=True, repr=False)
+class Agreement(Shown):
+    """What was predicted to leave MPS, and what really did.
+
+    Attributes:
+        predicted: The operators that the forecast says leave MPS.
+        left: Those that did, in an annotation and a training step.
+        on_mps: How many operators were called on MPS; 0 where there is none.
+        verdicts: The forecast and the ledger in a sentence each.
+        simulated: Whether the MPS device is simulated.
+    """
+
+    predicted: tuple[str, ...]
+    left: tuple[str, ...]
+    on_mps: int
+    verdicts: tuple[str, ...]
+    simulated: bool = False
+
+    ALSO = ("findings",)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Whether both agree."""
+        name, bases = "forecast", {one.split(".")[0] for one in self.predicted}
+        if not self.on_mps:
+            return (Finding(name, NOT_APPLICABLE, "nothing was computed on MPS, so nothing could fall back"),)
+        unexpected = [one for one in self.left if one.split(".")[0] not in bases]
+        if unexpected:
+            what = f"{', '.join(unexpected)} left MPS, and the forecast does not say so"
+            return (Finding(name, WARNING, what, "Send this report: the forecast's table lacks it."),)
+        return (Finding(name, OK, "everything that left MPS was predicted"),)
+
+    def report(self) -> Report:
+        """Return both, and whether they agree."""
+        return Report("Fallbacks against the forecast", self.verdicts, (findings_table("", self.findings),))
+
+
+def fallbacks(asked: Asked) -> Answer:
+    from ...annotation.loading import load_pipeline
+    from ..benches import TEXTS, subject_of
+    from ..operators.fallbacks import fallbacks
+    from ..operators.forecast import forecast
+
+    pipe = load_pipeline(MODEL, device=asked.device)
+    predicted = forecast(pipe, training=True)
+    subject, place = subject_of(MODEL, training=True, device=asked.device, arguments={})
+    with put_on_devices(subject, [place]) as benches, fallbacks() as ledger:
+        pipe(list(TEXTS))
+        workload = benches[place].bucket(2)
+        with workload.begun() as batches:
+            workload.run(next(batches))
+    found = Agreement(
+        predicted.leaving,
+        ledger.operators,
+        ledger.operators_on_mps,
+        (predicted.verdict, ledger.verdict),
+        mps_is_simulated(),
+    )
+    return Answer(found, judged=(predicted, ledger))
+
+
+def logbook(asked: Asked) -> Answer:
+    from ..logbook.gathering import logbook
+    from ..logbook.logbook import run_of
+
+    SESSION.use(asked.device, "nb.report()")
+    book = logbook(model=MODEL)
+    whole = replace(book, run=run_of(asked.figures, book.run), figures=asked.figures)
+    return Answer(whole, says="It can be read with Logbook.read() once it is saved, and compared with another one.")
+
+
+STEPS: tuple[Step, ...] = (
+    Step("device", "Which device, and why", device, 5, 3),
+    Step("doctor", "What is right and wrong with it", doctor, 20, 12),
+    Step("signals", "Power, heat and memory before it", signals, 2, 1),
+    Step("parity", "The same answers and gradients as the CPU?", parity, 15, 6),
+    Step("shapes", "Seconds for each new shape", shapes, 20, 6),
+    Step("calibration", "How many tokens at once", calibration, 30, 8),
+    Step("rows", "One row against 32", rows, 8, 5),
+    Step("compare", "How much faster than the CPU", compare, 50, 8, limit=240.0),
+    Step("sweep", "How many rows in a batch", sweep, 40, 9, limit=240.0),
+    Step("profile", "Where the time goes", profile, 30, 8, limit=240.0),
+    Step("memory", "Memory over ten epochs", memory, 25, 7),
+    Step("fallbacks", "What leaves MPS, and what was predicted", fallbacks, 15, 7),
+    Step("logbook", "With what all of it was measured", logbook, 6, 4),
+)

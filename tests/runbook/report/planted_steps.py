@@ -1,0 +1,90 @@
+"""Steps of reports that end in every way in which a step can end; each runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from openmed_nb.display import Report, Shown
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.report.record import Bar, Picture
+from openmed_nb.runbook.report.steps import Answer
+
+
+@dataclass(frozen=True, repr=False)
+class Found(Shown):
+    """What a planted step finds."""
+
+    device: str
+
+    def report(self):
+        return Report(f"Found on {self.device}", ("All is <b>well</b>.",))
+
+
+def well(asked):
+    """Answer at once."""
+    return Answer(
+        Found(asked.device), (Picture("Bars & more", (Bar("<i>one</i>", 1.0, "1 ms"), Bar("two", 2.0, "2 ms"))),)
+    )
+
+
+def device(_asked):
+    """Answer as the step that says where the others measure."""
+    return Answer(Found("cpu"))
+
+
+def not_finite(_asked):
+    """Answer with a number that no JSON has."""
+    return Answer(Found(float("nan")))
+
+
+def aborts(_asked):
+    """End as an assertion of MPSGraph ends a process."""
+    print("MPSGraph.mm:99: failed assertion `a shape that nobody expected'", file=sys.stderr)
+    os.abort()
+
+
+def hangs(_asked):
+    """Wait for a GPU that never answers, with a process of its own beside."""
+    beside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(os.environ["PLANTED"], "beside").write_text(f"{os.getpid()} {beside.pid}", "utf-8")
+    time.sleep(600)
+
+
+def is_killed(_asked):
+    """End as the system ends a process that takes too much memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def takes_all_memory(_asked):
+    """Ask for more memory than there is."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))
+    return [bytearray(1 << 28) for _ in range(64)]
+
+
+def fills_the_disk(_asked):
+    """Write more than there is room for."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    Path(os.environ["TMPDIR"], "large").write_bytes(bytes(1 << 20))
+
+
+def fails(_asked):
+    """Fail with an error that nobody expected."""
+    raise KeyError("a name that is not there")
+
+
+def refuses(_asked):
+    """Fail with an error of ours."""
+    raise ConfigurationError("There is no such thing.", "Use another one.")
+
+
+def tells_names(_asked):
+    """Print what a report must not hold, and fail."""
+    print(f"File {Path.home()}/secret.py of {os.environ['PLANTED_NAME']} on {os.uname().nodename}", file=sys.stderr)
+    raise ConfigurationError(f"{Path.home()}/secret.py cannot be read by {os.environ['PLANTED_NAME']}.", "Ask them.")
