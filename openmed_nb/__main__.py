@@ -106,7 +106,7 @@ def examine(arguments: list[str]) -> tuple[str, int]:
 
 def measure(arguments: list[str]) -> tuple[str, int]:
     """Measure this computer; return what the report says, and the exit status: 1 where a step has no answer."""
-    from .runbook.report.report import FOLDER, PAGE, report
+    from .runbook.report.report import FOLDER, LOOK_FIRST, report
 
     command = argparse.ArgumentParser(
         "python -m openmed_nb report",
@@ -125,7 +125,7 @@ def measure(arguments: list[str]) -> tuple[str, int]:
         found = report(asked.folder, quick=asked.quick, training=asked.training)
     finally:
         stop()
-    return f"{found}\n\nLook at {asked.folder / PAGE} before you send anything; nothing was sent.", found.exit_code
+    return f"{found}\n\n{LOOK_FIRST.format(folder=asked.folder)}", found.exit_code
 
 
 def show_progress(activity: Activity | None) -> None:

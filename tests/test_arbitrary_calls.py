@@ -30,8 +30,8 @@ ROOMS = {
     "training.loader.": nb.training.loader,
 }
 
-OTHERS = {"OpenMedError", "OpenMedWarning", "cluster"}
-"""Errors are made here alone, and a cluster starts processes."""
+OTHERS = {"OpenMedError", "OpenMedWarning", "cluster", "report"}
+"""Errors are made here alone, and a cluster and a report start processes."""
 
 CALLABLES = {
     prefix + name: getattr(room, name)

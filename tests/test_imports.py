@@ -21,6 +21,7 @@ LIGHT = {
     "help of the cell magic": "%openmed_ner --help",
     "help of the log": "%openmed_log --help",
     "help of the release": "%openmed_release --help",
+    "help of the report": "%openmed_report --help",
     "help of the sweep": "%openmed_sweep --help",
     "help of the panel": "%openmed_panel --help\n%openmed_panel --close",
     "question mark": "%openmed_device?",

@@ -7,9 +7,29 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.corpus import annotate_text
+from openmed_nb.runbook.logbook.sections import ReportFigures, Software
+from openmed_nb.runbook.report.record import SCHEMA, Bar, Outcome, Picture, Subject
+from openmed_nb.runbook.report.report import DeviceReport
 from openmed_nb.session import SESSION
 
 torch = pytest.importorskip("torch")
+
+SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
+"""What a report is of that was made by hand."""
+
+
+def report_of_a_computer():
+    """Return a report with one step that has an answer, and one that died."""
+    written = "2026-11-01T12:00:00Z"
+    subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, SOFTWARE)
+    begun = DeviceReport(SCHEMA, written, subject, None, ("rows", "device"))
+    choice = nb.device("cpu")
+    picture, figures = Picture("Rows", (Bar("8", 1.0, "1 ms"),)), ReportFigures("rows", MODEL, "cpu", None, False, {})
+    found = {"report": choice.report(), "data": choice.to_dict(), "pictures": (picture,), "figures": (figures,)}
+    first = Outcome("device", "done", "ok", "Device: cpu.", "", (), written, 3.0, **found)
+    died = Outcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion",), written, 3.0)
+    return begun.with_outcome(first).with_outcome(died)
+
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "reports.json"
 TEXTS = ["She has asthma.", "No fever, but type 2 diabetes mellitus.", "History of asthma."]
@@ -73,6 +93,7 @@ def reports(folder):
     yield "logbook_diff", lambda: book.diff(book)
     yield "curve", lambda: loop.curve
     yield "sample", lambda: loop.curve.samples[0]
+    yield "report", report_of_a_computer
     yield "release", lambda: nb.release(models=False, history=False, traceback=False)
     yield "holders", lambda: nb.training.who_holds({"weights": torch.ones(1)})
     yield "loader_settings", lambda: nb.training.loader.settings([1, 2], "cpu")

@@ -302,10 +302,12 @@ class OpenMedMagics(Magics):
     @by_arguments
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
         """Measure this computer from end to end, each step in a process of its own, and write what was found."""
-        from ..runbook.report.report import FOLDER, report
+        from ..runbook.report.report import FOLDER, LOOK_FIRST, report
 
         folder = FOLDER if arguments.folder is None else arguments.folder
-        return report(folder, quick=arguments.quick, training=arguments.training)
+        found = report(folder, quick=arguments.quick, training=arguments.training)
+        print(LOOK_FIRST.format(folder=folder))
+        return found
 
     def _named(self, name: str | None) -> Any:
         """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""

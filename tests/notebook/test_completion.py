@@ -64,7 +64,7 @@ def test_values_and_flags_and_nothing_else(kernel):
 
 def test_every_flag_that_is_understood_is_offered(kernel):
     """The flags that Tab offers are those that the help of the magic describes."""
-    names = ("device", "doctor", "log", "panel", "release", "sweep")
+    names = ("device", "doctor", "log", "panel", "release", "report", "sweep")
     for magic in (*(f"%openmed_{name}" for name in names), "%%openmed_ner"):
         described = kernel.run(f"%{magic.lstrip('%')} --help").streams["stdout"]
         assert kernel.complete(f"{magic} -") == sorted(re.findall(r"^ +(?:-h, )?(--[a-z-]+)", described, re.MULTILINE))

@@ -128,6 +128,8 @@ MISTAKES = [
     ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError"),
     ("%openmed_sweep --device mpss", "UnknownDevice"),
     ("%openmed_sweep disease_detection_tinny", "UnknownModel"),
+    ("%openmed_report --nonsense", "MagicError"),
+    ("%openmed_report one two", "MagicError"),
     ("%openmed_log --nonsense", "MagicError"),
     ("%openmed_log one two", "MagicError"),
     ("%openmed_log run.txt", "ConfigurationError"),

@@ -26,15 +26,15 @@ from .steps import Answer, Asked
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# When a step hangs, it says where after this share of its time, so that this can still be read.
-SAYS_WHERE = 0.9
+# A process says where it is each time that this share of its time is over, so that the last time tells where it hangs.
+SAYS_WHERE = 0.3
 
 
 def main() -> None:
     """Do the task, and write the answer; an error of ours is one too, any other one ends the process."""
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_input, daemon=True).start()
-    faulthandler.dump_traceback_later(SAYS_WHERE * task["limit"])
+    faulthandler.dump_traceback_later(SAYS_WHERE * task["limit"], repeat=True)
     try:
         answer = answered(task)
     except OpenMedError as error:

@@ -218,6 +218,6 @@ def last_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
         stream.seek(max(0, file.stat().st_size - most))
         text = stream.read().decode("utf-8", "replace")
     lines = [line.rstrip() for line in visible(text).splitlines() if line.strip()]
-    fault = next((number for number, line in enumerate(lines) if FAULT.match(line)), len(lines))
+    fault = max((number for number, line in enumerate(lines) if FAULT.match(line)), default=len(lines))
     begin = min(max(0, fault - BEFORE_FAULT), max(0, len(lines) - LAST_LINES))
     return tuple(without_secrets(line[:LONGEST_LINE]) for line in lines[begin : begin + LAST_LINES])

@@ -34,6 +34,9 @@ from .steps import STEPS, Step
 FOLDER = "openmed_report"
 JSON, PAGE, ISSUE = "report.json", "report.html", "issue.md"
 
+# What is said where a report was asked for.
+LOOK_FIRST = "Look at report.html in {folder} before you send anything: nothing was sent."
+
 # Reports of other people's computers, as they sent them; CONTRIBUTING.md says how.
 SHIPPED = Path(__file__).parents[1] / "reports"
 
@@ -125,7 +128,7 @@ def verdict_of(record: DeviceReport, judged: Verdict) -> tuple[str, str]:
     else:
         first = f"On {record.device or 'a device that is not known'}: {judged.recommendation}, because {judged.reason.when[0].rstrip('.')}."
     done = len(record.planned) - len(record.missing)
-    second = f"{done} of {counted(len(record.planned), 'step')} have an answer"
+    second = f"{done} of {counted(len(record.planned), 'step')} gave an answer"
     return first, f"{second}: not {', '.join(record.missing)}." if record.missing else f"{second}."
 
 
@@ -207,9 +210,10 @@ def report(folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, trai
     ``runbook/report/report.schema.json``.
 
     Example:
-        >>> found = report("openmed_report", quick=True)  # doctest: +SKIP
-        >>> found.exit_code, found.missing  # doctest: +SKIP
-        (0, ())
+        >>> report("my-mac", quick="yes")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: quick cannot be 'yes'. Pass True or False.
     """
     check_flag("quick", quick)
     check_flag("training", training)

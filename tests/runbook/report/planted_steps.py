@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from openmed_nb.display import Report, Shown
+from openmed_nb.display import FAILED, Finding, Report, Shown
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.report.record import Bar, Picture
 from openmed_nb.runbook.report.steps import Answer
@@ -22,8 +24,10 @@ class Found(Shown):
     """What a planted step finds."""
 
     device: str
+    findings: tuple[Finding, ...] = ()
 
     def report(self):
+        """Return what there is to show."""
         return Report(f"Found on {self.device}", ("All is <b>well</b>.",))
 
 
@@ -34,27 +38,35 @@ def well(asked):
     )
 
 
-def device(_asked):
-    """Answer as the step that says where the others measure."""
-    return Answer(Found("cpu"))
-
-
-def not_finite(_asked):
-    """Answer with a number that no JSON has."""
-    return Answer(Found(float("nan")))
+def wrong(asked):
+    """Answer that the device is wrong, with a number that no JSON has."""
+    found = Finding("long products", FAILED, "other numbers than the CPU", "Use 'cpu'.")
+    return Answer(Found(float("nan"), (found,)), says=f"Seen on {asked.device}.")
 
 
 def aborts(_asked):
     """End as an assertion of MPSGraph ends a process."""
-    print("MPSGraph.mm:99: failed assertion `a shape that nobody expected'", file=sys.stderr)
+    sys.stderr.write("MPSGraph.mm:99: failed assertion `a shape that nobody expected'\n")
     os.abort()
 
 
 def hangs(_asked):
     """Wait for a GPU that never answers, with a process of its own beside."""
     beside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    Path(os.environ["PLANTED"], "beside").write_text(f"{os.getpid()} {beside.pid}", "utf-8")
+    Path(os.environ["PLANTED"], "pids").write_text(f"{os.getpid()} {beside.pid}", "utf-8")
     time.sleep(600)
+
+
+def interrupts(asked):
+    """Send the report what Ctrl-C sends it, and hang."""
+    os.kill(os.getppid(), signal.SIGINT)
+    hangs(asked)
+
+
+def kills_the_report(asked):
+    """End the report as no program can see it coming, and hang."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    hangs(asked)
 
 
 def is_killed(_asked):
@@ -64,8 +76,8 @@ def is_killed(_asked):
 
 def takes_all_memory(_asked):
     """Ask for more memory than there is."""
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))
-    return [bytearray(1 << 28) for _ in range(64)]
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    return bytearray(1 << 31)
 
 
 def fills_the_disk(_asked):
@@ -86,5 +98,6 @@ def refuses(_asked):
 
 def tells_names(_asked):
     """Print what a report must not hold, and fail."""
-    print(f"File {Path.home()}/secret.py of {os.environ['PLANTED_NAME']} on {os.uname().nodename}", file=sys.stderr)
-    raise ConfigurationError(f"{Path.home()}/secret.py cannot be read by {os.environ['PLANTED_NAME']}.", "Ask them.")
+    person = getpass.getuser()
+    sys.stderr.write(f"File {Path.home()}/secret.py of {person} on {platform.node()}, token hf_{'a1' * 20}\n")
+    raise ConfigurationError(f"{Path.home()}/secret.py cannot be read by {person}.", "Ask them.")

@@ -1,0 +1,271 @@
+"""``nb.report``: every way in which a step can end is a line of it, it goes on where it stopped, and it names nobody."""
+
+import getpass
+import importlib.resources
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.__main__ import main
+from openmed_nb.errors import ConfigurationError, Interrupted
+from openmed_nb.runbook.report.record import SCHEMA_FILE, private
+from openmed_nb.runbook.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
+from openmed_nb.runbook.report.steps import STEPS, Step
+from openmed_nb.session import SESSION
+from openmed_nb.simulation.operators import DEFECTS
+
+HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+PERSON = "jane_doe"
+
+pytestmark = pytest.mark.real_computer
+
+
+@pytest.fixture(scope="module")
+def planted(helper):
+    """The module of planted steps."""
+    return helper(HERE / "planted_steps.py")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The home of a person with a name, in which planted steps also write their numbers; processes find those steps."""
+    folder = tmp_path_factory.mktemp("Users") / PERSON
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HOME": folder, "LOGNAME": PERSON, "PLANTED": folder}.items():
+            patch.setenv(name, str(value))
+        patch.syspath_prepend(str(HERE))
+        yield folder
+
+
+@pytest.fixture
+def steps(planted, home):  # noqa: ARG001 - the home is that of their processes
+    """A function that returns a table of planted steps by their names."""
+    return lambda *names, limit=60.0: [Step(name, name, getattr(planted, name), 1, 1, limit) for name in names]
+
+
+def still_running(home):
+    """Return the numbers of those processes of the step that hung last which still run."""
+    file = home / "pids"  # A step that is ended soon has none.
+    numbers = set(map(int, file.read_text("utf-8").split())) if file.exists() else set()
+    ended = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return [
+        one.pid for one in psutil.process_iter(["status"]) if one.pid in numbers and one.info["status"] not in ended
+    ]
+
+
+OUTCOMES = {
+    "aborts": ("died", "SIGABRT ended it.", "failed assertion `a shape that nobody expected'"),
+    "hangs": ("hung", "It took longer than 5 s and was ended.", "planted_steps.py"),
+    "is_killed": ("died", "SIGKILL ended it.", ""),
+    "takes_all_memory": ("failed", "The memory ran out: MemoryError.", ""),
+    "fills_the_disk": ("failed", "The disk is full: [Errno 27] File too large.", ""),
+    "fails": ("failed", "It ended with status 1: KeyError: 'a name that is not there'.", "in fails"),
+    "tells_names": (
+        "failed",
+        "ConfigurationError: ~/secret.py cannot be read by ***.",
+        "File ~/secret.py of *** on ***, token ***",
+    ),
+}
+"""For each planted step: what becomes of it, in words, and what one of its last lines has in it."""
+
+
+@pytest.fixture(scope="module")
+def found(planted, home, tmp_path_factory):  # noqa: ARG001 - the home is that of their processes
+    """The report of steps that end in every way, between two that answer, with its folder."""
+    folder = tmp_path_factory.mktemp("report") / "new"
+    names = ["well", *OUTCOMES, "wrong"]
+    table = [Step(name, name, getattr(planted, name), 1, 1, limit=5.0 if name == "hangs" else 60.0) for name in names]
+    return reported(folder, True, False, table), folder
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_every_end_of_a_step_is_a_line(found, name):
+    """A step that dies, hangs, is killed, has no memory or room, or fails says so, with its last lines and what to do."""
+    outcome, what, line = OUTCOMES[name]
+    step = found[0].of(name)
+
+    assert (step.outcome, step.what, step.status) == (outcome, what, None)
+    assert step.remedy
+    assert not line or any(line in one for one in step.output), step.output
+
+
+def test_the_others_go_on(found):
+    """Steps before and after those that end badly have their answers, and the report counts, and exits with 1."""
+    report = found[0]
+
+    assert [report.of(name).outcome for name in ("well", "wrong")] == ["done", "done"]
+    assert report.missing == tuple(OUTCOMES)
+    assert report.exit_code == 1
+    assert f"2 of 9 steps gave an answer: not {', '.join(OUTCOMES)}." in report.verdict
+    assert (report.of("wrong").status, report.of("wrong").what) == ("failed", "Seen on cpu. Failed: long products.")
+    assert report.of("wrong").data["device"] is None
+
+
+def test_nothing_of_a_step_stays(found, home):
+    """The process of a step that hangs is gone afterwards, with the process that it had started itself."""
+    assert found[0].of("hangs").outcome == "hung"
+    assert not still_running(home)
+
+
+def test_no_form_of_it_names_anybody(found, home):
+    """Neither page nor JSON nor text has the home, the person or the computer in it, whatever a step printed."""
+    names = {str(home), PERSON, getpass.getuser(), platform.node()}
+    for file in found[1].iterdir():
+        text = file.read_text("utf-8")
+        assert [name for name in names if name in text] == [], file.name
+        assert "hf_" not in text
+
+
+def test_json_is_read_again_and_keeps_its_schema(found, helper):
+    """The JSON keeps the published schema, which is what the dataclasses say, and is read as the same report."""
+    report, folder = found
+    schema = SCHEMA_FILE.read_text("utf-8")
+    checker = jsonschema.Draft202012Validator(json.loads(schema))
+    stored = json.loads((folder / "report.json").read_text("utf-8"))
+
+    assert schema == helper(SCRIPTS / "write_schemas.py").report_schema()
+    checker.validate(stored)
+    assert not checker.is_valid({**stored, "note": "a text"})
+    assert DeviceReport.read(folder / "report.json") == report
+
+
+def test_page_and_text(found):
+    """The page has every step, needs nothing from anywhere and escapes all; the text for an issue has the last lines."""
+    page, issue = ((found[1] / name).read_text("utf-8") for name in ("report.html", "issue.md"))
+
+    assert all(f'<section id="{step.step}">' in page for step in found[0].steps)
+    assert not [word for word in ("http", "src=", "<script", "<b>", "<i>", "@import") if word in page]
+    assert "All is &lt;b&gt;well&lt;/b&gt;." in page
+    assert "failed assertion `a shape that nobody expected'" in issue
+    assert "| aborts | died |" in issue
+
+
+def test_it_goes_on_where_it_stopped(steps, tmp_path):
+    """A second run keeps the answers and runs the other steps; with other arguments it starts anew and says why."""
+    table, told = steps("well", "fails"), []
+    first = reported(tmp_path, True, False, table)
+    stop = SESSION.listen(lambda activity: told.append(str(activity)) if activity else None)
+    try:
+        second = reported(tmp_path, True, False, table)
+    finally:
+        stop()
+    anew = reported(tmp_path, False, False, table[:1])
+
+    assert second.of("well") == first.of("well")
+    assert told == ["Reporting: fails, about 10 s left (2 of 2)"]
+    assert anew.notes == ("Started anew: quick was True and is False; its steps are others.",)
+    assert (anew.exit_code, anew.missing) == (0, ())
+
+
+def test_interrupt_ends_the_step_and_keeps_the_answers(steps, home, tmp_path, interruptible):  # noqa: ARG001
+    """Ctrl-C ends the running step with all that it started, and what was found before is on disk, to go on from."""
+    with pytest.raises(Interrupted, match=r"Interrupted after 1 step\. To go on, run the same report again\."):
+        reported(tmp_path, True, False, steps("well", "interrupts"))
+
+    assert [step.step for step in DeviceReport.read(tmp_path / "report.json").steps] == ["well"]
+    assert not still_running(home)
+
+
+def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
+    """Where the report itself is killed, nothing can end the step, and it ends by itself."""
+    code = (
+        "import sys; from pathlib import Path; import planted_steps as planted\n"
+        "from openmed_nb.runbook.report.report import reported\n"
+        "from openmed_nb.runbook.report.steps import Step\n"
+        "reported(Path(sys.argv[1]), True, False, [Step('x', 'x', planted.kills_the_report, 1, 1)])"
+    )
+    (home / "pids").unlink(missing_ok=True)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=HERE, check=False)
+
+    assert done.returncode == -9
+    for process in psutil.process_iter(["cmdline"]):
+        if "openmed_nb.runbook.report.child" in (process.info["cmdline"] or ()):
+            process.wait(60)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(steps, tmp_path, capsys):
+    """A file in the place of the folder, and a folder with another report.json, are errors in one line, with status 2."""
+    (tmp_path / "file").write_text("mine", "utf-8")
+    (tmp_path / "report.json").write_text("{}", "utf-8")
+
+    assert main(["report", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match=r"is not a report of nb\.report"):
+        reported(tmp_path, True, False, steps("well"))
+    assert (tmp_path / "report.json").read_text("utf-8") == "{}"
+
+
+NAMES = [
+    ("/Users/jane/x.py and /home/jane_k/y", "~/x.py and /home/***/y"),
+    ("C:\\Users\\tom\\x", "C:\\Users\\***\\x"),
+    ("jane@janes-mac: janeway", "***@***: janeway"),
+    ("/Users/janet/x", "/Users/***/x"),
+    ("a device of jane.", "a device of ***."),
+]
+
+
+@pytest.mark.parametrize(("text", "kept"), NAMES)
+def test_names_are_masked(text, kept):
+    """The home is a tilde; people's folders, this person and this computer are masked, and other words stay."""
+    assert private([text], "/Users/jane", ("janes-mac", "jane")) == [kept]
+
+
+def test_compared_with_a_shipped_report(found, tmp_path):
+    """A report is set beside a shipped one of its chip, torch and system, and of no other, with the figures of both."""
+    report = found[0]
+    other = replace(report, subject=replace(report.subject, chip="Apple M9"))
+    for name, one in (("a", other), ("b", report)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one.to_dict()), "utf-8")
+
+    assert shipped_like(report.subject, tmp_path) == report
+    assert shipped_like(other.subject, tmp_path) == other
+    assert shipped_like(replace(report.subject, chip="Apple M10"), tmp_path) is None
+    assert compared_with(report, report)[0].startswith("No report of this processor")  # No step has figures.
+
+
+def test_shipped_reports_can_be_read():
+    """Every report that is shipped is whole, real and keeps the schema, and names neither a folder nor a person."""
+    checker = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8")))
+    for file in SHIPPED.glob("*.json"):
+        stored = json.loads(file.read_text("utf-8"))
+        checker.validate(stored)
+        assert not DeviceReport.read(file).simulated
+        assert private(stored, "/nowhere", ()) == stored
+    assert (importlib.resources.files("openmed_nb") / "runbook" / "reports" / "README.md").is_file()
+
+
+@pytest.mark.slow
+def test_each_planted_defect_is_named(tmp_path):
+    """On a simulated device with every silent error, the doctor's step names them all, and so does the verdict."""
+    with nb.simulated_mps(defects=[one.issue for one in DEFECTS]):
+        report = reported(tmp_path, True, False, [one for one in STEPS if one.name == "doctor"])
+    issue = (tmp_path / "issue.md").read_text("utf-8")
+
+    assert report.of("doctor").status == "failed"
+    assert [one.issue for one in DEFECTS if one.issue not in issue] == []
+    assert "SIMULATED" in issue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--quick"], ["--quick", "--training"]])
+def test_a_whole_report(options, tmp_path, capsys):
+    """The real steps all have an answer here, in a JSON that keeps its schema, and the exit status says so."""
+    status = main(["report", str(tmp_path), *options])
+    printed = capsys.readouterr()
+    report = DeviceReport.read(tmp_path / "report.json")
+
+    assert (status, report.missing) == (0, ()), report
+    assert [step.step for step in report.steps] == [step.name for step in STEPS]
+    assert f"{len(STEPS)} of {len(STEPS)} steps gave an answer." in printed.out
+    assert printed.err.count("Reporting: ") == len(STEPS)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8"))).validate(report.to_dict())
