@@ -426,7 +426,8 @@ def simulated_mps(
     like MPS. It has neither the speed nor the numbers of MPS: everything shown under it says SIMULATED.
 
     Args:
-        memory: The RAM of the Mac, such as ``"8 GiB"``, or a number of bytes; two thirds of it are what Metal recommends.
+        memory: The RAM of the Mac, such as ``"8 GiB"``, or a number of bytes; two thirds of it are what Metal
+            recommends, three quarters above 32 GiB.
         fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment,
             where openmed_nb switches it on unless the person said otherwise.
         defects: The issues of silent errors of real MPS devices that this one shall have too, such as

@@ -8,10 +8,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..activity import uninterrupted
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, shorten
 from .backend import import_torch
 from .machine import mps_is_simulated
 from .request import kind_of
@@ -67,6 +68,8 @@ STANDARD_ERROR = 2
 # What torch 2.13's profiler writes at each start and end, whatever KINETO_LOG_LEVEL says, and once where torch is built for
 # CUDA and the computer has no driver, which is an error to nobody but kineto (its DeviceProperties.cpp).
 NOTES_OF_KINETO = (b"USDT:", b"gpuGetDeviceCount failed")
+
+CAPTURE = ".gputrace"  # How the name of a Metal capture ends; torch adds it to every name (MPSProfiler.mm).
 
 MEMORY = "[memory]"  # How torch's profiler names what an allocator gave or took back (torch/autograd/profiler.py).
 
@@ -138,6 +141,20 @@ def check_no_profiler() -> None:
 def check_signposts(device: str) -> None:
     """Check that torch can write signposts of what runs on a device."""
     _check_mps("signposts", device, "Leave signposts=True out.")
+
+
+def capture_name(name: Any) -> str:
+    """Return the name of a Metal capture; torch writes it to ``0000-NAME.gputrace`` in the current folder, and counts up.
+
+    Example:
+        >>> capture_name("step"), capture_name("step.gputrace")
+        ('step', 'step')
+    """
+    given = name.removesuffix(CAPTURE) if isinstance(name, str) else ""
+    if not given or Path(given).name != given:
+        what = f"A Metal capture cannot be called {shorten(repr(name))}."
+        raise ConfigurationError(what, "Pass a name without a folder, such as 'step'.")
+    return given
 
 
 def check_metal_capture(device: str) -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
-from ..devices.profilers import check_metal_capture, check_no_profiler, check_signposts, metal_capture, signposts
+from ..devices.profilers import (
+    capture_name,
+    check_metal_capture,
+    check_no_profiler,
+    check_signposts,
+    metal_capture,
+    signposts,
+)
 from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
 from ..errors import ConfigurationError, check_flag, given_path, whole, whole_or_none
@@ -312,7 +319,8 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         trace: A file for the trace of the profiled steps in the format of Chrome, such as ``"trace.json"``; it is written over.
             It has no code, shapes or text, but torch writes the name of the computer into it.
         signposts: On MPS, whether the profiled steps leave signposts for Instruments (``torch.mps.profiler.profile``).
-        metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode
+        metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode, such as ``"step"``, for which
+            torch writes ``0000-step.gputrace`` in the current folder; the number counts the captures of this process
             (``torch.mps.profiler.metal_capture``, since torch 2.7, where ``MTL_CAPTURE_ENABLED=1`` was set before Python began).
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
@@ -346,19 +354,17 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     check_flag("signposts", signposts)
     steps, warm_up = whole("steps", steps), whole("warm_up", warm_up, 0)
     batch_size, file = whole_or_none("batch_size", batch_size), checked_trace(trace)
+    capture = None if metal_capture is None else capture_name(metal_capture)
     with SESSION.told_after():
         subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
         SESSION.tell(Activity("Profiling", subject.name))
         check_no_profiler()
         if signposts:
             check_signposts(place)
-        if metal_capture is not None:
+        if capture is not None:
             check_metal_capture(place)
-            if not isinstance(metal_capture, str) or not metal_capture:
-                what = f"A Metal capture needs a name, got {type(metal_capture).__name__}."
-                raise ConfigurationError(what, "Pass one such as 'step.gputrace'.")
         with put_on_devices(subject, [place]) as benches:
-            return profiled(benches[place].stream(batch_size), place, steps, warm_up, file, signposts, metal_capture)
+            return profiled(benches[place].stream(batch_size), place, steps, warm_up, file, signposts, capture)
 
 
 def checked_trace(trace: Any) -> Path | None:

@@ -7,6 +7,7 @@ of the C++ library below them are replaced, so that their checks and their error
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -34,8 +35,10 @@ from .operators import Defect, Fallbacks, OperatorCall, checked_defects
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
 SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
 
-CHIP = "SIMULATED Apple chip"
+CHIP = "Apple Silicon (SIMULATED)"
 MACOS = (15, 5)
+
+NO_CAPTURE = 'Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'  # Metal's own words.
 
 # Functions that remember whether there is an MPS device.
 CACHED_ANSWERS = (
@@ -62,7 +65,7 @@ class SimulatedMps(Shown):
     """A simulated MPS device that computes on the CPU; nothing that is measured under it is a figure of MPS.
 
     It does not reproduce the numbers of MPS, its speed, its random numbers (they are the CPU's), the 16-bit types of
-    ``torch.autocast("mps")``, what it caches for the shapes of graphs, or ``torch.mps.event`` and ``torch.mps.profiler``.
+    ``torch.autocast("mps")``, what it caches for the shapes of graphs, or ``torch.mps.event``; ``torch.mps.profiler`` records nothing.
 
     Attributes:
         allocator: Its memory: ``allocated``, ``driver``, ``peak``, ``emptied``, ``memory.recommended`` ... in bytes.
@@ -245,7 +248,7 @@ def simulated_computer(
 
 def library(allocator: SimulatedAllocator) -> dict[str, Any]:
     """Return what answers for the functions of ``torch._C``."""
-    mps = torch.device("mps")
+    mps, profiler = torch.device("mps"), MpsProfiler()
     memory = allocator.memory
     return {
         "_has_mps": True,
@@ -260,6 +263,12 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_mps_driverAllocatedMemory": touching(allocator, lambda: allocator.driver),
         "_mps_recommendedMaxMemory": touching(allocator, lambda: memory.recommended),
         "_mps_maxBufferLength": touching(allocator, lambda: memory.largest_buffer),
+        "_mps_profilerStartTrace": profiler.start_trace,
+        "_mps_profilerStopTrace": profiler.stop_trace,
+        "_mps_isCaptureEnabled": lambda: False,
+        "_mps_isCapturing": lambda: False,
+        "_mps_startCapture": profiler.start_capture,
+        "_mps_stopCapture": lambda: None,
         "_accelerator_getAccelerator": lambda: mps,
         "_get_accelerator": lambda _check=None: mps,
         **dict.fromkeys(NOTHING_TO_DO, lambda *_index: None),
@@ -273,6 +282,28 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
             allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver), memory.recommended)
         ),
     }
+
+
+class MpsProfiler:
+    """Takes and refuses what ``torch.mps.profiler`` asks for, as a Mac without ``MTL_CAPTURE_ENABLED`` does (MPSProfiler.mm)."""
+
+    def __init__(self) -> None:
+        self._tracing, self._captures = False, itertools.count()
+
+    def start_trace(self, mode: str, _wait: bool) -> None:
+        if self._tracing:
+            raise RuntimeError("Tracing Signposts is already enabled ")
+        for word in filter(None, mode.split(",")):
+            if word not in {"interval", "event"}:
+                raise RuntimeError(f"Invalid Signpost trace mode: {word}")
+            self._tracing = True
+
+    def stop_trace(self) -> None:
+        self._tracing = False
+
+    def start_capture(self, name: str) -> None:
+        file = f"{next(self._captures):04d}-{name}.gputrace"
+        raise RuntimeError(f"Failed to start capture of {file} error {NO_CAPTURE}")
 
 
 def touching(allocator: SimulatedAllocator, answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ NO_LIMIT = (
 )
 
 SMALLEST_BLOCK = 256
+SMALL = 32 << 30  # Up to this RAM, macOS keeps a third of it from the GPU, and a quarter of a larger one.
 OTHER = 384 * 1024  # "other allocations" of the process, as in error texts of real Macs.
 
 
@@ -37,13 +38,20 @@ class MacMemory:
 
     @property
     def recommended(self) -> int:
-        """``recommendedMaxWorkingSetSize``: 5.33 GiB on a Mac with 8 GiB, as error texts of real ones show."""
-        return self.installed * 2 // 3
+        """``recommendedMaxWorkingSetSize``: 2/3 of the RAM up to 32 GiB and 3/4 above, as error texts and logs of Macs show.
+
+        It is 5.33 GiB at 8 and 73,728 MiB at 96. The newest macOS recommends more of a small RAM, 11.84 GiB of 16
+        (https://github.com/AlexsJones/llmfit/pull/754), and a person can set it (``iogpu.wired_limit_mb``).
+        """
+        return self.installed * 2 // 3 if self.installed <= SMALL else self.installed * 3 // 4
 
     @property
     def largest_buffer(self) -> int:
-        """``maxBufferLength``, taken for half of the RAM."""
-        return self.installed // 2
+        """``maxBufferLength``: 3/4 of what is recommended, 36 GiB on a Mac with 64 GiB and 27 GiB on one with 48.
+
+        Users reported these two (https://github.com/gfx-rs/wgpu/pull/2502, https://github.com/exo-explore/exo/issues/1048).
+        """
+        return self.recommended * 3 // 4
 
 
 class SimulatedAllocator:

@@ -162,6 +162,7 @@ class TestFunction:
         with nb.simulated_mps("8 GiB") as mps:
             torch.ones(2, device="mps")
             assert [one.effect for one in SESSION.computer.environment("mps").settings] == [IN_FORCE] * 3
+            assert nb.device().reason.endswith("; the chip is Apple Silicon (SIMULATED).")
             assert mps.allocator.allowed == mps.allocator.memory.recommended
         assert not any(name in os.environ for name in (HIGH, LOW))
 

@@ -59,6 +59,13 @@ class Doubled(torch.autograd.Function):
         return gradient.double()
 
 
+def entered(block):
+    """Enter a block and leave it."""
+    with block:
+        pass
+
+
+profiler = torch.mps.profiler
 linalg, sdpa = torch.linalg, torch.nn.functional.scaled_dot_product_attention
 ERRORS = [
     (
@@ -96,6 +103,19 @@ ERRORS = [
             "a model that was not moved": lambda: torch.nn.Linear(2, 2)(ones(2)),
             "ids on the CPU": lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
             "a list of two devices": lambda: torch.cat([ones(2), torch.ones(2)]),
+        },
+    ),
+    (
+        RuntimeError,
+        'Failed to start capture of 0000-step.gputrace error Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."',
+        {"a Metal capture": lambda: entered(profiler.metal_capture("step"))},
+    ),
+    (
+        RuntimeError,
+        "Invalid Signpost trace mode: intervals",
+        {
+            "a trace of no mode": lambda: entered(profiler.profile(mode="intervals")),
+            "one good mode": lambda: entered(profiler.profile(mode="event, intervals")),
         },
     ),
     (
@@ -288,6 +308,21 @@ def test_memory_that_is_accepted():
     sizes = {**eight, "0.5 GiB": 2**29, "512 MiB": 2**29, "2 TiB": 2**41}
 
     assert {memory: parse_memory(memory) for memory in sizes} == sizes
+
+
+def test_profiler_of_mps():
+    """Signposts can be left, one trace at a time; captures are off, as on a Mac without MTL_CAPTURE_ENABLED, and counted."""
+    with simulated_device(environ={}):
+        assert (profiler.is_metal_capture_enabled(), profiler.is_capturing_metal()) == (False, False)
+        for mode in ("interval", "event", "interval, event"):
+            with profiler.profile(mode=mode, wait_until_completed=True):
+                with pytest.raises(RuntimeError, match=r"^Tracing Signposts is already enabled $"):
+                    profiler.start()
+                assert ones(2).sum() == 2
+        for number in range(2):
+            with pytest.raises(RuntimeError, match=f"capture of {number:04d}-one.gputrace"):
+                entered(profiler.metal_capture("one"))
+    assert not hasattr(torch._C, "_mps_isCaptureEnabled") or torch.backends.mps.is_available()
 
 
 def test_one_simulation_at_a_time():

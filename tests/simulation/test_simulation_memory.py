@@ -97,6 +97,27 @@ def test_size_classes(size):
     assert block_size(block) == block
 
 
+@pytest.mark.parametrize(
+    ("installed", "recommended", "largest"),
+    [
+        (8, 5.33, 4),
+        (16, 10.67, 8),
+        (32, 21.33, 16),
+        (36, 27, 20.25),
+        (48, 36, 27),
+        (64, 48, 36),
+        (96, 72, 54),
+        (192, 144, 108),
+    ],
+)
+def test_memory_of_macs(installed, recommended, largest):
+    """What Metal recommends, and its largest buffer, are what users of Macs of these sizes reported, in GiB."""
+    mac = MacMemory(installed * GIB)
+    assert (mac.recommended / GIB, mac.largest_buffer / GIB) == pytest.approx((recommended, largest), abs=0.01)
+    with simulated_device(f"{installed} GiB", environ={}):
+        assert torch.mps.recommended_max_memory() == mac.recommended
+
+
 def test_freed_block_is_kept_and_used_again(mps):
     """The driver keeps what a tensor leaves, gives it to the next of its class, and takes it back when emptied."""
     first = torch.zeros(MIB, device="mps")

@@ -237,6 +237,8 @@ def test_what_the_person_has_stays_as_it_is():
         ),
         ({"signposts": True, "device": "cpu"}, "no signposts of cpu: torch writes them for MPS alone"),
         ({"metal_capture": "step", "device": "cpu"}, "no Metal captures of cpu: torch writes them for MPS alone"),
+        ({"metal_capture": 3}, r"A Metal capture cannot be called 3\. Pass a name without a folder, such as 'step'\."),
+        *(({"metal_capture": name}, "cannot be called") for name in ("", ".gputrace", "folder/step", "step/", ".")),
         ({"model": 3}, "int cannot be measured"),
         ({"model": nn.Linear(2, 2)}, "nothing to call Linear with"),
     ],
