@@ -26,7 +26,7 @@ HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 VARIABLES = (FALLBACK, HIGH, LOW)
 
-# The variables that torch reads for MPS, each with the first release that does: the strings in the macOS binaries of 2.0.1 to 2.15.0.
+# The variables that torch reads for MPS, each with the first release that does, by the strings in its binaries for macOS.
 READ_SINCE = {
     **dict.fromkeys((*VARIABLES, "PYTORCH_DEBUG_MPS_ALLOCATOR"), "2.0"),
     **dict.fromkeys(("PYTORCH_MPS_LOG_PROFILE_INFO", "PYTORCH_MPS_TRACE_SIGNPOSTS"), "2.1"),

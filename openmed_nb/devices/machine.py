@@ -153,7 +153,7 @@ def run_command(command: list[str], environ: Mapping[str, str] | None = None) ->
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory by which macOS and its Activity Monitor judge a process, in bytes: compressed pages and memory of Metal count."""
+    """The memory by which macOS and Activity Monitor judge a process, in bytes; compressed pages and memory of Metal count."""
 
     now: int
     peak: int  # The largest in the life of the process.
@@ -166,7 +166,7 @@ NOW, PEAK = 7, 28
 
 
 def read_footprint(library: Any = None) -> Footprint | None:
-    """Return the footprint of this process from macOS's C library; ``None`` where there is no such figure, as on other systems."""
+    """Return the footprint of this process, from macOS's C library; ``None`` on other systems, and where it is not known."""
     if library is None and sys.platform != "darwin":
         return None
     import ctypes

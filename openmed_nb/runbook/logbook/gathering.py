@@ -458,7 +458,7 @@ def in_cloud(path: Path, home: Path, run: Callable[[list[str]], str | None]) -> 
     above = [one for one in (path, *path.parents) if home in one.parents]
     if any(one.relative_to(home) in CLOUDS for one in above):
         return True
-    there = [str(one) for one in above if one.exists()]
+    there = [str(one) for one in above if os.path.exists(one)]  # noqa: PTH110 - for any path, as above
     return bool(there) and CLOUD_MARKS.search(run(["/usr/bin/xattr", *there]) or "") is not None
 
 
