@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import openmed_nb
+from openmed_nb.devices.choice import MAC_TORCH
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -17,6 +20,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
+UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+PYTHONS, SYSTEMS = ("3.10", "3.11", "3.12", "3.13", "3.14"), ("darwin", "linux", "win32")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT, PYTEST = PYPROJECT["project"], PYPROJECT["tool"]["pytest"]["ini_options"]
 
@@ -25,6 +30,12 @@ def requirements(name):
     """Return the requirements in a file of the binder folder."""
     lines = (ROOT / "binder" / name).read_text("utf-8").splitlines()
     return [Requirement(line) for line in lines if line and not line.startswith(("#", "--"))]
+
+
+def seen_by(python, system, name="constraints.txt"):
+    """Return the requirements in a file of the binder folder that count for a Python on a system."""
+    environment = {"python_version": python, "sys_platform": system}
+    return [one for one in requirements(name) if one.marker is None or one.marker.evaluate(environment)]
 
 
 def readme_command(name):
@@ -41,16 +52,12 @@ def test_every_constraint_is_one_exact_version():
         assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.13"])
-def test_a_package_is_pinned_once_for_each_python(python):
-    """No Python version sees two pins of one package."""
-    seen = [
-        one.name
-        for one in requirements("constraints.txt")
-        if one.marker is None or one.marker.evaluate({"python_version": python})
-    ]
-
-    assert sorted(set(seen)) == sorted(seen)
+def test_a_package_is_pinned_once_for_each_python():
+    """No Python version on any system sees two pins of one package."""
+    for python in PYTHONS:
+        for system in SYSTEMS:
+            seen = [one.name for one in seen_by(python, system)]
+            assert len(set(seen)) == len(seen), (python, system)
 
 
 def test_every_dependency_is_pinned():
@@ -64,11 +71,7 @@ def test_every_dependency_is_pinned():
 def test_binder_installs_the_pinned_versions():
     """Binder's versions are those of the constraints, torch's in its CPU build."""
     python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
-    pins = {
-        one.name: str(one.specifier)
-        for one in requirements("constraints.txt")
-        if one.marker is None or one.marker.evaluate({"python_version": python})
-    }
+    pins = {one.name: str(one.specifier) for one in seen_by(python, "linux")}
 
     for one in requirements("requirements.txt"):
         assert str(one.specifier).removesuffix("+cpu") == pins[one.name]
@@ -169,10 +172,47 @@ def test_changelog_tells_of_this_version():
     assert f"## {openmed_nb.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_torch_has_one_pin():
-    """Every file that names a version of torch names the same one."""
-    pins = set()
-    for path in ("binder/torch.txt", "binder/constraints.txt", "binder/requirements.txt", "README.md"):
-        pins |= set(re.findall(r"torch==(\d+\.\d+\.\d+)", (ROOT / path).read_text()))
+@pytest.mark.parametrize("name", ["constraints.txt", "torch.txt"])
+def test_torch_has_one_pin_for_each_system(name):
+    """A Mac takes the torch that remedies name, and every other system another one, in every file that names one."""
+    assert MAC_TORCH == "torch==2.14.1"
+    for system, pin in {"darwin": "==2.14.1", "linux": "==2.13.0", "win32": "==2.13.0"}.items():
+        for python in PYTHONS:
+            pins = [str(one.specifier) for one in seen_by(python, system, name) if one.name == "torch"]
+            assert pins == [pin], (python, system)
 
-    assert pins == {"2.13.0"}
+
+def test_other_files_name_the_torch_of_linux():
+    """Binder and the README's line for NVIDIA GPUs name the torch that Linux takes."""
+    for path in ("binder/requirements.txt", "README.md"):
+        assert set(re.findall(r"torch==(\d+\.\d+\.\d+)", (ROOT / path).read_text())) == {"2.13.0"}, path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(UV is None, reason="needs uv, which the test extra installs")
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(
+    ("platform", "system"), [("aarch64-apple-darwin", "darwin"), ("x86_64-unknown-linux-gnu", "linux")]
+)
+def test_pins_can_be_installed(python, platform, system):
+    """Every pin and what it needs is there as a file for Macs with macOS 14 and for Linux, in each Python.
+
+    pip reads the markers of the computer that it runs on, whatever platform it is asked about; uv does not. jieba, which
+    openmed needs, is only there as source, and is the same everywhere.
+    """
+    command = [UV, "pip", "compile", "pyproject.toml", "--all-extras", "-c", "binder/constraints.txt"]
+    options = ["--python-platform", platform, "--python-version", python, "--only-binary=:all:", "--no-binary=jieba"]
+    environment = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    answer = subprocess.run(
+        [*command, *options, "--quiet", "--no-annotate", "--no-header"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert answer.returncode == 0, answer.stderr
+    found = {one.name: str(one.specifier) for one in map(Requirement, answer.stdout.splitlines())}
+    pins = {canonicalize_name(one.name): str(one.specifier) for one in seen_by(python, system)}
+    assert {name: found.get(name) for name in pins} == pins
