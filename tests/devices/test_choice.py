@@ -215,16 +215,28 @@ def test_chain_shows_who_decides():
 
 
 def test_explanation_holds_everything():
-    """An explanation shows the chain, the choice, what was ruled out, the environment and the other variables."""
+    """An explanation shows the chain, the choice, what was ruled out, the environment, other variables, and an odd torch."""
     explained = Explanation(
-        precedence({"OPENMED_DEVICE": "cpu"}), choice("cpu", (NO_MAC,)), plan({}), {"HF_HUB_OFFLINE": "1"}
+        precedence({"OPENMED_DEVICE": "cpu"}),
+        choice("cpu", (NO_MAC,)),
+        plan({}),
+        {"HF_HUB_OFFLINE": "1"},
+        "2.16.0.dev1",
     )
     captions = [table.caption for table in explained.report().tables]
 
     assert captions == ["Who asks, the strongest first", "Ruled out", "Environment", "Other variables"]
-    for said in ("'cpu' was asked for.", "OPENMED_DEVICE", NO_MAC.reason, FALLBACK, "HF_HUB_OFFLINE"):
+    for said in (
+        "'cpu' was asked for.",
+        "OPENMED_DEVICE",
+        NO_MAC.reason,
+        FALLBACK,
+        "HF_HUB_OFFLINE",
+        "torch is 2.16.0.dev1.",
+    ):
         assert said in str(explained)
-    assert list(json.loads(json.dumps(explained.to_dict()))) == ["chain", "choice", "environment", "variables"]
+    names = ["chain", "choice", "environment", "variables", "unreleased"]
+    assert list(json.loads(json.dumps(explained.to_dict()))) == names
 
 
 @pytest.mark.parametrize(
