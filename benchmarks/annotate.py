@@ -1,6 +1,6 @@
 """Print what annotating costs, as ratios of two things measured in turn in one run.
 
-python benchmarks/annotate.py CORPORA [--device cpu|cuda] [--rounds N] [--sweep] [--json FILE]
+python benchmarks/annotate.py [CORPORA] [--device cpu|cuda] [--rounds N] [--sweep] [--memory TEXTS] [--json FILE]
 
 CORPORA is the folder that ``scripts/train_bundled_model.py`` describes, with ACI-Bench and MTS-Dialog in
 ``clinical-notes``. Compared are, on the same texts and with the same overlap of windows for long ones:
@@ -8,7 +8,8 @@ CORPORA is the folder that ``scripts/train_bundled_model.py`` describes, with AC
 - the pipeline here against transformers' own, with the best of several batch sizes;
 - the pipeline here against the bare forward pass over the very batches that it makes;
 - one short text, warm;
-- on the CPU, the peak memory for 100,000 short texts from a generator against that for 1,000.
+- on the CPU, the peak memory for many short texts from a generator (100,000, or as many as ``--memory`` says) against that
+  for 10,000, each in a process of its own with the small bundled model; without CORPORA, only that.
 
 The models are the bundled one and a DistilBERT of 66 million random weights, whose last layer is set so that it
 finds as many entities as the bundled model: what is decoded is then as much as it really would be.
@@ -51,13 +52,14 @@ STRIDE = 2 * CONTEXT
 BATCH_SIZES = {"cpu": (1, 8, 32), "cuda": (1, 16, 64, 256)}
 AMOUNTS = {"cpu": {"notes": 200}, "cuda": {"sentences": 4000, "notes": 1500}}
 BARS = {"cpu": (1.6, 1.15), "cuda": (10.0, 1.35)}
+FEW_TEXTS, MANY_TEXTS = 10_000, 100_000
 SHORT = "Patient with type 2 diabetes mellitus and hypertension."
 
 MEMORY = """
 import resource, sys
 import openmed_nb as nb
 texts = (f"Visit {number}: no history of asthma, type 2 diabetes." for number in range(int(sys.argv[1])))
-found = nb.annotate(texts, device="cpu", progress=False)
+found = nb.annotate(texts, "bundled_small", device="cpu", progress=False)
 assert len(found) == int(sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -204,14 +206,14 @@ def latency(model: Any, tokenizer: Any, device: str, times: int = 60) -> dict[st
     }
 
 
-def memory() -> dict[str, Any]:
-    """Return the peak memory of a process that annotates few and many short texts of a generator."""
+def memory(most: int) -> dict[str, Any]:
+    """Return the peak memory of a process that annotates few and many short texts of a generator, in MiB."""
     peaks = {}
-    for amount in (1000, 100_000):
+    for amount in (FEW_TEXTS, most):
         command = [sys.executable, "-c", MEMORY, str(amount)]
         peaks[amount] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
     return {f"{amount:,} texts MiB": round(peak) for amount, peak in peaks.items()} | {
-        "ratio": round(peaks[100_000] / peaks[1000], 2)
+        "ratio": round(peaks[most] / peaks[FEW_TEXTS], 2)
     }
 
 
@@ -228,6 +230,9 @@ def sweep(model: Any, tokenizer: Any, texts: list[str], device: str) -> dict[str
 def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each measurement with its name."""
     device = asked.device
+    if asked.corpora is None:
+        yield "peak memory", memory(asked.memory)
+        return
     sources = {"sentences": sentences, "notes": notes}
     works = {name: sample(sources[name](asked.corpora), amount) for name, amount in AMOUNTS[device].items()}
     some = next(iter(works.values()))[:50]
@@ -239,7 +244,7 @@ def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
                 yield f"{name}, {work}, seconds by batch_tokens", sweep(model, tokenizer, texts, device)
         yield f"{name}, one short text", latency(model, tokenizer, device)
     if device == "cpu":
-        yield "peak memory", memory()
+        yield "peak memory", memory(asked.memory)
 
 
 def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
@@ -262,10 +267,11 @@ def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
 def main() -> None:
     """Measure, and print as a table and as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpora", type=Path)
+    parser.add_argument("corpora", type=Path, nargs="?", help="without it, only the peak memory is measured")
     parser.add_argument("--device", choices=sorted(AMOUNTS), default="cpu")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sweep", action="store_true", help="also try several values of batch_tokens")
+    parser.add_argument("--memory", type=int, default=MANY_TEXTS, metavar="TEXTS", help="how many short texts are many")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     asked = parser.parse_args()
     transformers.logging.set_verbosity_error()

@@ -157,7 +157,8 @@ def source_here(
     else:
         pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
     annotator = pipe.own_annotator(batch_tokens)
-    return name, found, Source(annotator.answers, settings_of(pipe, annotator), shown_device(str(pipe.device)))
+    shapes = annotator.network.shapes if annotator.budget.few_shapes else None
+    return name, found, Source(annotator.answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes)
 
 
 def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
@@ -230,7 +231,8 @@ class CorpusRun(Iterator[Any]):
 
     def annotations(self, model: str, show_text: bool) -> Annotations:
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source
-        return Annotations(self.answers, first, model, source.device, show_text, source.settings)
+        shapes = None if source.shapes is None else len(source.shapes)
+        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes)
 
 
 def progress_bar(texts: Any, shown: bool, device: str) -> Any:

@@ -131,6 +131,7 @@ class Network:
     inputs: frozenset[str]  # the names of the arrays that it takes
     whole: bool = False  # whether the probabilities of all labels are wanted, not only the best of each token
     compiled: bool = False  # torch.compile chooses its own matrix products
+    shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)  # rows and length of the batches that ran
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
@@ -217,6 +218,7 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
         what = f"A window of {batch.length} tokens"
         failure = does_not_fit(what, device, error, unload_remedy(device))  # The error's own frames hold tensors.
     else:
+        network.shapes.add((batch.height, batch.length))
         return
     empty_cache(device)
     size = batch.height * batch.length

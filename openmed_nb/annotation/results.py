@@ -221,6 +221,7 @@ class Summary(Shown):
         errors: The number of each text that has no answer, and why.
         labels: Each label, and how many entities have it.
         words: Each word or phrase in lower case, and how often it was found, the most frequent first.
+        shapes: As in :class:`Annotations`.
     """
 
     model: str
@@ -230,6 +231,7 @@ class Summary(Shown):
     errors: tuple[tuple[int, str], ...]
     labels: tuple[tuple[str, int], ...]
     words: tuple[tuple[str, int], ...]
+    shapes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain mappings, lists, strings and numbers."""
@@ -244,6 +246,7 @@ class Summary(Shown):
             f"By label: {labels}." if labels else "",
             f"Texts without any: {self.empty:,}." if self.empty else "",
             f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
+            f"Batches had {counted(self.shapes, 'shape')}; the device compiles once for each." if self.shapes else "",
         )
         errors = tuple((str(number), error) for number, error in self.errors[:SHOWN_ROWS])
         words = tuple((word, str(count)) for word, count in self.words[:SHOWN_ROWS])
@@ -268,6 +271,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         device: The device that it ran on.
         show_text: Whether texts, and the words in them, are part of what is shown.
         settings: What tells its run from another: the model and everything that changes its answers.
+        shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
     """
 
     answers: Answers
@@ -276,6 +280,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
     device: str
     show_text: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
+    shapes: int | None = None
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -324,6 +329,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
             errors=tuple(sorted(self.answers.errors.items())),
             labels=tuple(sorted(Counter(self.answers.labels).items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
+            shapes=self.shapes,
         )
 
     def report(self) -> Report:

@@ -5,7 +5,7 @@ While the device computes one chunk, the host decodes the one before and tokenis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -263,3 +263,4 @@ class Source:
     answers: Callable[[Iterable[Any], int], Iterator[list[Answer]]]  # from texts and the number of the first
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str
+    shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from openmed_nb.annotation.corpus import annotate
 from openmed_nb.errors import DeviceUnavailable
 from openmed_nb.simulation.device import simulated_device
 
@@ -120,6 +121,19 @@ class TestShapes:
             pipe(texts[:count])
             pipe(texts[-count:])
         assert 2 <= len(shapes) <= 24
+
+    @pytest.mark.usefixtures("mps")
+    def test_their_number_is_reported(self, new_pipe, sentences, on_forward):
+        """The summary of a run says how many shapes its batches had, and that of one on the CPU says nothing of them."""
+        pipe, shapes, texts = new_pipe(), set(), sentences(100, longest=200)
+        quiet = annotate(texts, pipe, progress=False)
+        pipe.device = "mps"
+        on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
+        found = annotate(texts, pipe, progress=False)
+        assert found.shapes == found.summary().to_dict()["shapes"] == len(shapes) > 1
+        assert f"Batches had {len(shapes)} shapes; the device compiles once for each." in str(found.summary())
+        assert quiet.shapes is None
+        assert "shape" not in str(quiet)
 
     @pytest.mark.usefixtures("mps")
     def test_one_text_is_not_filled_up(self, new_pipe, on_forward):
