@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,28 @@ def token_count(model: Any) -> int | None:
 
 # From so many tokens on, a weight's gradient can be wrong on M1 and M2 (pytorch#177116, #193487).
 REDUCTION = 32_767
+
+
+@dataclass(frozen=True)
+class WrongSteps:
+    """The steps whose gradients a device can get wrong."""
+
+    tokens: range  # So many tokens they have.
+    what: str  # What goes wrong.
+
+
+# On M1 and M2; torch 2.14 goes another way above 32,768 tokens, so that one size stays wrong (pytorch#183535, #195163).
+BEFORE_2_14 = WrongSteps(
+    range(REDUCTION, sys.maxsize),
+    f"from {REDUCTION:,} on, an M1 or M2 under torch before 2.14 can make gradients 1,000 to 100,000 times too large "
+    "while the loss looks right (pytorch#177116, #193487)",
+)
+SINCE_2_14 = WrongSteps(
+    range(REDUCTION, REDUCTION + 1),
+    "with exactly so many, an M1 or M2 can make gradients far too large while the loss looks right, also under torch 2.14 "
+    "(pytorch#195163)",
+)
+
 # The names under which labels come, and embeddings in the place of tokens: numbers of rows, length and width.
 LABELS = ("labels", "label")
 EMBEDDED = "inputs_embeds"
@@ -158,6 +181,7 @@ class BatchChecks:
 
     limits: ModelLimits
     names: tuple[str, ...]  # Of those of CHECKS that are made.
+    wrong: WrongSteps | None = None  # The steps that this device can get wrong, if any.
 
     def __call__(self, batch: Any, where: str = "") -> None:
         """Check a batch: a mapping of names to tensors or arrays, a pair of inputs and labels, or a list of mappings."""
@@ -166,6 +190,8 @@ class BatchChecks:
             named = named_fields(part, where)
             for name in self.names:
                 CHECKS[name](named, self.limits, where)
+            if self.wrong is not None:
+                check_size(named, self.wrong, where)
 
 
 def named_fields(batch: Any, where: str = "") -> dict[str, torch.Tensor]:
@@ -231,21 +257,17 @@ def check_token_ids(fields: Mapping[str, torch.Tensor], limits: ModelLimits, whe
             raise BatchRefused(what, f"Shorten the rows: truncation=True, max_length={allowed}.")
 
 
-def check_size(fields: Mapping[str, torch.Tensor], _limits: ModelLimits, where: str) -> None:
-    """Refuse a batch with so many tokens, or embeddings of tokens, that gradients can be wrong on M1 and M2."""
+def check_size(fields: Mapping[str, torch.Tensor], wrong: WrongSteps, where: str) -> None:
+    """Refuse a batch with so many tokens, or embeddings of tokens, that gradients can be wrong on this device."""
     shape: tuple[int, ...] = ()
     if "input_ids" in fields:
         shape = tuple(fields["input_ids"].shape)
     elif EMBEDDED in fields:
         shape = tuple(fields[EMBEDDED].shape[:-1])
     rows, length = math.prod(shape[:-1]), shape[-1] if shape else 0
-    if rows * length < REDUCTION:
+    if rows * length not in wrong.tokens:
         return
-    what = (
-        f"{where}{rows:,} x {length:,} = {rows * length:,} tokens in one step: from {REDUCTION:,} on, an M1 or M2 under "
-        "torch before 2.14 can make gradients 1,000 to 100,000 times too large while the loss looks right "
-        "(pytorch#177116, #193487)."
-    )
+    what = f"{where}{rows:,} x {length:,} = {rows * length:,} tokens in one step: {wrong.what}."
     fitting = (REDUCTION - 1) // length
     if not fitting:
         raise BatchRefused(what, f"Cut the rows to less than {REDUCTION:,} tokens.")
@@ -253,11 +275,10 @@ def check_size(fields: Mapping[str, torch.Tensor], _limits: ModelLimits, where: 
     raise BatchRefused(what, f"Use batches of at most {some} and accumulate gradients.")
 
 
-# The guards that look at a batch.
+# The guards that look at a batch; that of its size, ``large_batch_gradients``, is :func:`check_size`.
 CHECKS: dict[str, Callable[[Mapping[str, torch.Tensor], ModelLimits, str], None]] = {
     "labels": check_labels,
     "token_ids": check_token_ids,
-    "large_batch_gradients": check_size,
 }
 
 

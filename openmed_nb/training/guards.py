@@ -19,14 +19,25 @@ from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
 from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, offered, shorten
-from .batch_checks import CHECKS, BatchChecks, ModelLimits, check_collation, checked_limits, inner_model, limits_of
+from .batch_checks import (
+    BEFORE_2_14,
+    CHECKS,
+    SINCE_2_14,
+    BatchChecks,
+    ModelLimits,
+    WrongSteps,
+    check_collation,
+    checked_limits,
+    inner_model,
+    limits_of,
+)
 from .nonfinite import PassRecorder, gradients_of, is_finite, keep_batch, looks_finite, search
 
 if TYPE_CHECKING:
     import torch
 
 # The first torch in which MPS computes rightly the gradients of an LSTM with dropout (pytorch#190056), and on M1 and M2
-# those of a step with many tokens (pytorch#177116, #193487).
+# those of a step with many tokens (pytorch#177116, #193487), except for one number of them.
 REPAIRED = (2, 14)
 LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
 # The names that configurations of transformers have for dropout in attention.
@@ -68,7 +79,7 @@ class DropoutWatch:
 ABOUT = {
     "labels": ("stops at labels that the model does not have", "keras#23664, pytorch#187559"),
     "token_ids": ("stops at tokens, types, positions and rows without an embedding", "pytorch#154235, #123119"),
-    "large_batch_gradients": ("stops at 32,767 tokens a step on an M1 or M2", "pytorch#177116, #193487"),
+    "large_batch_gradients": ("stops at 32,767 tokens a step on an M1 or M2", "pytorch#177116, #195163"),
     "nonfinite": ("stops where a loss or a gradient is NaN or infinite", ""),
     "dropout_without_gradients": ("warns of a pass in train mode without gradients", "pytorch#184126"),
     "lstm_dropout": ("warns of an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
@@ -170,13 +181,14 @@ Give the model as many labels as the data has (num_labels), or number the labels
             WATCHED[model].unwatch()
         WATCHED[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        wrong = kind_of(device) == "mps" and (torch_release or release_of(torch.__version__))[:2] < REPAIRED
+        on_mps, repaired = kind_of(device) == "mps", (torch_release or release_of(torch.__version__))[:2] >= REPAIRED
         # A chip that is not known is not suspected.
-        large = wrong and apple_generation(machine or read_machine()) in (1, 2)
-        self._checks = self._batch_checks(limits_of(model, **self._given), large=large)
+        suspected = on_mps and apple_generation(machine or read_machine()) in (1, 2)
+        steps = (SINCE_2_14 if repaired else BEFORE_2_14) if suspected else None
+        self._checks = self._batch_checks(limits_of(model, **self._given), steps)
         self._watched = weakref.ref(model)
         self._scaled, self._skipped = scaled, 0
-        layers = model.named_modules() if wrong and "lstm_dropout" in self.on else ()
+        layers = model.named_modules() if on_mps and not repaired and "lstm_dropout" in self.on else ()
         for name, layer in layers:
             if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
                 lstm = name or "the model"
@@ -293,9 +305,9 @@ Give the model as many labels as the data has (num_labels), or number the labels
         """The watched model, while somebody else holds it."""
         return None if self._watched is None else self._watched()
 
-    def _batch_checks(self, limits: ModelLimits, large: bool = False) -> BatchChecks:
-        off = () if large else ("large_batch_gradients",)
-        return BatchChecks(limits, tuple(name for name in CHECKS if name in self.on and name not in off))
+    def _batch_checks(self, limits: ModelLimits, wrong: WrongSteps | None = None) -> BatchChecks:
+        names = tuple(name for name in CHECKS if name in self.on)
+        return BatchChecks(limits, names, wrong if "large_batch_gradients" in self.on else None)
 
     def _stopped(self, what: str, step: int | None, counted: int, batch: Any = None) -> NonFinite:
         """Return the error for a step that went wrong, and let go of its batches."""

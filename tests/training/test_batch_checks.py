@@ -192,8 +192,30 @@ class TestLargeBatch:
         ],
     )
     def test_where_it_is_suspected(self, device, chip, release, suspected, refusal):
-        """MPS of an M1 or M2 under torch before 2.14 is suspected, and nothing else; the check can be switched off."""
+        """So many are suspected on MPS of an M1 or M2 under torch before 2.14 only; the check can be switched off."""
         model, machine = torch.nn.Linear(2, 2), Machine("Darwin", "arm64", chip=chip)
         for off, refused in ((), suspected), (("large_batch_gradients",), False):
             with nb.Guards(off).watch(model, device, machine, release) as guards:
                 assert bool(refusal(partial(guards.check, tokens(64, 512)))) is refused
+
+    @pytest.mark.parametrize(
+        ("chip", "release", "shape", "refused"),
+        [
+            ("Apple M1", (2, 14, 1), (151, 217), True),
+            ("Apple M2", (2, 15, 0), (1, 32_767), True),
+            ("Apple M1", (2, 14, 1), (32_766,), False),
+            ("Apple M1", (2, 14, 1), (64, 512), False),
+            ("Apple M1", (2, 14, 1), (2, 20_000), False),
+            ("Apple M3", (2, 14, 1), (151, 217), False),
+            ("Apple M1", (2, 13, 0), (151, 217), True),
+        ],
+    )
+    def test_one_size_stays_wrong(self, chip, release, shape, refused, refusal):
+        """Since torch 2.14 an M1 or M2 gets steps of exactly 32,767 tokens wrong, and no others."""
+        machine = Machine("Darwin", "arm64", chip=chip)
+        with nb.Guards().watch(torch.nn.Linear(2, 2), "mps", machine, release) as guards:
+            found = refusal(partial(guards.check, tokens(*shape)))
+        assert bool(found) is refused
+        if refused:
+            assert ("pytorch#195163" in found.what) == (release >= (2, 14))
+            assert f"{shape[0]} x" in found.what

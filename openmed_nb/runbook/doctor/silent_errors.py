@@ -118,8 +118,8 @@ def long_weight_gradient(device: str) -> torch.Tensor:
 @silent(
     "pytorch#195163",
     "long batched matrix product",
-    "sums of 32,767 products or more take freed memory in",
-    "M1 and M2, torch 2.7 to 2.14",
+    "sums of 32,767 products or more take freed memory in, and without a batch those of exactly 32,767 since torch 2.14",
+    "M1 and M2, torch 2.7 and later",
     f"Keep sums in batched products and einsum below {REDUCTION:,} products.",
 )
 def long_batched_product(device: str) -> torch.Tensor:
