@@ -7,12 +7,15 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from .errors import OpenMedWarning
+from .display import counted
+from .errors import OpenMedWarning, check_flag
+
+Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True)
@@ -23,31 +26,58 @@ class Activity:
         doing: What is done, such as ``"Moving to mps"``.
         name: With what.
         done: How many are done.
-        total: How many there are.
+        total: How many there are, ``None`` if nobody knows.
+        unit: What there are so many of, such as ``"text"``.
 
     Example:
         >>> str(Activity("Moving to mps", "bundled", 1, 3))
         'Moving to mps: bundled (2 of 3)'
-        >>> str(Activity("Loading", "bundled"))
+        >>> str(Activity("Comparing", "bundled", 2, 20, "turn")), str(Activity("Annotating", "bundled", 7, None, "text"))
+        ('Comparing: bundled (turn 3 of 20)', 'Annotating: bundled (7 texts)')
+        >>> str(Activity(LOADING, "bundled"))
         'Loading: bundled'
     """
 
     doing: str
     name: str
     done: int = 0
-    total: int = 1
+    total: int | None = 1
+    unit: str = ""
+
+    @property
+    def count(self) -> str:
+        """Which one is under way, of how many, or how many are done; empty where there is only one."""
+        if self.total is None or (self.total > 1 and self.done >= self.total):
+            return counted(self.done, self.unit) if self.unit else f"{self.done:,}"
+        return f"{self.unit} {self.done + 1:,} of {self.total:,}".lstrip() if self.total > 1 else ""
+
+    @property
+    def share(self) -> float | None:
+        """How much is done, from 0 to 1; ``None`` if nobody knows, or if there is only one."""
+        return min(1.0, self.done / self.total) if self.total is not None and self.total > 1 else None
 
     def __str__(self) -> str:
-        count = f" ({self.done + 1} of {self.total})" if self.total > 1 else ""
-        return f"{self.doing}: {self.name}{count}"
+        return f"{self.doing}: {self.name}" + (f" ({self.count})" if self.count else "")
 
+
+# What is done when a model is loaded, which is no part of the work with it.
+LOADING = "Loading"
 
 # Gets an activity while it is under way, and ``None`` when it is time to look again.
 Listener = Callable[[Activity | None], None]
 
 
+class Shown(Protocol):
+    """What shows a person that a verb is under way, and that it has ended."""
+
+    def show(self, activity: Activity) -> None: ...
+
+    def end(self, stopped: bool) -> None: ...
+
+
 class _Depth(threading.local):
     verbs = 0  # How many of this thread are inside one another.
+    quiet = 0  # How many of them, the outermost first, are not to be shown.
 
 
 class Listeners:
@@ -67,7 +97,8 @@ class Listeners:
         ['Loading: bundled', 'None']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shown: Shown | None = None) -> None:
+        self._shown = shown
         self._listeners: dict[object, Listener] = {}
         self._depth = _Depth()
 
@@ -86,6 +117,8 @@ class Listeners:
 
     def tell(self, activity: Activity | None) -> None:
         """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
+        if self._shown is not None and activity is not None and self._depth.verbs and not self._depth.quiet:
+            self._shown.show(activity)
         for key, listener in self._listeners.copy().items():
             if key in self._listeners:  # Another one may have removed it meanwhile.
                 try:
@@ -94,13 +127,32 @@ class Listeners:
                     what = f"A panel or another listener of the session failed: {type(error).__name__}."
                     warnings.warn(f"{what} %openmed_panel opens a new panel.", OpenMedWarning, stacklevel=3)
 
-    def told_after(self) -> Listeners:
+    def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
+        """Yield things, and tell of each before it, and of the end, that so many are done.
+
+        Example:
+            >>> listeners, heard = Listeners(), []
+            >>> _ = listeners.add(lambda activity: heard.append(str(activity)))
+            >>> list(listeners.steps("Reading", "notes", "ab", "note"))
+            ['a', 'b']
+            >>> heard
+            ['Reading: notes (note 1 of 2)', 'Reading: notes (note 2 of 2)', 'Reading: notes (2 notes)']
+        """
+        for done, thing in enumerate(things):
+            self.tell(Activity(doing, name, done, len(things), unit))
+            yield thing
+        self.tell(Activity(doing, name, len(things), len(things), unit))
+
+    def told_after(self, progress: bool = True) -> contextlib.AbstractContextManager[object]:
         """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed.
+
+        Without ``progress``, no line is shown of what is told within.
 
         It is not a generator: ``contextlib`` would set the ``__traceback__`` of each error that passes, which an error of
         a person's own, such as a frozen dataclass, may refuse.
         """
-        return self
+        check_flag("progress", progress)
+        return self if progress else _Quiet(self, self._depth)
 
     def __enter__(self) -> None:
         self._depth.verbs += 1
@@ -112,9 +164,26 @@ class Listeners:
             error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
             if self._depth.verbs == 1:
+                if self._shown is not None:
+                    self._shown.end(stopped=error is not None)
                 self.tell(None)
         finally:
             self._depth.verbs -= 1
+
+
+class _Quiet:
+    """A verb of which nothing is shown."""
+
+    def __init__(self, listeners: Listeners, depth: _Depth) -> None:
+        self._listeners, self._depth = listeners, depth
+
+    def __enter__(self) -> None:
+        self._depth.quiet += 1
+        self._listeners.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._depth.quiet -= 1
+        self._listeners.__exit__(kind, error, trace)
 
 
 def in_own_line(trace: TracebackType | None) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .activity import Activity, Listener, Listeners
+from .activity import LOADING, Activity, Listener, Listeners, Thing
 from .devices import backend
 from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, DeviceList, Explanation
@@ -22,6 +22,7 @@ from .devices.machine import DEFAULT_MEMORY, Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, precedence, shown_variables
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
+from .progress import Progress
 
 if TYPE_CHECKING:
     from .models.certificates import DtypeChoice
@@ -55,13 +56,14 @@ class Session:
         seam: TorchSeam = backend,
     ) -> None:
         self.computer = Computer(environ, machine, seam)  # This computer, or a simulated Mac.
+        self.computer.importing = self._tell_of_import
         self.environ = environ
         self.override: DeviceRequest | None = None  # What was chosen for the session by hand.
         self.in_force: str | None = None  # The name of the device in force; None before the first.
         self._simulation: tuple[int, contextlib.ExitStack] | None = None  # The thread that began it, and what ends it.
         self._models: ModelStore | None = None
         self.lock = threading.RLock()
-        self._listeners = Listeners()
+        self._listeners = Listeners(Progress(environ))
         self.curve: Any = None  # The last memory curve; its class stands above the session.
 
     @property
@@ -204,9 +206,19 @@ class Session:
         """Tell the listeners what is under way."""
         self._listeners.tell(activity)
 
-    def told_after(self) -> contextlib.AbstractContextManager[None]:
-        """Tell the listeners to look again after a block that changes what is shown of this session."""
-        return self._listeners.told_after()
+    def _tell_of_import(self) -> None:
+        self.tell(Activity("Importing", "torch"))
+
+    def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
+        """Yield things, and tell the listeners of each before it, and of the end."""
+        return self._listeners.steps(doing, name, things, unit)
+
+    def told_after(self, progress: bool = True) -> contextlib.AbstractContextManager[object]:
+        """Tell the listeners to look again after a block that changes what is shown of this session.
+
+        ``progress`` tells whether a line shows what is under way in the block (``progress.Progress``).
+        """
+        return self._listeners.told_after(progress)
 
     def devices(self, confirm: bool = True) -> DeviceList:
         """Return every device with whether it can be used, and why not.
@@ -266,7 +278,7 @@ class Session:
     ) -> SimulatedMps:
         """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
         with self._listeners.told_after(), self.lock, contextlib.ExitStack() as undo:
-            backend.import_torch()
+            self.computer.load_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
             self.use("auto" if device.defects else "mps", source)  # A device that fails its probe is not used.
             self._simulation = threading.get_ident(), undo.pop_all()
@@ -390,6 +402,7 @@ class Session:
 
         with self.unchanged_on_error():
             named = "bundled" if name is None else str(name)
+            self.tell(Activity(LOADING, named))
             plan = self.load_plan(named, OpenMedConfig(), dict(arguments))
             if plan.options:
                 raise ConfigurationError(f"There is no option {', '.join(sorted(plan.options))}.", "Leave it out.")

@@ -8,10 +8,9 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -239,11 +238,3 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def bar_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The clock of progress bars, which stands still until a test changes its ``now``."""
-    clock = SimpleNamespace(now=time.time())
-    monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
-    return clock

@@ -21,6 +21,7 @@ FLOORS = (
     "devices",
     "simulation",
     "models",
+    "progress",
     "session",
     "annotation",
     "distributed",

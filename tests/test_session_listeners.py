@@ -124,12 +124,12 @@ def test_a_failing_verb_tells_once(session, verb):
 @pytest.mark.parametrize("kind", ["mac", "box"])
 @pytest.mark.parametrize("verb", ["device", "list", "explain", "use again", "reset", "resolve"])
 def test_a_verb_that_confirms_a_gpu_tells_once(computers, kind, verb):
-    """A verb that lets a GPU prove itself on the way tells once, after it."""
+    """A verb that lets a GPU prove itself on the way tells that torch is imported for it, and once after it."""
     session = getattr(computers, kind)().session
     listening = Listening(session)
     VERBS[verb](session)
 
-    assert listening.told == [None]
+    assert listening.told == ["Importing: torch", None]
     assert listening.free == [True]
 
 
@@ -151,8 +151,8 @@ def test_a_listener_may_look(computers, look):
     session.listen(lambda _activity: seen.append(str(LOOKS[look](session))))
     session.use("cuda:1")
 
-    assert len(seen) == 1
-    assert "cuda:1" in seen[0]
+    assert len(seen) == 2  # torch is imported, and the verb is done.
+    assert "cuda:1" in seen[-1]
 
 
 def test_told_in_the_thread_of_the_verb(session):
@@ -223,7 +223,11 @@ def test_annotating_is_told(session):
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(([NOTE, NOTE], SMALL), [f"Annotating: {SMALL}", None]), ((NOTE, SMALL), [None]), (([NOTE], len), [None])],
+    [
+        (([NOTE, NOTE], SMALL), [f"Annotating: {SMALL} on cpu ({count})" for count in ("text 1 of 2", "2 texts")]),
+        ((5, SMALL), []),
+        (([NOTE], len), []),
+    ],
     ids=["texts", "no texts", "no pipeline"],
 )
 def test_annotating_many_texts_is_told(arguments, told):
@@ -236,7 +240,7 @@ def test_annotating_many_texts_is_told(arguments, told):
     finally:
         listening.remove()
 
-    assert listening.told == told
+    assert listening.told == [*told, None]
     assert listening.free == [True]
 
 
@@ -322,7 +326,7 @@ def test_a_move_that_fails_ends(computers):
     with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
         here.session.use("mps")
 
-    assert listening.told == [f"Moving to mps: {SMALL}", None]
+    assert listening.told == ["Importing: torch", f"Moving to mps: {SMALL}", None]
     assert places == [(False, "cpu"), (True, "cpu")]
 
 

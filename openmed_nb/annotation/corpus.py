@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from ..activity import Activity
@@ -24,10 +24,6 @@ from .resume import ResultsFile, answers_in, differences, fingerprint_of, settin
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
     from .stream import Source
-
-
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-COUNT = "{desc}: {n_fmt} texts [{elapsed}, {rate_noinv_fmt}]"
 
 
 def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -57,7 +53,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             its computer; see :func:`openmed_nb.cluster`. They then read files, and columns of ``dask.dataframe``, themselves.
             A model is named, and a folder must be there on every computer.
         batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
-        progress: Whether to show a bar with texts per second, for what takes more than a second.
+        progress: Whether to show a line with a bar and texts per second, for what takes more than half a second.
         resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
             If it is there already, the run goes on after its last text, also when the process was killed; what was
             under way then is read again. Or the ``annotations`` that an interrupted run has left.
@@ -85,7 +81,6 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     # All is checked before a model is loaded.
     choice("on_error", on_error, ("raise", "record"))
-    check_flag("progress", progress)
     check_flag("show_text", show_text)
     batch_tokens = whole_or_none("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
@@ -94,22 +89,23 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     name = resume if isinstance(resume, (str, os.PathLike)) else None
     done = earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")
     run: CorpusRun | None = None
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         try:
             if client is None:
                 chosen, found, source = source_here(texts, model, arguments, batch_tokens)
             else:
                 from ..distributed.stream import source_on_workers
 
+                SESSION.tell(Activity("Asking", "the workers"))
                 chosen, found, source = source_on_workers(client, texts, model, arguments, batch_tokens)
-            SESSION.tell(Activity("Annotating", chosen))
-            run = CorpusRun(found, source)
-            with (
-                progress_bar(found, progress, source.device) as bar,
-                contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file,
-            ):
-                run.replay(file or earlier, bar)
-                run.go_on(on_error, file, bar)
+            run, total = CorpusRun(found, source), known_length(found)
+
+            def tell(done: int) -> None:
+                SESSION.tell(Activity("Annotating", f"{chosen} on {source.device}", done, total, "text"))
+
+            with contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file:
+                run.replay(file or earlier)
+                run.go_on(on_error, file, tell)
             return run.annotations(chosen, show_text)
         except (KeyboardInterrupt, Exception) as error:
             if run and len(run.answers) >= len(earlier):  # It may end while earlier answers are taken over.
@@ -193,7 +189,7 @@ class CorpusRun(Iterator[Any]):
             self._first_texts.append(self._delimiter.join(word for word in words if isinstance(word, str)))
         return text
 
-    def replay(self, earlier: ResultsFile | Annotations, bar: Any) -> None:
+    def replay(self, earlier: ResultsFile | Annotations) -> None:
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
             other = differences(self.source.settings, earlier.settings)
@@ -209,11 +205,10 @@ class CorpusRun(Iterator[Any]):
                 what = f"Text {len(self.answers)} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
             self.answers.add(*answered)
-            bar.update(1)
-        bar.initial = bar.n  # The speed counts only what this run does.
 
-    def go_on(self, on_error: str, file: ResultsFile | None, bar: Any) -> None:
-        """Annotate the texts that are left; with ``raise``, up to the first that cannot be."""
+    def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
+        """Annotate the texts that are left, telling how many are done; with ``raise``, up to the first that cannot be."""
+        tell(len(self.answers))
         for chunk in self.source.answers(self, len(self.answers)):
             failures = [answer for answer in chunk if isinstance(answer, OpenMedError)]
             stop = chunk.index(failures[0]) if failures and on_error == "raise" else len(chunk)
@@ -225,7 +220,7 @@ class CorpusRun(Iterator[Any]):
                 file.append(answered)
             for one in answered:
                 self.answers.add(*one)
-                bar.update(1)
+            tell(len(self.answers))
             if stop < len(chunk):
                 raise failures[0]
 
@@ -235,13 +230,9 @@ class CorpusRun(Iterator[Any]):
         return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes)
 
 
-def progress_bar(texts: Any, shown: bool, device: str) -> Any:
-    """Return a bar with texts per second, in the form that the front end can show; none for what takes under a second."""
-    from tqdm.auto import tqdm
-
+def known_length(texts: Any) -> int | None:
+    """Return how many texts there are, ``None`` if that is not known before they are read."""
     try:
-        total = len(texts) if isinstance(texts, Sized) else None
+        return len(texts) if isinstance(texts, Sized) else None
     except Exception:  # noqa: BLE001 - a person's own __len__ may raise anything, or return what is not a length
-        total = None
-    form = COUNT if total is None else BAR
-    return tqdm(total=total, unit=" texts", desc=f"annotating on {device}", disable=not shown, delay=1, bar_format=form)
+        return None

@@ -22,6 +22,7 @@ class Computer:
         self.applied: dict[str, str] = {}  # The MPS variables that we set, with our values; replaced, never changed.
         self._read_machine = read_machine
         self._seam = seam
+        self.importing: Callable[[], None] = lambda: None  # Called before torch is imported, which takes seconds.
         self._torch: TorchFacts | None = None
         self._limits: dict[str, float] = {}
         # The values of each MPS variable that torch may have read, and the variables that it has read for sure.
@@ -82,6 +83,8 @@ class Computer:
     def load_torch(self) -> None:
         """Import torch, so that what it says of itself is known."""
         if not self.torch.loaded:
+            if not self._seam.torch_is_loaded():
+                self.importing()
             self._torch = self._seam.loaded_torch()
             self.observe()
 

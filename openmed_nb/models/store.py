@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..activity import Activity
+from ..activity import LOADING, Activity
 from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import shown_device
 from ..devices.memory import empty_cache
@@ -121,7 +121,7 @@ class ModelStore:
         if follows:
             self.follow(device)
         if key not in self._models:
-            self._tell(Activity("Loading", spec.reference.name))
+            self._tell(Activity(LOADING, spec.reference.name))
             self._arriving(key, device)
             loaded = load(spec, device)
             # The copies of a folder whose files were others.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..activity import Activity
+from ..activity import LOADING, Activity
 from ..devices import backend
-from ..devices.machine import mps_is_simulated, now
+from ..devices.machine import mps_is_simulated, now, shown_device
 from ..devices.request import canonical, kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
@@ -298,6 +298,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     batch_size: int | None = None,
     pairs: int = PAIRS,
     watch: float = WATCH,
+    progress: bool = True,
     **arguments: Any,
 ) -> Comparison:
     """Do the same work on each device in one run, in turn: how much faster than the CPU, and where the time goes.
@@ -319,6 +320,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         pairs: How often each device has its turn, from 6.
         watch: For how many seconds each device is watched while it works, and before while it does not, up to twice as long
             if there are too few answers for a mean by then; 0 leaves ``utilisation`` out.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -357,14 +359,14 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         raise ConfigurationError(what, remedy)
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         subject, device = subject_of(model, data, training=training, arguments=arguments)
         asked = (device, *usable_devices()) if devices is None else devices
         several = isinstance(asked, Iterable) and not isinstance(asked, str)
         names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))
 
         def tell(name: str) -> None:
-            SESSION.tell(Activity(f"Comparing on {name}", subject.name, names.index(name), len(names)))
+            SESSION.tell(Activity(LOADING, f"{subject.name} on {shown_device(name)}", names.index(name), len(names)))
 
         with put_on_devices(subject, names, tell) as benches:
             work = {name: bench.stream(batch_size) for name, bench in in_same_batches(benches).items()}
@@ -395,8 +397,12 @@ def devices_to_compare(*names: str) -> tuple[str, ...]:
 def compared(work: Mapping[str, Workload], pairs: int, watch: float) -> Comparison:
     """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is."""
     turns = seconds_in_turn(work, pairs)
-    splits = {name: split_on(one) for name, one in work.items()}
-    loads = {name: load_on(name, one, watch) for name, one in work.items()}
+    model = work[CPU].name
+    phases = SESSION.steps("Comparing", f"{model}, phase by phase", work, "device")
+    splits = {name: split_on(work[name]) for name in phases}
+    watched = SESSION.steps("Comparing", f"{model}, how busy a device is", work, "device") if watch else work
+    loads = {name: load_on(name, work[name], watch) for name in watched}
+    SESSION.tell(Activity("Comparing", model))
     figures = tuple(figures_of(one, name, turns, splits[name], loads[name]) for name, one in work.items())
     first = work[CPU]
     return Comparison(**first.facts, devices=figures, pairs=pairs, batch_tokens=first.batch_tokens)
@@ -432,7 +438,7 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[
         batches = {device: stack.enter_context(one.begun()) for device, one in work.items()}
         warm = [warmed_up(one, batches[device]) for device, one in work.items()]
         steps = steps_of_turn(warm, max(one.workers for one in work.values()))
-        for turn in range(pairs):
+        for turn in SESSION.steps("Comparing", work[names[0]].name, range(pairs), "turn"):
             first = turn % len(work)
             for device in (*names[first:], *names[:first]):
                 work[device].settle(batches[device])

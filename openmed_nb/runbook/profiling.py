@@ -281,6 +281,7 @@ class Profile(StepReport):
 
 
 STEPS, WARM_UP = 50, 5
+PARTS = 6  # What a profile is made of, one after the other.
 
 
 def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -295,6 +296,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     trace: str | os.PathLike[str] | None = None,
     signposts: bool = False,
     metal_capture: str | None = None,
+    progress: bool = True,
     **arguments: Any,
 ) -> Profile:
     """Look at some steps closely: where their time goes, which lines wait for the device, which operators take long.
@@ -322,6 +324,7 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode, such as ``"step"``, for which
             torch writes ``0000-step.gputrace`` in the current folder; the number counts the captures of this process
             (``torch.mps.profiler.metal_capture``, since torch 2.7, where ``MTL_CAPTURE_ENABLED=1`` was set before Python began).
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -355,9 +358,8 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     steps, warm_up = whole("steps", steps), whole("warm_up", warm_up, 0)
     batch_size, file = whole_or_none("batch_size", batch_size), checked_trace(trace)
     capture = None if metal_capture is None else capture_name(metal_capture)
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
-        SESSION.tell(Activity("Profiling", subject.name))
         check_no_profiler()
         if signposts:
             check_signposts(place)
@@ -405,24 +407,34 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
     """Return the profile of steps that are ready."""
     from .profile_watch import CALLS, WATCHED, empty_operators, operators_of, total, watched
 
+    def tell(done: int) -> None:
+        SESSION.tell(Activity("Profiling", workload.name, done, PARTS, "part"))
+
+    tell(0)
     empty, kind = empty_operators(device), kind_of(device)
     with workload.begun() as batches:
         batch = next(batches)
         for _ in range(warm_up):
             workload.seconds_of_steps(batches)
         workload.settle(batches)
+        tell(1)
         seconds = series(lambda: workload.seconds_of_steps(batches), steps)
         workload.settle(batches)
+        tell(2)
         split = workload.split(batches, steps)
         workload.drop_ready(batches)
+        tell(3)
         data = series(lambda: next_batch(batches)[1], steps)
         turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
+        tell(4)
         with signposts() if with_signposts else contextlib.nullcontext():
             operators = operators_of(workload, batches, steps, trace, empty if kind == "cpu" else None)
         if capture is not None:
             with metal_capture(capture):
                 workload.run(batch)
+        tell(5)
         per_step, waits, fell = watched(workload, batches)
+    tell(PARTS)
     compute, started = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
     return Profile(
         **workload.facts,

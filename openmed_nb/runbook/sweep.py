@@ -198,6 +198,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
     seconds: float = SECONDS,
     gain: float = KNEE_GAIN,
     smallest: int | None = None,
+    progress: bool = True,
     **arguments: Any,
 ) -> SweepReport:
     """Find the batch size from which larger batches no longer pay, on a device, and what each size takes of its memory.
@@ -220,6 +221,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         gain: A larger batch pays that gives more than this share more throughput; 0.03 where nobody says.
         smallest: The rows that are tried first; ``None`` for 1, or for 2 in training, because BatchNorm does not learn from a
             single row.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -252,12 +254,11 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
     if largest and smallest and smallest > largest:
         what = f"smallest={smallest} is more than largest={largest}."
         raise ConfigurationError(what, "Pass a smaller one, or leave it out.")
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         if annotates(model) and not training and data is not None:
             remedy = "Leave them out, and pass length=... if they are not about 128 tokens long."
             raise ConfigurationError("A sweep reads no texts: all its rows have one length.", remedy)
         subject, place = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
-        SESSION.tell(Activity("Sweeping", subject.name))
         with put_on_devices(subject, [place]) as benches:
             first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
             return swept(subject, benches[place], seconds, gain, largest, first)
@@ -267,12 +268,17 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
     subject: Subject, bench: Bench, seconds: float, gain: float, largest: int | None, smallest: int
 ) -> SweepReport:
     """Return what a sweep of a subject finds, so that nothing holds the model when the device's memory is handed back."""
+
+    def tell(what: str, done: int = 0, total: int = 1) -> None:
+        SESSION.tell(Activity("Sweeping", f"{subject.name}, {what}", done, total, "round"))
+
     device = canonical(bench.device)
     clean(device)
-    measurement = Measurement(bench, seconds, limit_of(device, SESSION.computer.limit(device)))
+    measurement = Measurement(bench, seconds, limit_of(device, SESSION.computer.limit(device)), tell=tell)
     search = Search(measurement.point, measurement.hindrance, measurement.again, gain, largest, smallest)
     points = search.run()
     compared = measurement.in_turn(points)
+    SESSION.tell(Activity("Sweeping", subject.name))
     knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
     nothing = {"name": subject.name, "task": subject.task, "simulated": mps_is_simulated()}
     return SweepReport(

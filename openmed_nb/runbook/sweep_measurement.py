@@ -14,6 +14,7 @@ from ..devices.machine import import_psutil, now
 from ..devices.memory import allocator, empty_cache, is_out_of_memory
 from ..devices.profilers import memory_changes, profiler_is_on, profiling
 from ..devices.request import kind_of
+from ..display import counted
 from .sweep_knee import MEMORY, TIME, Point, close_points, fitting
 from .workloads import Bench, Workload
 
@@ -131,6 +132,9 @@ class Measurement:
     limit: int | None = None  # The memory that a step may take, ``None`` if it is not known.
     begin: float = field(default_factory=now)  # When it began.
     method: str = ""  # How memory was measured, in words.
+    tell: Callable[..., None] = lambda *_news: (
+        None
+    )  # Gets what is measured, in words, the number of a round, and how many.
     last: Workload | None = None  # The last workload, which tells of length, workers and types.
 
     @property
@@ -140,6 +144,7 @@ class Measurement:
 
     def point(self, rows: int) -> Point:
         """Measure a number of rows; if they do not fit, empty the caches of the device."""
+        self.tell(f"batches of {counted(rows, 'row')}")
         try:
             return self._measured(rows)
         except (RuntimeError, MemoryError) as error:
@@ -189,6 +194,7 @@ class Measurement:
         for turn in range(most):
             if turn >= FEWEST and self.elapsed > self.seconds_given:
                 break
+            self.tell("sizes near the best in turn", turn, most)
             for point in points if turn % 2 else points[::-1]:
                 seconds[point.rows] += self._visited(point.rows)
         return tuple(one.timed(times) if (times := seconds[one.rows]) else one for one in points)

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import pickle
-import re
 import signal
 import weakref
 
@@ -419,49 +418,44 @@ class TestOptions:
 
 
 class TestProgress:
-    """The bar of a terminal."""
+    """What a run tells while it goes on; ``tests/test_progress.py`` has the line that shows it."""
 
     @pytest.fixture
-    def shown(self, pipe, capsys, bar_clock):
-        """A function that annotates texts that take some seconds each to read, and returns what was printed."""
+    def told(self, pipe):
+        """A function that annotates texts, and returns what the session told of it."""
 
-        def shown(texts, seconds, **options):
-            def stream():
-                for text in texts:
-                    bar_clock.now += seconds
-                    yield text
+        def told(texts, **options):
+            heard = []
+            stop = SESSION.listen(heard.append)
+            try:
+                nb.annotate(texts, pipe, **options)
+            finally:
+                stop()
+            return [str(one) for one in heard if one and one.doing == "Annotating"]
 
-            nb.annotate(stream(), pipe, **options)
-            out, err = capsys.readouterr()
-            assert out == ""
-            return err
+        return told
 
-        return shown
+    def test_each_chunk(self, told, pipe, home):
+        """It tells after each chunk how many texts are done, of how many, and on which device."""
+        texts = [LONG] * 50
+        said = told(texts)
 
-    def test_slow_run(self, shown, home):
-        """A run of more than a second shows the device, how many texts are done, and texts per second."""
-        assert shown(TEXTS, 0.5).endswith(f"annotating on {shown_device(home)}: 5 texts [00:02,  2.00 texts/s]\n")
+        name = f"Annotating: {type(pipe.model).__name__} on {shown_device(home)}"
+        assert said[0] == f"{name} (text 1 of 50)"
+        assert said[-1] == f"{name} (50 texts)"
+        assert len(said) > 3
 
-    def test_quick_run(self, shown):
-        """A quick run shows nothing."""
-        assert shown(TEXTS, 0.1) == ""
+    def test_of_a_generator(self, told):
+        """Where nobody knows how many texts there are, it tells how many are done."""
+        assert [one.partition(" (")[2] for one in told(iter(TEXTS))] == ["0 texts)", "5 texts)"]
 
-    def test_without(self, shown):
-        """Without progress nothing is ever shown."""
-        assert shown(TEXTS, 5, progress=False) == ""
+    def test_resumed(self, annotated, pipe, told):
+        """Texts that an earlier run has answers for are done from the beginning."""
+        said = told(TEXTS, resume=annotated(pipe, TEXTS[:3]))
+        assert [one.partition(" (")[2] for one in said] == ["text 4 of 5)", "5 texts)"]
 
-    def test_resumed(self, annotated, pipe, shown):
-        """Texts that an earlier run has answers for are counted, and are no part of the speed."""
-        assert shown(TEXTS, 1, resume=annotated(pipe, TEXTS[:3])).endswith(": 5 texts [00:05,  0.40 texts/s]\n")
-
-    def test_sized(self, pipe, capsys, bar_clock):
-        """Where the number of texts is known, the bar shows the share that is done."""
-
-        class Slow(list):
-            def __iter__(self):
-                for text in super().__iter__():
-                    bar_clock.now += 1
-                    yield text
-
-        nb.annotate(Slow(TEXTS), pipe)
-        assert re.search(r"100%.* 5/5 \[", capsys.readouterr().err)
+    def test_prints_nothing(self, told, capsys):
+        """Where nobody looks, as in a file or in a test, nothing is printed."""
+        told(TEXTS, progress=False)
+        told(TEXTS)
+        assert capsys.readouterr() == ("", "")

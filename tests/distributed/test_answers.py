@@ -164,18 +164,19 @@ class TestAnswers:
         """Words go to workers as texts do, and a text of a class that they do not have as the string that it is."""
         assert same(texts, **options)
 
-    def test_shown(self, on_pool, numbered, capsys, bar_clock):
-        """What is shown, and the progress bar, are those of one computer, with the workers in the place of the device."""
-
-        def texts():
-            for text in numbered(30, spaces=1):
-                bar_clock.now += 1
-                yield text
-
-        found = on_pool(texts(), "bundled_small", progress=True)
+    def test_shown(self, on_pool, numbered):
+        """What is shown, and told, is that of one computer, with the workers in the place of the device."""
+        heard = []
+        stop = worker.SESSION.listen(heard.append)
+        try:
+            found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
+        finally:
+            stop()
         assert str(found).splitlines()[0] == "30 entities found in 30 texts by bundled_small on 2 workers (cpu)"
         assert found.first_texts == tuple(numbered(30, spaces=1))[: len(found.first_texts)] != ()
-        assert "annotating on 2 workers (cpu): 30 texts" in capsys.readouterr().err
+        said = [str(one) for one in heard]
+        assert said[0] == "Asking: the workers"
+        assert said[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 texts)", "None"]
 
     def test_model_is_loaded_once(self, on_pool, pool, numbered):
         """A worker loads a model once, also for another run."""

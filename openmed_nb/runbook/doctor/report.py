@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...activity import Activity
 from ...devices import backend
 from ...devices.backend import TorchFacts
 from ...devices.choice import DeviceChoice, torch_for
@@ -86,12 +87,13 @@ def sentence_of(finding: Finding) -> str:
     return f"{finding.name}, {finding.status}: {finding.evidence.rstrip('.')}. {finding.remedy}".rstrip()
 
 
-def doctor(model: Any = None) -> DoctorReport:
+def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
     """Look at this computer, torch, the environment, the device in force and the models, and say what is wrong.
 
     Args:
         model: The name of a model, which is loaded if it is not yet; a torch module; or a pipeline. ``None`` looks at the
             models that the session has loaded.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         The report: one finding for each thing that was looked at, with ``status`` (``"ok"``, ``"warning"``, ``"failed"``
@@ -116,7 +118,8 @@ def doctor(model: Any = None) -> DoctorReport:
         >>> [finding.name for finding in report.findings][:3]
         ['Python', 'macOS', 'torch']
     """
-    return diagnose(examine(SESSION, model))
+    with SESSION.told_after(progress):
+        return diagnose(examine(SESSION, model))
 
 
 def diagnose(facts: DoctorFacts) -> DoctorReport:
@@ -161,6 +164,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             computer.load_torch()
         except TorchUnusable as error:
             torch_error = error
+        session.tell(Activity("Examining", "this computer"))
         if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.certain):
             choice = session.choice_or_error(confirm=True)  # Now torch can answer for itself.
         device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None

@@ -27,6 +27,7 @@ from ...devices.memory import empty_cache
 from ...devices.request import kind_of
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...errors import cause
+from ...session import SESSION
 from ...training.batch_checks import REDUCTION
 from ...training.guards import LSTM_REMEDY
 
@@ -474,7 +475,7 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
     if not bugs:  # The CPU, or a device whose random numbers may be out of reach.
         return ()
     with TENSOR_LOCK, undisturbed(device):
-        for bug in bugs:
+        for bug in SESSION.steps("Probing", shown_device(device), bugs, "probe"):
             expected = result_of(bug.probe, "cpu")
             empty_cache(device)
             clean = fault(expected, result_of(bug.probe, device), bug.tolerance)

@@ -176,6 +176,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     rounds: int = 10,
     steps: int = 3,
     device: str | None = None,
+    progress: bool = True,
     **arguments: Any,
 ) -> Handoff:
     """Write a folder that another computer can run, and that proves there that it does what it does here.
@@ -195,6 +196,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         rounds: After how many rounds its memory is judged; one more goes before them.
         steps: How many steps a round has.
         device: The device of the golden run; ``None`` is the session's.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: Those of :func:`openmed_nb.load_model`, such as ``dtype``.
 
     Returns:
@@ -212,7 +214,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     given = {name: value for name, value in {"device": device, **arguments}.items() if value is not None}
     check_flag("copy_model", copy_model)
     check_flag("copy_dataset", copy_dataset)
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         check_handed_over(model, dataset, logbook, copy_dataset)
         target = free_folder(folder)
         sizes = batch_size, rounds, steps = checked_sizes(batch_size, rounds, steps)
@@ -248,6 +250,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
             REQUIREMENTS: requirements_text(pins, locked_on),
             **({} if logbook is None else {EVIDENCE: to_json(logbook)}),
         }
+        SESSION.tell(Activity("Writing", target.name))
         try:
             with new_folder(target) as place:
                 write_bundle(place, golden, files, contents, book.simulated)

@@ -39,6 +39,7 @@ from ...models.config import OpenMedConfig
 from ...models.files import Content, content_of, digest_of
 from ...models.loading import LoadSpec, model_folder
 from ...plain import from_plain, write_whole
+from ...session import SESSION
 from ...training.curve import FLAT, GROWING, MEASURES, MemoryCurve, take_sample
 from ..benches import subject_of_files
 from ..logbook.gathering import TOOLKIT, gather, own_version, version_of
@@ -187,7 +188,7 @@ def measure(bench: Bench, batch_size: int, rounds: int, steps: int) -> Trial:
     for _ in range(WARM_UP):
         stream.run(next(batches))
     curve, rates = MemoryCurve(stream.device), []
-    for number in range(1, rounds + 2):
+    for number in SESSION.steps("Measuring", stream.name, range(1, rounds + 2), "round"):
         started = now()
         for _ in range(steps):
             stream.run(next(batches))

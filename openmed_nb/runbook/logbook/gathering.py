@@ -63,6 +63,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     applications: bool = False,
     artifact_store: str | None = None,
     folder: str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> Logbook:
     """Write down what figures are measured with: versions, code, device, model, dataset, settings, power, heat and other programs.
 
@@ -82,6 +83,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         applications: Whether the busiest other programs are named; they are counted anyway.
         artifact_store: A host and a port, or an address, to which connections are timed; nothing is sent.
         folder: A folder of your code, whose commit git names; ``None`` for the one in which Python runs.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         The logbook: ``save("run.json")``, ``save("run.md")``, ``Logbook.read("run.json")``, ``markdown()``, ``to_dict()``, and
@@ -107,7 +109,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     from ..figures import figures_of
 
     check_flag("applications", applications)
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         SESSION.tell(Activity("Writing", "logbook"))
         computer = SESSION.computer
         computer.load_torch()

@@ -454,7 +454,9 @@ def rows_of(
     return tuple(sorted(rows, key=order))
 
 
-def forecast(model: Any = None, example_inputs: Any = None, training: bool = False) -> Forecast:
+def forecast(
+    model: Any = None, example_inputs: Any = None, training: bool = False, *, progress: bool = True
+) -> Forecast:
     """Predict, on any computer, which operators of a model would leave MPS for the CPU in the installed torch.
 
     A copy of the model runs on the CPU: one pass without gradients and, with ``training``, one training step (loss, backward
@@ -470,6 +472,7 @@ def forecast(model: Any = None, example_inputs: Any = None, training: bool = Fal
             numbers. With ``labels``, the model's own loss is traced, and otherwise the sum of the means of its outputs.
             ``None`` takes two synthetic sentences for a name and for a pipeline.
         training: Whether to look at a training step too.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         The forecast: ``verdict``, a sentence; ``leaving``, the operators that leave MPS; ``refused``, what MPS refuses,
@@ -495,7 +498,7 @@ def forecast(model: Any = None, example_inputs: Any = None, training: bool = Fal
         ('aten::_linalg_eigh',)
     """
     check_flag("training", training)
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         if model is None or isinstance(model, (str, os.PathLike)):
             model = create_pipeline(SESSION, "bundled" if model is None else str(model), OpenMedConfig())
         SESSION.tell(Activity("Forecasting", type(model).__name__))

@@ -64,6 +64,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     dtype: str | None = None,
     gold: Iterable[Any] | None = None,
     gradients: bool = False,
+    progress: bool = True,
     **arguments: Any,
 ) -> ParityReport:
     """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
@@ -81,6 +82,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
             both ways are scored against them, with borders and labels exact.
         gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
             the reference itself gives.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -104,13 +106,12 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     named = {"device": device, "dtype": dtype, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
     check_flag("gradients", gradients)
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         check_texts(texts)
         if model is None or isinstance(model, (str, os.PathLike)):
             pair = pair_of_files(*SESSION.files(model, given))
         else:
             pair = pair_of_pipeline(checked_pipeline(model, given))
-        SESSION.tell(Activity("Comparing", pair.name))
         return parity_of(pair, texts, gold, gradients)
 
 
@@ -291,17 +292,24 @@ def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any
 
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
+    from ...annotation.corpus import known_length
     from ...annotation.references import stream_of
 
-    tally = Tally(pair, None if gold is None else checked_gold(gold, texts, pair))
+    tally, total = Tally(pair, None if gold is None else checked_gold(gold, texts, pair)), known_length(texts)
+
+    def tell() -> None:
+        SESSION.tell(Activity("Comparing", pair.name, len(tally.texts), total, "text"))
+
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
     step: GradientDifference | None = None
+    tell()
     with undisturbed(pair):
         for prepared in prepared_chunks(pair.candidate, stream_of(texts)):
             if gradients and step is None and len(prepared.tokens):
                 step = gradient_difference(pair.reference, pair.candidate, prepared)
             tally.add(prepared)
+            tell()
     return tally.report(step)
 
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ...activity import Activity
 from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import Report, Shown, counted
@@ -86,13 +85,14 @@ class PrecisionVerdict(Shown):
         return Report(title, (*reasons, asked, *measured.sentences), measured.tables, figures=figures)
 
 
-def validate_precision(
+def validate_precision(  # noqa: PLR0913 - each is one thing that a person may want to say
     model: Any = None,
     texts: Iterable[Any] | None = None,
     dtype: str = "bfloat16",
     *,
     device: str | None = None,
     gold: Iterable[Any] | None = None,
+    progress: bool = True,
     **arguments: Any,
 ) -> PrecisionVerdict:
     """Measure on your own texts whether a model keeps its entities in a reduced type, and remember it if it does.
@@ -112,6 +112,7 @@ def validate_precision(
         dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
         device: The device; ``None`` is the session's.
         gold: As for :func:`parity`, with labels of the model alone.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: Those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -130,7 +131,7 @@ def validate_precision(
     from ...annotation.references import stream_of
 
     given = {**arguments, **({} if device is None else {"device": device})}
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         if model is not None and not isinstance(model, (str, os.PathLike)):
             what = f"A certificate is of the files of a model, and {type(model).__name__} names none."
             raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
@@ -140,7 +141,6 @@ def validate_precision(
             raise ConfigurationError(f"{name!r} is not a reduced type.", f"Use one of {', '.join(REDUCED)}.")
         spec, on = SESSION.files(model, {**given, "dtype": name})
         identity = identity_of(spec, spec.dtype, on, SESSION.computer)
-        SESSION.tell(Activity("Validating", spec.reference.name))
         verdict = measured(spec, on, read, gold, identity)
         if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
             what = f"The files of {identity.model!r} changed while it was measured."
@@ -242,7 +242,7 @@ def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
 def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
     """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
     seconds = []
-    for number in range(pairs + 1):
+    for number in SESSION.steps("Timing", "both types", range(pairs + 1), "pair"):
         turn = 1 if number % 2 else -1
         one, other = [seconds_of(way) for way in (first, second)[::turn]][::turn]
         seconds.append((one, other))

@@ -1,0 +1,268 @@
+"""What is under way, as one line with a bar: below the cell of a notebook, and at the bottom of a terminal.
+
+A verb only says what it does (``SESSION.tell``), which costs it nothing: a thread of its own, which lives as long as the
+outermost verb, draws the line after half a second and then again and again, so that also a step that takes minutes, such
+as importing torch, is seen to go on. At the end the line says so, and stays.
+
+Only a person gets a line: in a notebook of which somebody runs the cells, and in a terminal. What runs notebooks by itself, such
+as nbval and nbconvert, gives no answers to ``input()``, and gets none, so that stored outputs are the same in every run.
+``OPENMED_NB_PROGRESS=0`` switches all lines off.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .activity import LOADING, Activity
+from .devices.machine import now
+from .display import escape
+
+VARIABLE = "OPENMED_NB_PROGRESS"  # The setting, and the values that switch lines off.
+OFF = frozenset({"0", "false", "no", "off"})
+
+PATIENCE = 0.4  # Seconds without a sign of life: before the line is drawn, and from then on between two drawings.
+WIDTH = 10  # How many characters the bar of a text has.
+MANY = 100  # Of so many things, or of an unknown number, the speed is shown too.
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is shown at a moment.
+
+    Attributes:
+        activity: What is under way, or was last.
+        seconds: For how long the verb is under way.
+        end: ``"finished"`` or ``"stopped"``; empty while it goes on.
+        left: About how many seconds are left, ``None`` if nobody knows.
+        speed: How many things are done in a second, ``None`` if that says nothing.
+        loading: How many of the seconds went into loading a model.
+
+    Example:
+        >>> print(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, left=18))
+        Comparing: bundled ███░░░░░░░ turn 8 of 20, 12 s, about 18 s left
+        >>> print(Line(Activity("Annotating", "bundled", 300, 300, "text"), 75.2, "finished", speed=4.2, loading=3))
+        Annotating: bundled ██████████ 300 texts, finished after 1:15 (loading took 3.0 s), 4.2 texts/s
+    """
+
+    activity: Activity
+    seconds: float
+    end: str = ""
+    left: float | None = None
+    speed: float | None = None
+    loading: float = 0.0
+
+    @property
+    def heading(self) -> str:
+        return f"{self.activity.doing}: {self.activity.name}"
+
+    @property
+    def words(self) -> str:
+        """What stands behind the bar."""
+        time, loading = duration(self.seconds), ""
+        if self.end:
+            loading = f" (loading took {duration(self.loading)})" if self.loading >= 1 else ""
+            time = f"{self.end} after {time}"
+        left = "" if self.left is None or self.end else f"about {duration(self.left)} left"
+        speed = "" if self.speed is None else f"{self.speed:.3g} {self.activity.unit}s/s"
+        return ", ".join(filter(None, (self.activity.count, time + loading, left, speed)))
+
+    def __str__(self) -> str:
+        share = self.activity.share
+        filled = None if share is None else int(WIDTH * share)
+        bar = ", " if filled is None else f" {'█' * filled}{'░' * (WIDTH - filled)} "
+        return f"{self.heading}{bar}{self.words}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the line as HTML that needs no style sheet and no widget, and is the same in a notebook that is not trusted."""
+        share, label = self.activity.share, escape(self.heading)
+        bar = ", " if share is None else f' <progress max="1" value="{share:.3f}" aria-label="{label}"></progress> '
+        return f"<div>{label}{bar}{escape(self.words)}</div>"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it.
+
+    Example:
+        >>> duration(0.4), duration(12.6), duration(75), duration(3700)
+        ('0.4 s', '12 s', '1:15', '1:01:40')
+    """
+    if seconds < 10:  # noqa: PLR2004 - what a person would count in tenths
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+class Course:
+    """What was told since a verb began, and when: enough to say how long it will take.
+
+    The first step of a series is no measure: it also warms up, and a first batch is small. So what is left is estimated from
+    the steps after it, and nothing is said before there are two of them.
+    """
+
+    def __init__(self, time: float) -> None:
+        self.began = self._told = time
+        self.loading = 0.0
+        self.activity = Activity("", "")
+        self._marks: list[tuple[float, int]] = []  # When how many were done: at first, after a step, and last.
+        self._steps = 0
+
+    def hear(self, activity: Activity, time: float) -> None:
+        """Note what begins, or goes on, at a time."""
+        before, self.activity = self.activity, activity
+        self.loading += time - self._told if before.doing == LOADING else 0.0
+        self._told = time
+        mark = time, activity.done
+        if (activity.doing, activity.name, activity.unit) != (before.doing, before.name, before.unit):
+            self._marks, self._steps = [mark], 0
+        elif activity.done != self._marks[-1][1]:
+            self._marks = [*self._marks[:2], mark]
+            self._steps += 1
+
+    def line(self, time: float, end: str = "") -> Line:
+        """Return what is shown at a time."""
+        activity, (first, last) = self.activity, (self._marks[0], self._marks[-1])
+        done, seconds = last[1] - first[1], last[0] - first[0]
+        many = activity.total is None or activity.total >= MANY
+        left = None
+        if activity.total and self._steps > 2:  # noqa: PLR2004 - the first, and two after it
+            later, since = last[1] - self._marks[1][1], last[0] - self._marks[1][0]
+            left = max(0.0, (activity.total - last[1]) * since / later - (time - last[0])) if later > 0 else None
+        speed = done / seconds if many and done > 0 and seconds > 0 else None
+        return Line(activity, time - self.began, end, left, speed, self.loading)
+
+
+class Surface(Protocol):
+    """Where a line is drawn again and again, in the place of the one before."""
+
+    def draw(self, line: Line) -> None: ...
+
+    def close(self) -> None:
+        """Leave the last line as it is."""
+
+
+class Cell:
+    """The output of a cell."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+
+    def draw(self, line: Line) -> None:
+        from IPython.display import display
+
+        if self._shown is None:
+            self._shown = display(line, display_id=True)
+        else:
+            self._shown.update(line)
+
+    def close(self) -> None:
+        pass
+
+
+class Terminal:
+    """The line of a terminal where the cursor is."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def draw(self, line: Line) -> None:
+        room = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r{str(line)[:room]}\x1b[K")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.write("\n")
+        self._stream.flush()
+
+
+def surface_here(environ: Mapping[str, str]) -> Surface | None:
+    """Return where a person would look for a line, ``None`` if there is no person, or none who wants it."""
+    if environ.get(VARIABLE, "").strip().lower() in OFF:
+        return None
+    ipython = sys.modules.get("IPython")
+    shell: Any = None if ipython is None else ipython.get_ipython()
+    if hasattr(shell, "kernel"):
+        from IPython.core.displaypub import CapturingDisplayPublisher
+
+        captured = isinstance(shell.display_pub, CapturingDisplayPublisher)  # %%capture
+        return Cell() if is_asked_for(shell.get_parent()) and not captured else None
+    return Terminal(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else None
+
+
+def is_asked_for(parent: Mapping[str, Any]) -> bool:
+    """Tell whether a person runs this cell: who runs notebooks without one says that nobody answers ``input()``.
+
+    What comes of a click on a widget has no cell.
+    """
+    return bool(parent.get("content", {}).get("allow_stdin")) and parent["header"]["msg_type"] == "execute_request"
+
+
+class Progress:
+    """The line of the verb that is under way in the main thread; other threads have none."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        surface: Callable[[Mapping[str, str]], Surface | None] = surface_here,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._environ, self._surface, self._patience = environ, surface, patience
+        self._drawing: Drawing | None = None
+
+    def show(self, activity: Activity) -> None:
+        """Note what is under way."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if self._drawing is None:
+            surface = self._surface(self._environ)
+            if surface is None:
+                return
+            self._drawing = Drawing(surface, activity, self._patience)
+            self._drawing.start()
+        self._drawing.course.hear(activity, now())
+
+    def end(self, stopped: bool) -> None:
+        """Say that the verb is done, or has failed, if anything was shown of it."""
+        if self._drawing is not None and threading.current_thread() is threading.main_thread():
+            self._drawing.end("stopped" if stopped else "finished")
+            self._drawing = None
+
+
+class Drawing:
+    """The thread that draws the line of a verb while the verb works; it ends with the verb."""
+
+    def __init__(self, surface: Surface, activity: Activity, patience: float) -> None:
+        self.course = Course(now())
+        self.course.hear(activity, self.course.began)
+        self._surface, self._patience, self._drawn = surface, patience, False
+        self._ended = threading.Event()
+        # In the context of the cell, which says where an output belongs.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._draw,), name="openmed_nb progress", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self, end: str) -> None:
+        """End the thread, and draw the last line if there was one before."""
+        self._ended.set()
+        self._thread.join()
+        if self._drawn:
+            self._surface.draw(self.course.line(now(), end))
+            self._surface.close()
+
+    def _draw(self) -> None:
+        while not self._ended.wait(self._patience):
+            self._drawn = True
+            self._surface.draw(self.course.line(now()))

@@ -1,0 +1,281 @@
+"""The line that shows what is under way: what it says, when it is drawn, for whom, and that nothing of it is left."""
+
+import os
+import pty
+import sys
+import threading
+from contextlib import nullcontext
+
+import pytest
+
+from openmed_nb.activity import LOADING, Activity, Listeners
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
+
+
+def of_texts(done, total=300):
+    """Return that so many texts of a run are done."""
+    return Activity("Annotating", "bundled on cpu", done, total, "text")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (Line(Activity(LOADING, "bundled"), 0.44), "Loading: bundled, 0.4 s"),
+        (Line(Activity(LOADING, "bundled"), 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
+        (Line(of_texts(0), 3.21), "Annotating: bundled on cpu ░░░░░░░░░░ text 1 of 300, 3.2 s"),
+        (
+            Line(of_texts(99), 83, left=41.8, speed=2.3456),
+            "Annotating: bundled on cpu ███░░░░░░░ text 100 of 300, 1:23, about 41 s left, 2.35 texts/s",
+        ),
+        (
+            Line(of_texts(300), 4000, "finished", left=0.0, speed=25, loading=12),
+            "Annotating: bundled on cpu ██████████ 300 texts, finished after 1:06:40 (loading took 12 s), 25 texts/s",
+        ),
+        (Line(of_texts(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
+    ],
+)
+def test_what_a_line_says(line, said):
+    """A line says what is done, how far it is, for how long, and what is left; a finished one that it is finished."""
+    assert str(line) == repr(line) == said
+
+
+def test_html_is_the_text_with_a_bar_of_the_browser():
+    """In a notebook the bar is that of the browser, with its name for a screen reader; names are escaped."""
+    shown = Line(Activity("Comparing", "<b>", 5, 20, "turn"), 12)._repr_html_()
+
+    bar = '<progress max="1" value="0.250" aria-label="Comparing: &lt;b&gt;"></progress>'
+    assert shown == f"<div>Comparing: &lt;b&gt; {bar} turn 6 of 20, 12 s</div>"
+
+
+def lines_of(told, total=300):
+    """Return the lines at the moments at which so many texts are done."""
+    course, lines = Course(0.0), []
+    for time, done in told:
+        course.hear(of_texts(done, total), time)
+        lines.append(course.line(time))
+    return course, lines
+
+
+def test_the_first_batch_is_no_measure_of_what_is_left():
+    """Nothing is said of what is left until two batches came after the first, which warms up; then it is theirs that counts."""
+    course, lines = lines_of([(0, 0), (60, 1), (61, 21), (63, 61), (65, 101)])
+
+    assert [one.left for one in lines] == [None, None, None, pytest.approx(239 * 3 / 60), pytest.approx(199 * 5 / 100)]
+    assert course.line(68.0).left == pytest.approx(199 * 5 / 100 - 3)
+    assert course.line(1000.0).left == 0
+
+
+def test_what_an_earlier_run_did_is_no_part_of_the_speed():
+    """The speed counts what is done in this run, from its first text on, and not the time to load."""
+    _course, lines = lines_of([(5, 200), (15, 250)])
+
+    assert lines[-1].speed == 5
+    assert lines_of([(0, 0), (10, 50)], total=60)[1][-1].speed is None  # Of so few nobody wants to know.
+    assert lines_of([(0, 0), (10, 50)], total=None)[1][-1].speed == 5
+
+
+def test_the_time_to_load_is_said():
+    """The seconds count from the first model that is loaded, and how many of them went into loading is said."""
+    course = Course(10.0)
+    course.hear(Activity(LOADING, "bundled"), 10.0)
+    course.hear(of_texts(0), 14.0)
+    course.hear(of_texts(300), 20.0)
+    line = course.line(20.0, "finished")
+
+    assert (line.loading, line.seconds) == (4, 10)
+    assert "finished after 10 s (loading took 4.0 s)" in str(line)
+
+
+class Page:
+    """A surface that keeps what is drawn, and tells that something was."""
+
+    def __init__(self):
+        self.lines, self.drawn, self.closed = [], threading.Event(), 0
+
+    def draw(self, line):
+        """Keep a line."""
+        self.lines.append(line)
+        self.drawn.set()
+
+    def close(self):
+        """Count the ends."""
+        self.closed += 1
+
+
+def threads():
+    """Return the threads that draw."""
+    return [one for one in threading.enumerate() if one.name == "openmed_nb progress"]
+
+
+def watched(patience=0.001):
+    """Return listeners with a page on which what is under way is drawn."""
+    page = Page()
+    return Listeners(Progress({}, lambda _environ: page, patience)), page
+
+
+@pytest.mark.parametrize(
+    ("error", "end"), [(None, "finished"), (ValueError, "stopped"), (KeyboardInterrupt, "stopped")]
+)
+def test_a_line_is_drawn_while_a_step_takes_long(error, end):
+    """A line is drawn while a step goes on without telling, says at the end how it ended, and no thread is left."""
+    listeners, page = watched()
+    with pytest.raises(error) if error else nullcontext(), listeners.told_after(), listeners.told_after():
+        listeners.tell(Activity(LOADING, "bundled"))
+        assert page.drawn.wait(60)
+        if error:
+            raise error
+
+    assert page.lines[0].end == ""
+    assert (page.lines[-1].end, page.closed) == (end, 1)
+    assert page.lines[-1].activity == Activity(LOADING, "bundled")
+    assert threads() == []
+
+
+def test_what_is_quick_is_not_drawn():
+    """Of a verb that is done before anybody waits nothing is drawn, and no thread is left."""
+    listeners, page = watched(patience=3600)
+    with listeners.told_after():
+        listeners.tell(of_texts(300))
+
+    assert (page.lines, page.closed, threads()) == ([], 0, [])
+
+
+def test_the_line_says_what_was_told_last():
+    """The line is of the last step that was told; each verb begins a new line."""
+    listeners, page = watched()
+    for model in ("one", "two"):
+        page.drawn.clear()
+        with listeners.told_after():
+            for _ in listeners.steps("Comparing", model, range(3), "turn"):
+                page.drawn.wait(60)
+        assert page.lines[-1].activity == Activity("Comparing", model, 3, 3, "turn")
+        assert page.lines[-1].end == "finished"
+    assert page.closed == 2
+
+
+def in_thread(listeners):
+    """Tell what a verb in another thread does."""
+    thread = threading.Thread(target=verb, args=[listeners])
+    thread.start()
+    thread.join()
+
+
+def verb(listeners, **options):
+    """Tell what a verb does."""
+    with listeners.told_after(**options):
+        listeners.tell(Activity(LOADING, "bundled"))
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        in_thread,
+        lambda listeners: verb(listeners, progress=False),
+        lambda listeners: listeners.tell(Activity(LOADING, "bundled")),
+    ],
+    ids=["another thread", "progress=False", "no verb"],
+)
+def test_what_shows_nothing(quiet):
+    """Nothing is drawn for another thread, without progress, and of what belongs to no verb; a listener hears it all the same."""
+    listeners, page = watched()
+    heard = []
+    listeners.add(heard.append)
+    quiet(listeners)
+
+    assert threads() == []
+    assert page.lines == []
+    assert heard[0] == Activity(LOADING, "bundled")
+
+
+def test_a_verb_without_progress_within_another():
+    """A verb without progress shows nothing of itself in the line of the verb that called it, which goes on."""
+    listeners, page = watched()
+    with listeners.told_after():
+        listeners.tell(of_texts(0))
+        verb(listeners, progress=False)
+        page.drawn.wait(60)
+
+    assert page.lines[-1].activity == of_texts(0)
+
+
+def test_progress_is_a_flag():
+    """What is neither True nor False is refused."""
+    with pytest.raises(ConfigurationError, match="progress cannot be 'no'"):
+        Listeners().told_after("no")
+
+
+@pytest.mark.parametrize(
+    ("parent", "asked"),
+    [
+        ({"header": {"msg_type": "execute_request"}, "content": {"allow_stdin": True}}, True),
+        ({"header": {"msg_type": "execute_request"}, "content": {"allow_stdin": False}}, False),
+        ({"header": {"msg_type": "comm_msg"}, "content": {"data": {}}}, False),
+        ({}, False),
+    ],
+    ids=["a person", "nbval and nbconvert", "a click", "nothing yet"],
+)
+def test_who_sees_a_line(parent, asked):
+    """A line is for a person who runs a cell: not for what runs notebooks by itself, nor for a click, which the panel shows."""
+    assert is_asked_for(parent) is asked
+
+
+class Terminals:
+    """A stream that is a terminal, or is not."""
+
+    def __init__(self, real):
+        self.isatty = lambda: real
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "shown"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"OPENMED_NB_PROGRESS": "0"}, True, False),
+        ({"OPENMED_NB_PROGRESS": " Off"}, True, False),
+        ({"OPENMED_NB_PROGRESS": "1"}, True, True),
+    ],
+)
+def test_a_script_shows_lines_in_a_terminal(environ, terminal, shown, monkeypatch):
+    """A script shows lines in a terminal, not in a file; a variable switches them off."""
+    monkeypatch.setattr(sys, "stderr", Terminals(terminal))
+
+    assert isinstance(surface_here(environ), Terminal) is shown
+
+
+SCRIPT = """
+import sys
+import openmed_nb as nb
+
+def notes():
+    for number in range(40):
+        if number == 30:
+            sys.stdin.readline()  # Until the line was seen.
+        yield "She has asthma." * 200
+
+nb.annotate(notes(), "bundled_small", device="cpu")
+print("done")
+"""
+
+
+def test_in_a_terminal():
+    """In a terminal one line is drawn over and over, cut to the width, and ends as a line of its own that says so."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", SCRIPT])  # noqa: S606 - pty.fork has no other
+    shown = b""
+    while b"Annotating: bundled_small on cpu" not in shown:
+        shown += os.read(terminal, 4096)
+    os.write(terminal, b"\n")
+    while b"done" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    os.waitpid(child, 0)
+    lines = shown.decode().replace("\x1b[K", "").replace("\r", "\n").split("\n")
+
+    assert any(line.startswith("Loading: bundled_small, ") for line in lines)
+    ends = [line for line in lines if "finished after" in line]
+    assert len(ends) == 1
+    assert ends[0].startswith("Annotating: bundled_small on cpu, 40 texts, finished after")
+    assert max(map(len, lines)) < 80
