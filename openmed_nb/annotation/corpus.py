@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
-    texts: Iterable[str],
+    texts: str | Iterable[str],
     model: Any = None,
     *,
     client: Any = None,
@@ -41,7 +41,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     """Return the entities that a model finds in many texts, near the speed of the bare model.
 
     Args:
-        texts: A list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything that gives strings one
+        texts: One text, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything that gives strings one
             by one. They are read as they are needed; some 40 bytes for each entity are kept, and the first texts. Or the
             ``pathlib.Path`` of files that are a text each, with ``*`` for any name, or a list of such paths. Or a column of
             ``dask.dataframe``, of which a partition is read at a time, after all were read once to count their rows; not as
@@ -80,6 +80,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         [['asthma'], []]
     """
     # All is checked before a model is loaded.
+    texts = [texts] if isinstance(texts, str) else texts
     choice("on_error", on_error, ("raise", "record"))
     check_flag("show_text", show_text)
     batch_tokens = whole_or_none("batch_tokens", batch_tokens)

@@ -82,6 +82,10 @@ class TestSeries:
         assert words(found) == WORDS
         assert found.first_texts == tuple(TEXTS)
 
+    def test_one_text(self, annotated, pipe):
+        """One text is annotated as a list with it alone."""
+        assert list(annotated(pipe, "the patient has asthma .")) == list(annotated(pipe, ["the patient has asthma ."]))
+
     @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=type)
     def test_no_text(self, annotated, pipe, series):
         """A series without a text has no answers."""
@@ -89,10 +93,10 @@ class TestSeries:
         assert (len(found), found.errors, list(found)) == (0, {}, [])
 
     @pytest.mark.parametrize(
-        "series", ["asthma", b"asthma", {"note": "asthma"}, None, 5, len, list, range], ids=lambda one: str(type(one))
+        "series", [b"asthma", {"note": "asthma"}, None, 5, len, list, range], ids=lambda one: str(type(one))
     )
     def test_what_is_no_series(self, annotated, pipe, series):
-        """A single text, a mapping and what cannot be gone through are refused, with what to pass; no text is repeated."""
+        """Bytes, a mapping and what cannot be gone through are refused, with what to pass; no text is repeated."""
         with pytest.raises(ConfigurationError, match=r"is not a series of texts\. Pass a list") as caught:
             annotated(pipe, series)
         assert "asthma" not in str(caught.value)

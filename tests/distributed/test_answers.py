@@ -471,7 +471,7 @@ class TestErrors:
             with pytest.raises(ConfigurationError, match=r"^Delayed.* is not a series of texts\. "):
                 annotated(dask.delayed(["asthma"]))
         with pytest.raises(ConfigurationError, match="is not a series of texts"):  # Workers load no model before.
-            on_pool("asthma", model="no_such_model")
+            on_pool(b"asthma", model="no_such_model")
 
     @pytest.mark.parametrize(
         ("error", "message"),
