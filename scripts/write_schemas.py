@@ -82,9 +82,7 @@ def logbook_schema() -> str:
 
 def report_schema() -> str:
     """Return the schema of a report."""
-    what = (
-        "What nb.report() measured on a computer. No text of a note, no name of a person, a host or a folder is in it."
-    )
+    what = "What nb.report() measured on a computer. No text of a note, no name of a person or a computer, and no home is in it."
     return published(Record, report.SCHEMA, "A report of openmed_nb", what)
 
 

@@ -1,4 +1,4 @@
-"""The process of one step: ``python -m ...child`` reads its task as a line of JSON, and writes its answer into a file.
+"""The process of one step: it reads its task as a line of JSON, and writes its answer into a file.
 
 The input stays open as long as the report runs: when it ends, so does this process, whatever ended the report.
 """
@@ -10,6 +10,7 @@ import errno
 import faulthandler
 import json
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,7 +22,7 @@ from ...errors import OpenMedError, cause
 from ...plain import from_plain
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
-from .record import DISK_FULL, MEMORY_FULL, evidence_from, private
+from .record import ANSWER, DISK_FULL, MEMORY_FULL, evidence_from, private
 from .steps import Answer, Asked
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,6 +34,7 @@ SAYS_WHERE = 0.3
 def main() -> None:
     """Do the task, and write the answer; an error of ours is one too, any other one ends the process."""
     task = json.loads(sys.stdin.readline())
+    tempfile.tempdir = task["aside"]
     threading.Thread(target=end_with_input, daemon=True).start()
     faulthandler.dump_traceback_later(SAYS_WHERE * task["limit"], repeat=True)
     try:
@@ -43,7 +45,7 @@ def main() -> None:
         if (full := what_is_full(error)) is None:
             raise
         answer = {"what": f"{full[0]}: {cause(error)}.", "remedy": full[1]}
-    Path(task["answer"]).write_text(json.dumps(private(answer), allow_nan=False), "utf-8")
+    Path(task["aside"], ANSWER).write_text(json.dumps(private(answer), allow_nan=False), "utf-8")
 
 
 def what_is_full(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
@@ -94,7 +96,3 @@ def told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
         "figures": answer.figures or tuple(map(figures_of, answer.judged)),
         "evidence": evidence,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -26,12 +26,18 @@ SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 # What became of a step.
 DONE, FAILED, DIED, HUNG = "done", "failed", "died", "hung"
 
+# The file with the answer of a step, in the folder that its process has for itself.
+ANSWER = "answer.json"
+
 # What to do about a computer that is full.
 DISK_FULL = "Make room on the disk, and run the report again."
 MEMORY_FULL = "Close other programs, and run the report again."
 
 MASK = "***"
 LAST_LINES, LONGEST_LINE = 30, 300
+
+# What stands before a package in the path of a file: a folder of the person's own.
+PREFIX = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
 
 # How Python's fault handler begins to say where a process was: what stands before that is why it ended.
 FAULT = re.compile(r"Fatal Python error:|Timeout \(")
@@ -141,7 +147,7 @@ class Subject:
 
 @dataclass(frozen=True, repr=False)
 class Record:
-    """What is measured on a computer. No text of a note, no name of a person, a host or a folder is in it.
+    """What is measured on a computer. No text of a note, no name of a person or a computer, and no home is in it.
 
     Attributes:
         schema: The name and the number of this form.
@@ -152,7 +158,8 @@ class Record:
         steps: The steps that have run, in order.
         verdict: What it comes to, in two sentences.
         not_measured: What is not known after it, as sentences.
-        notes: What to know about this run.
+        cautions: What else to know, as sentences.
+        notes: What to know about this run, as sentences.
     """
 
     schema: Literal["openmed_nb/report/1"]
@@ -163,6 +170,7 @@ class Record:
     steps: tuple[Outcome, ...] = ()
     verdict: str = ""
     not_measured: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def of(self, step: str) -> Outcome | None:
@@ -220,4 +228,5 @@ def last_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
     lines = [line.rstrip() for line in visible(text).splitlines() if line.strip()]
     fault = max((number for number, line in enumerate(lines) if FAULT.match(line)), default=len(lines))
     begin = min(max(0, fault - BEFORE_FAULT), max(0, len(lines) - LAST_LINES))
-    return tuple(without_secrets(line[:LONGEST_LINE]) for line in lines[begin : begin + LAST_LINES])
+    kept = (PREFIX.sub("", line) for line in lines[begin : begin + LAST_LINES])
+    return tuple(without_secrets(line[:LONGEST_LINE]) for line in kept)

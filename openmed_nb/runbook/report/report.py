@@ -76,7 +76,7 @@ class DeviceReport(Record, Shown):
         rows = tuple((one.step, one.outcome, one.status or "", one.what, one.remedy) for one in self.steps)
         steps = Table("Steps", ("step", "outcome", "found", "what", "what to do"), rows)
         like, compared = compared_with(self, shipped_like(self.subject))
-        sentences = (self.verdict, *self.notes, *self.not_measured, like)
+        sentences = (self.verdict, *self.notes, *self.cautions, *self.not_measured, *filter(None, (like,)))
         figures = (Table("Of what", ("what", "value"), tuple(facts_of(self))), compared)
         return Report(f"Report on {self.device or 'no device yet'}", sentences, (steps,), figures=figures)
 
@@ -112,9 +112,8 @@ class DeviceReport(Record, Shown):
         steps = tuple(sorted((*others, outcome), key=lambda one: self.planned.index(one.step)))
         found = replace(self, written=utc(), device=device, steps=steps)
         judged = judge(evidence_from(found.known, simulated=self.simulated))
-        notes = tuple(one for one in notes if one.startswith(ANEW))
         verdict = " ".join(verdict_of(found, judged))
-        return replace(found, verdict=verdict, not_measured=judged.not_known, notes=(*notes, *judged.cautions))
+        return replace(found, verdict=verdict, not_measured=judged.not_known, cautions=judged.cautions, notes=notes)
 
 
 ANEW = "Started anew: "
@@ -206,7 +205,7 @@ def report(folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, trai
         ConfigurationError: For a folder that cannot be written, and for one whose ``report.json`` is something else.
         Interrupted: For an interrupt: the running step is ended, and the same call goes on later.
 
-    No text of a note, no name of a person, a host or a folder is in it. The form of the JSON is published in
+    No text of a note, no name of a person or a computer, and no home is in it. The form of the JSON is published in
     ``runbook/report/report.schema.json``.
 
     Example:
@@ -289,7 +288,10 @@ def continued(folder: Path, subject: Subject, planned: tuple[str, ...]) -> Devic
         return begun
     former = DeviceReport.read(folder / JSON)
     others = [*subject.differences(former.subject), *(["its steps are others"] if former.planned != planned else [])]
-    return replace(begun, notes=(f"{ANEW}{'; '.join(others)}.",)) if others else former
+    if others:
+        return replace(begun, notes=(f"{ANEW}{'; '.join(others)}.",))
+    kept = len(planned) - len(former.missing)
+    return replace(former, notes=(f"Kept from an earlier run: {counted(kept, 'step')}.",) if kept else ())
 
 
 def task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...devices.machine import now
 from ...plain import from_plain
-from .record import DIED, DISK_FULL, DONE, FAILED, HUNG, MEMORY_FULL, Outcome, last_lines, private
+from .record import ANSWER, DIED, DISK_FULL, DONE, FAILED, HUNG, MEMORY_FULL, Outcome, last_lines, private
 from .steps import Step
 
 # How long a process that was killed may take to end; one that waits for a GPU may take for ever.
@@ -51,12 +51,12 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
     """Run a step in a process of its own, and return what became of it; an interrupt ends that process too."""
     begin = now()
     with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as name:
-        output, answer = Path(name, "output"), Path(name, "answer.json")
+        output, answer = Path(name, "output"), Path(name, ANSWER)
         run = f"{step.run.__module__}:{step.run.__qualname__}"
         with output.open("wb") as printed:
-            process = started(printed, {**environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), name)})
+            process = started(printed, environ)
             try:
-                code = ended_with(process, {**task, "run": run, "limit": step.limit, "answer": str(answer)})
+                code = ended_with(process, {**task, "run": run, "limit": step.limit, "aside": name})
             finally:
                 end(process)
         found: dict[str, Any] = json.loads(answer.read_text("utf-8")) if answer.exists() else {}
@@ -73,15 +73,14 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 def started(printed: Any, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the process of a step, apart from the terminal's Ctrl-C, with what this process can import."""
-    command = [sys.executable, "-u", "-X", "faulthandler", "-m", f"{__package__}.child"]
-    path = os.pathsep.join(filter(None, sys.path))
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.child import main; main()"
     return subprocess.Popen(  # noqa: S603 - the command is ours
-        command,
+        [sys.executable, "-u", "-X", "faulthandler", "-c", code],
         stdin=subprocess.PIPE,
         stdout=printed,
         stderr=printed,
         start_new_session=True,
-        env={**environ, "PYTHONPATH": path},
+        env=environ,
     )
 
 

@@ -12,7 +12,7 @@ from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Sho
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
 from ..workloads import put_on_devices
-from .record import Bar, Picture
+from .record import MASK, Bar, Picture
 
 if TYPE_CHECKING:
     from ..benches import AnnotationBench
@@ -364,10 +364,16 @@ def fallbacks(asked: Asked) -> Answer:
 def logbook(asked: Asked) -> Answer:
     from ..logbook.gathering import logbook
     from ..logbook.logbook import run_of
+    from ..logbook.privacy import SHARED_VARIABLES
 
     SESSION.use(asked.device, "nb.report()")
     book = logbook(model=MODEL)
-    whole = replace(book, run=run_of(asked.figures, book.run), figures=asked.figures)
+    # Where folders are is of this computer alone.
+    shared = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
+    storage = tuple(replace(one, path=MASK) for one in book.storage)
+    whole = replace(
+        book, environment=shared, storage=storage, run=run_of(asked.figures, book.run), figures=asked.figures
+    )
     return Answer(whole, says="It can be read with Logbook.read() once it is saved, and compared with another one.")
 
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,18 @@ def well(asked):
     return Answer(
         Found(asked.device), (Picture("Bars & more", (Bar("<i>one</i>", 1.0, "1 ms"), Bar("two", 2.0, "2 ms"))),)
     )
+
+
+def device(_asked):
+    """Answer as the step that says where the others measure."""
+    return Answer(Found("cpu"))
+
+
+def blocks_the_page(asked):
+    """Put a folder where the page belongs, as a full disk would refuse it."""
+    Path(os.environ["PLANTED"], "blocked", "report.html").unlink()
+    Path(os.environ["PLANTED"], "blocked", "report.html", "x").mkdir(parents=True)
+    return well(asked)
 
 
 def wrong(asked):
@@ -83,7 +96,7 @@ def takes_all_memory(_asked):
 def fills_the_disk(_asked):
     """Write more than there is room for."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-    Path(os.environ["TMPDIR"], "large").write_bytes(bytes(1 << 20))
+    Path(tempfile.gettempdir(), "large").write_bytes(bytes(1 << 20))
 
 
 def fails(_asked):

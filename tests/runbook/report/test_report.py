@@ -163,6 +163,7 @@ def test_it_goes_on_where_it_stopped(steps, tmp_path):
 
     assert second.of("well") == first.of("well")
     assert told == ["Reporting: fails, about 10 s left (2 of 2)"]
+    assert second.notes == ("Kept from an earlier run: 1 step.",)
     assert anew.notes == ("Started anew: quick was True and is False; its steps are others.",)
     assert (anew.exit_code, anew.missing) == (0, ())
 
@@ -189,8 +190,31 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
 
     assert done.returncode == -9
     for process in psutil.process_iter(["cmdline"]):
-        if "openmed_nb.runbook.report.child" in (process.info["cmdline"] or ()):
+        if any("openmed_nb.runbook.report.child" in word for word in process.info["cmdline"] or ()):
             process.wait(60)
+
+
+def test_a_device_that_cannot_be_tried_is_left_to_the_cpu(steps, tmp_path):
+    """Where trying the device ends its process, the others measure the CPU, and the verdict says so; mended, all begins anew."""
+    trying = replace(steps("aborts")[0], name="device")
+    report = reported(tmp_path, True, False, [trying, *steps("well")])
+    mended = replace(report.steps[0], outcome="done", data={"device": "mps"})
+
+    assert report.of("well").what == "Found on cpu. All is <b>well</b>."
+    assert report.verdict.startswith(
+        "The device cannot be used (SIGABRT ended it), and the rest was measured on the CPU."
+    )
+    assert report.with_outcome(mended).missing == ("well",)
+    assert report.with_outcome(mended).notes == ("Started anew: the device was cpu and is mps.",)
+
+
+def test_steps_go_on_where_nothing_can_be_written(steps, home):
+    """What cannot be written while steps run is written with the next one, and is an error at the end alone."""
+    folder = home / "blocked"
+    with pytest.raises(ConfigurationError, match=r"The report cannot be written into 'blocked'"):
+        reported(folder, True, False, steps("blocks_the_page", "well"))
+
+    assert DeviceReport.read(folder / "report.json").missing == ()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(steps, tmp_path, capsys):
@@ -269,3 +293,5 @@ def test_a_whole_report(options, tmp_path, capsys):
     assert f"{len(STEPS)} of {len(STEPS)} steps gave an answer." in printed.out
     assert printed.err.count("Reporting: ") == len(STEPS)
     jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8"))).validate(report.to_dict())
+    assert report.of("logbook").data["figures"]
+    assert str(Path.home()) not in (tmp_path / "report.json").read_text("utf-8")
