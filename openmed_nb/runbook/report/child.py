@@ -86,7 +86,8 @@ def told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
     findings: Any = getattr(answer.shown, "findings", ())
     findings = findings() if callable(findings) else findings
     failed = ", ".join(one.name for one in findings if one.status == FAILED)
-    says = answer.says or " ".join((f"{shown.title}.", *shown.sentences[:1]))
+    plainly = answer.shown.report()  # The whole report says once whether it is simulated.
+    says = answer.says or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
     return {
         "what": " ".join(filter(None, (says, f"Failed: {failed}." if failed else ""))),
         "status": worst(findings) if findings else OK,

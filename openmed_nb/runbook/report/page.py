@@ -15,9 +15,9 @@ FENCE = "~" * 8
 
 # The page follows the light or dark scheme of the browser: every colour is the system's own or half transparent.
 PAGE_STYLE = """<style>
-:root {color-scheme: light dark; --bar: #2f7ed8; --good: #2b8a3e; --doubt: #b35900; --bad: #c92a2a;}
+:root {color-scheme: light dark; --bar: #2f7ed8; --good: #237032; --doubt: #9a4b00; --bad: #c92a2a;}
 @media (prefers-color-scheme: dark) {:root {--bar: #6cb2ff; --good: #69db7c; --doubt: #ffa94d; --bad: #ff8787;}}
-body {font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
+body {background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
 section {border-top: 1px solid #8886; margin-top: 2rem;}
 h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-size: 1.2rem;}
 .wide {overflow-x: auto;}
@@ -34,21 +34,26 @@ figure {margin: 1rem 0;} figcaption {font-weight: 600;}
 def page_of(record: Record, shown: Report) -> str:
     """Return a report as a page of HTML: what it comes to, and a section for each step that has run."""
     said = "".join(f"<p>{escape(one)}</p>" for one in shown.sentences if one not in record.not_measured)
-    unknown = "".join(f"<li>{escape(one)}</li>" for one in record.not_measured)
-    unknown = (
-        f"<details><summary>What was not measured ({len(record.not_measured)})</summary><ul>{unknown}</ul></details>"
-        if unknown
-        else ""
-    )
+    unknown = "".join(f"<li>{escape(one)}</li>" for one in record.not_measured) or "<li>Nothing.</li>"
     lines = "".join(
         f'<li><a href="#{escape(one.step)}">{escape(about(one))}</a> {state_of(one)}</li>' for one in record.steps
     )
-    facts = html_element(Report("", figures=shown.figures))
-    sections = "".join(map(section_of, record.steps))
-    body = f'<h1>{escape(shown.title)}</h1>{said}{unknown}<ul>{lines}</ul><div class="wide">{facts}</div>{sections}'
+    parts = (
+        f"<h1>{escape(shown.title)}</h1>{said}<ul>{lines}</ul>",
+        f"<details><summary>What was not measured</summary><ul>{unknown}</ul></details>",
+        wide(Report("Of what", figures=shown.figures)),
+        *map(section_of, record.steps),
+    )
     narrow = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head = f'<meta charset="utf-8">{narrow}<title>{escape(shown.title)}</title>{STYLE}{PAGE_STYLE}'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{body}</main></body></html>\n'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{"".join(parts)}</main></body></html>\n'
+
+
+def wide(report: Report) -> str:
+    """Return a report as HTML that scrolls, by keys too, where the page is narrower."""
+    return (
+        f'<div class="wide" role="group" aria-label="{escape(report.title)}" tabindex="0">{html_element(report)}</div>'
+    )
 
 
 def about(outcome: Outcome) -> str:
@@ -72,8 +77,8 @@ def section_of(outcome: Outcome) -> str:
     parts += map(picture_of, (one for one in outcome.pictures if one.bars))
     if outcome.report:
         is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
-        whole = f'<div class="wide">{html_element(outcome.report)}</div>'
-        parts.append(f"<details{is_open}><summary>All of it ({outcome.seconds:.0f} s)</summary>{whole}</details>")
+        whole = f"<summary>All of it, from {outcome.seconds:.0f} seconds</summary>{wide(outcome.report)}"
+        parts.append(f"<details{is_open}>{whole}</details>")
     return "".join([*parts, "</section>"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +160,10 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms"
 
 
+def size(amount: float) -> str:
+    return in_bytes(round(amount))
+
+
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 512), (8, 32), (8, 128), (32, 64), (32, 128), (16, 512))
 QUICK_SHAPES = ((1, 32), (8, 32), (1, 128), (8, 128))
 ALONE, TOGETHER, LENGTH = 1, 32, 128
@@ -198,38 +202,57 @@ def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int 
     return float((torch.cat(each) - together).abs().max())
 
 
+def bars(caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str]) -> Picture:
+    return Picture(caption, tuple(Bar(label, value, shown(value)) for label, value in values))
+
+
 def shapes(asked: Asked) -> Answer:
     found = passes(asked, QUICK_SHAPES if asked.quick else SHAPES)
-    bars = [
-        Bar(f"{one}, {kind}", 1000 * vars(one)[name], milliseconds(vars(one)[name]))
-        for one in found.times
-        for name, kind in (("first", "first"), ("again", "later"))
-    ]
-    picture = Picture("Milliseconds of a pass, by rows x tokens", tuple(bars))
-    first, again = (sum(vars(one)[name] for one in found.times) for name in ("first", "again"))
+    pairs = [pair for one in found.times for pair in ((f"{one}, first", one.first), (f"{one}, later", one.again))]
+    first, again = sum(one.first for one in found.times), sum(one.again for one in found.times)
     says = f"The first passes of {len(found.times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
+    picture = bars("How long a pass takes, by rows x tokens", pairs, milliseconds)
     return Answer(found, (picture,), figures=(found.logbook_figures(),), says=says)
 
 
 def rows(asked: Asked) -> Answer:
     found = passes(asked, ((ALONE, LENGTH), (TOGETHER, LENGTH)), compared=True)
-    bars = tuple(Bar(f"{one}", 1000 * one.again / one.rows, milliseconds(one.again / one.rows)) for one in found.times)
-    figures = replace(found.logbook_figures(), report="rows")
-    says = f"A row takes {bars[0].shown} alone and {bars[1].shown} among {TOGETHER}; logits differ by at most {found.difference:.2g}."
-    picture = Picture(f"Milliseconds for each row of {LENGTH} tokens, by rows x tokens", bars)
-    return Answer(found, (picture,), figures=(figures,), says=says)
+    alone, together = (milliseconds(one.again / one.rows) for one in found.times)
+    row = f"A row takes {alone} alone and {together} among {TOGETHER}"
+    pairs = [(str(one), one.again / one.rows) for one in found.times]
+    return Answer(
+        found,
+        (bars("How long each row takes, by rows x tokens", pairs, milliseconds),),
+        figures=(replace(found.logbook_figures(), report="rows"),),
+        says=f"{row}; logits differ by at most {found.difference:.2g}.",
+    )
 
 
 def calibration(asked: Asked) -> Answer:
     from ...annotation.loading import load_pipeline
 
     found = load_pipeline(MODEL, device=asked.device).calibrate()
-    bars = tuple(Bar(f"{tokens:,}", speed, f"{speed:,.0f}") for tokens, speed in found.speeds)
     fastest = max(speed for _tokens, speed in found.speeds)
     values = {"batch_tokens": found.batch_tokens, "tokens_per_second": fastest}
-    figures = ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values)
-    says = f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second."
-    return Answer(found, (Picture("Tokens a second, by tokens at once", bars),), figures=(figures,), says=says)
+    pairs = [(f"{tokens:,}", speed) for tokens, speed in found.speeds]
+    return Answer(
+        found,
+        (bars("Tokens a second, by tokens at once", pairs, lambda speed: f"{speed:,.0f}"),),
+        figures=(ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values),),
+        says=f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second.",
+    )
+
+
+def compare(asked: Asked) -> Answer:
+    from ..comparison import compare
+    from ..sweep import rate
+
+    pairs, watch = (6, 0) if asked.quick else (12, 6)
+    found = compare(MODEL, devices=[asked.device], training=asked.training, pairs=pairs, watch=watch)
+    speeds = [(found.shown(one.device), one.rows_per_second) for one in found.devices]
+    says = [f"{name}: {rate(speed)} rows a second" for name, speed in speeds]
+    says += [f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up]
+    return Answer(found, (bars("Rows a second, data included", speeds, rate),), (found,), says=f"{'; '.join(says)}.")
 
 
 def sweep(asked: Asked) -> Answer:
@@ -237,34 +260,14 @@ def sweep(asked: Asked) -> Answer:
 
     largest, seconds = (32, 5.0) if asked.quick else (None, 30.0)
     found = sweep(MODEL, training=asked.training, device=asked.device, largest=largest, seconds=seconds)
-    marked = {found.knee: " (the knee)"}
-    bars = tuple(Bar(f"{one.rows}{marked.get(one.rows, '')}", one.speed, rate(one.speed)) for one in found.points)
-    memory = [one for one in found.points if one.memory is not None]
-    sizes = tuple(Bar(f"{one.rows}", one.memory or 0, in_bytes(one.memory)) for one in memory)
+    names = {one: f"{one.rows}{' (the knee)' if one.rows == found.knee else ''}" for one in found.points}
+    speeds = [(name, one.speed) for one, name in names.items()]
+    sizes = [(name, one.memory) for one, name in names.items() if one.memory is not None]
     pictures = (
-        Picture("Rows a second, by rows in a batch", bars),
-        Picture("Memory of a step, by rows in a batch", sizes),
+        bars("Rows a second, by rows in a batch", speeds, rate),
+        bars("Memory of a step, by rows in a batch", sizes, size),
     )
-    return Answer(found, pictures, (found,), says=f"The knee is {found.why} {found.end}")
-
-
-def compare(asked: Asked) -> Answer:
-    from ..comparison import compare
-
-    pairs, watch = (6, 0) if asked.quick else (12, 6)
-    found = compare(MODEL, devices=[asked.device], training=asked.training, pairs=pairs, watch=watch)
-    speeds = tuple(
-        Bar(found.shown(one.device), one.rows_per_second, f"{one.rows_per_second:,.1f}") for one in found.devices
-    )
-    others = "; ".join(
-        f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up
-    )
-    says = (
-        f"Of one step with {found.devices[0].rows} rows, {others}."
-        if others
-        else f"{speeds[0].label} alone: {speeds[0].shown} rows a second."
-    )
-    return Answer(found, (Picture("Rows a second, data included", speeds),), (found,), says=says)
+    return Answer(found, pictures, (found,), says=f"The knee: {found.why} {found.end}")
 
 
 def profile(asked: Asked) -> Answer:
@@ -272,10 +275,12 @@ def profile(asked: Asked) -> Answer:
 
     steps, warm_up = (5, 2) if asked.quick else (20, 5)
     found = profile(MODEL, steps=steps, warm_up=warm_up, training=asked.training, device=asked.device)
-    bars = tuple(Bar(name, share, f"{100 * share:.0f} %") for name, share in found.shares.items())
-    longest = tuple(Bar(one.operator, 1000 * one.seconds, milliseconds(one.seconds)) for one in found.operators[:8])
-    says = f"A step takes {milliseconds(found.seconds)}; the longest phase is {max(bars, key=lambda bar: bar.value).label}."
-    pictures = Picture("Shares of a step", bars), Picture("Operators that take longest in a step", longest)
+    longest = max(found.shares, key=found.shares.__getitem__)
+    pictures = (
+        bars("Shares of a step", found.shares.items(), lambda share: f"{100 * share:.0f} %"),
+        bars("Operators that take longest", [(one.operator, one.seconds) for one in found.operators[:8]], milliseconds),
+    )
+    says = f"A step takes {milliseconds(found.seconds)}; {longest} takes most of it."
     return Answer(found, pictures, (found,), says=says)
 
 
@@ -292,12 +297,13 @@ def memory(asked: Asked) -> Answer:
                 for _step in range(steps):
                     workload.run(next(batches))
         found = loop.curve
-    pictures = [
-        Picture(f"{caption}, by epochs", tuple(Bar(str(one.epoch), size, in_bytes(size)) for one, size in sizes))
-        for caption, name in (("Memory of tensors", "allocated"), ("Memory of the process", "resident"))
-        if (sizes := [(one, size) for one in found.boundaries if (size := getattr(one, name)) is not None])
-    ]
-    return Answer(found, tuple(pictures), (found,))
+    tensors = [(str(one.epoch), one.allocated) for one in found.boundaries if one.allocated is not None]
+    process = [(str(one.epoch), one.resident) for one in found.boundaries if one.resident is not None]
+    pictures = (
+        bars("Memory of tensors, by epochs", tensors, size),
+        bars("Memory of the process, by epochs", process, size),
+    )
+    return Answer(found, pictures, (found,))
 
 
 @dataclass(frozen=True, repr=False)

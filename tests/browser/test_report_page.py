@@ -1,0 +1,46 @@
+"""The page of a report in a browser: readable on a phone and on a wide screen, in light and in dark."""
+
+from dataclasses import replace
+
+import pytest
+
+from openmed_nb.display import Report, Table
+from openmed_nb.runbook.logbook.sections import Software
+from openmed_nb.runbook.report.page import page_of
+from openmed_nb.runbook.report.record import SCHEMA, Bar, Outcome, Picture, Record, Subject
+
+pytestmark = pytest.mark.slow
+
+WRITTEN = "2026-11-01T12:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    """A page with a step of each outcome, long words, wide tables, and pictures of nothing, one bar and many."""
+    wide = Table("Wide", tuple("abcdefgh"), (("aten::_scaled_dot_product_flash_attention_for_cpu",) * 8,))
+    many = tuple(Bar(f"operator::of_a_long_name_{number}", number, f"{number:,} MiB") for number in range(12))
+    pictures = (Picture("Many", many), Picture("One", (Bar("cpu", 0.0, "0"),)), Picture("None", ()))
+    whole = Report("Found", ("All is well.",), (wide,), figures=(wide,))
+    well = Outcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole, pictures)
+    died = Outcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0)
+    steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
+    software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
+    subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, software)
+    record = Record(SCHEMA, WRITTEN, subject, "mps", (), steps, "One. Two.", ("Not known: power.",))
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(page_of(record, Report("Report on mps", ("One. Two.",), figures=(wide,))), "utf-8")
+    return file
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_page_can_be_read(page_file, new_page, measures, scheme, width):
+    """Nothing is wider than the window, every text has contrast, and a scan finds nothing grave, with all parts open."""
+    page = new_page(width=width, height=800)
+    page.emulate_media(color_scheme=scheme)
+    page.goto(page_file.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert measures.grave_findings(page, "html") == []
+    assert page.get_by_role("heading", level=2).count() == 4
