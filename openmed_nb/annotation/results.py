@@ -61,6 +61,30 @@ def is_entity(value: Any) -> bool:
     )
 
 
+class Numbers(dict[str, int]):
+    """A number for each different text that it is asked for, and the texts by their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def __missing__(self, text: str) -> int:
+        number = len(self.texts)
+        self.texts.append(text)
+        self[text] = number
+        return number
+
+
+def grown(column: array[int], numbers: Sequence[int]) -> array[int]:
+    """Return a column with more numbers: of four bytes each, and of eight from the first that four do not hold."""
+    try:
+        more = array(column.typecode, numbers)
+    except OverflowError:
+        column, more = array("q", column), array("q", numbers)
+    column += more
+    return column
+
+
 class Answers(Sequence[list[Entity]]):
     """The entities of texts in the order of the texts, held in columns; each list is made when it is asked for.
 
@@ -72,29 +96,25 @@ class Answers(Sequence[list[Entity]]):
         self.errors: dict[int, str] = {}
         self.fingerprints = array("Q")
         self._bounds = array("q", [0])
-        self._starts, self._ends, self._indices = array("q"), array("q"), array("q")
+        self._starts, self._ends, self._indices = array("I"), array("I"), array("I")
+        self._labels, self._words = array("I"), array("I")
+        self._numbers = Numbers()  # Each label and word is held once.
         self._scores = array("d")
-        self._labels: list[str] = []
-        self._words: list[str] = []
         self._key = key
-        self._known: dict[str, str] = {}  # Equal words and labels are held once.
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str) -> None:
         """Add the answer to the next text: its entities, or why it has none."""
         if isinstance(answer, str):
             self.errors[len(self)] = answer
             answer = ()
-        same = self._known.setdefault
-        for entity in answer:
-            self._key = "entity" if "entity" in entity else "entity_group"
-            label, word = entity[self._key], entity["word"]
-            self._labels.append(same(label, label))
-            self._words.append(same(word, word))
-            self._scores.append(entity["score"])
-            self._starts.append(entity["start"])
-            self._ends.append(entity["end"])
-            if "index" in entity:
-                self._indices.append(entity["index"])
+        if answer:
+            self._key = "entity" if "entity" in answer[0] else "entity_group"
+        self._labels.extend([self._numbers[entity[self._key]] for entity in answer])
+        self._words.extend([self._numbers[entity["word"]] for entity in answer])
+        self._scores.extend([entity["score"] for entity in answer])
+        self._starts = grown(self._starts, [entity["start"] for entity in answer])
+        self._ends = grown(self._ends, [entity["end"] for entity in answer])
+        self._indices = grown(self._indices, [entity["index"] for entity in answer if "index" in entity])
         # Only from here on the answer counts: adding an entity may fail.
         self._bounds.append(len(self._scores))
         self.fingerprints.append(fingerprint)
@@ -114,10 +134,11 @@ class Answers(Sequence[list[Entity]]):
         return [self._entity(row) for row in range(self._bounds[place], self._bounds[place + 1])]
 
     def _entity(self, row: int) -> Entity:
-        entity: Entity = {self._key: self._labels[row], "score": self._scores[row]}
+        texts = self._numbers.texts
+        entity: Entity = {self._key: texts[self._labels[row]], "score": self._scores[row]}
         if self._indices:
             entity["index"] = self._indices[row]
-        return {**entity, "word": self._words[row], "start": self._starts[row], "end": self._ends[row]}
+        return {**entity, "word": texts[self._words[row]], "start": self._starts[row], "end": self._ends[row]}
 
     def counts(self) -> Iterator[int]:
         return (last - first for first, last in pairwise(self._bounds))
@@ -125,12 +146,15 @@ class Answers(Sequence[list[Entity]]):
     @property
     def labels(self) -> Sequence[str]:
         """The label of every entity, text after text."""
-        return self._labels[: self._bounds[-1]]
+        return self._texts(self._labels)
 
     @property
     def words(self) -> Sequence[str]:
         """The word of every entity, text after text."""
-        return self._words[: self._bounds[-1]]
+        return self._texts(self._words)
+
+    def _texts(self, numbers: Sequence[int]) -> list[str]:
+        return list(map(self._numbers.texts.__getitem__, numbers[: self._bounds[-1]]))
 
     def columns(self) -> dict[str, Any]:
         """Return a table of all entities: the number of the text, then what an entity has, as a column each."""
@@ -141,10 +165,10 @@ class Answers(Sequence[list[Entity]]):
             "text": numbers,
             self._key: np.array(self.labels, dtype=object),
             "score": np.array(self._scores),
-            "index": np.array(self._indices),
+            "index": np.array(self._indices, np.int64),
             "word": np.array(self.words, dtype=object),
-            "start": np.array(self._starts),
-            "end": np.array(self._ends),
+            "start": np.array(self._starts, np.int64),
+            "end": np.array(self._ends, np.int64),
         }
         return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
 
