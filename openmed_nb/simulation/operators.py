@@ -273,8 +273,9 @@ def without_bias(call: OperatorCall, *, one_row: bool) -> Any:
 
 def gradient_of_one_page(call: OperatorCall) -> Any:
     """Give zeros beyond the first page for the gradient of a linear layer with one output, if a sum gave it."""
-    inputs, strided = call.args[0].view_as(call.args[0]), []
-    made = call.result(inputs, *call.args[1:])
+    given, weight, bias = (call.argument(place, name) for place, name in enumerate(("input", "weight", "bias")))
+    inputs, strided = given.view_as(given), list[bool]()
+    made = call.operator(inputs, weight, bias)
     if made.shape[-1] == 1 and inputs.requires_grad:
         made.register_hook(lambda gradient: strided.append(not gradient.is_contiguous()))
         inputs.register_hook(lambda gradient: first_page(gradient) if strided.pop() else gradient)

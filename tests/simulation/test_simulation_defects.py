@@ -169,7 +169,7 @@ def test_gradient_beyond_a_page(outputs, right):
         assert rows.grad.count_nonzero().item() == right
         assert weight.grad.tolist() == [[5000] * 33] * outputs
         rows.grad = None
-        functional.linear(rows, weight).backward(torch.ones(5000, outputs, device="mps"))
+        functional.linear(input=rows, weight=weight).backward(torch.ones(5000, outputs, device="mps"))
         assert rows.grad.count_nonzero().item() == 5000 * 33
 
 
