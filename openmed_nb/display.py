@@ -3,14 +3,18 @@
 A value describes itself as a Report; this file makes text and HTML of it.
 
 This is the one room that every floor may use; it imports nothing of the package but the errors. HTML made here needs no script
-and no network, says the same without its style sheet (which Jupyter drops from notebooks it does not trust), and takes
-its colours from the theme of the front end.
+and no network. Its styles are inline and of the few kinds that JupyterLab leaves to a notebook that it does not trust
+(https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts): no style sheet, no variables of a theme.
+So text has the colour of the front end, what has a background also has its own ink, and both themes look alike.
 """
 
 from __future__ import annotations
 
+import base64
 import html
 import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -46,31 +50,18 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
-# How many colours the style sheet has for labels.
-COLOURS = 6
-
-STYLE = """<style>
-.openmed-nb {color: var(--jp-content-font-color1, inherit); line-height: 1.5;}
-.openmed-nb.tex2jax_ignore table {border-collapse: collapse; margin: 0.4em 0; font-size: 1em;}
-.openmed-nb caption {text-align: left; font-weight: 600; color: inherit; padding: 0.2em 0; caption-side: top;}
-.openmed-nb.tex2jax_ignore table th, .openmed-nb.tex2jax_ignore table td {text-align: left; vertical-align: top; padding: 0.15em 0.7em 0.15em 0;}
-.openmed-nb tbody tr {border-top: 1px solid var(--jp-border-color2, #8888);}
-.openmed-nb p {margin: 0.15em 0;}
-.openmed-nb mark {border-radius: 3px; box-decoration-break: clone; -webkit-box-decoration-break: clone; padding: 0 0.2em; color: #000000;}
-.openmed-nb mark small {font-weight: 600;}
-.openmed-nb .openmed-colour-0 {background: #ffd8a8;} .openmed-nb .openmed-colour-1 {background: #a5d8ff;}
-.openmed-nb .openmed-colour-2 {background: #b2f2bb;} .openmed-nb .openmed-colour-3 {background: #eebefa;}
-.openmed-nb .openmed-colour-4 {background: #ffec99;} .openmed-nb .openmed-colour-5 {background: #c3fae8;}
-</style>"""
-
-
 @dataclass(frozen=True)
 class Table:
-    """A small table of strings, perhaps with a caption; the first cell of a row is the name of the row."""
+    """A small table of strings, perhaps with a caption; the first cell of a row is the name of the row.
+
+    Attributes:
+        folded: Whether the HTML shows the caption alone until a person unfolds it.
+    """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +80,9 @@ class Report:
     Attributes:
         figures: Tables of times and other figures that no two runs share. They stand in the HTML; the text form leaves
             them out, so that two runs can be compared by their texts (nbval does).
+        spoken: A headline and sentences as a person would say them, which the HTML has in place of title and sentences;
+            empty where those will do.
+        status: One of :data:`SEVERITY`, shown as a mark before the headline of the HTML; empty for none.
     """
 
     title: str
@@ -96,6 +90,8 @@ class Report:
     tables: tuple[Table, ...] = ()
     pieces: tuple[Piece, ...] = ()
     figures: tuple[Table, ...] = ()
+    spoken: tuple[str, ...] = ()
+    status: str = ""
 
 
 # Stands first in everything that was measured under the simulation.
@@ -112,7 +108,7 @@ def plain(value: Any) -> Any:
 
     Example:
         >>> plain({1: (Table("", ("a",), ()), None)})
-        {'1': [{'caption': '', 'columns': ['a'], 'rows': []}, None]}
+        {'1': [{'caption': '', 'columns': ['a'], 'rows': [], 'folded': False}, None]}
     """
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return value.to_dict()
@@ -176,8 +172,12 @@ class Shown(Plain):
         if not getattr(self, "simulated", False):
             return report
         sentence, mark = self.WHEN_SIMULATED
+        first = tuple(filter(None, (sentence,)))
         title = report.title if mark in report.title else f"{report.title}{mark}"
-        return replace(report, title=title, sentences=(*filter(None, (sentence,)), *report.sentences))
+        headline, *rest = report.spoken or ("",)
+        headline = headline if mark in headline else f"{headline}{mark}"
+        spoken = (headline, *first, *rest) if report.spoken else ()
+        return replace(report, title=title, sentences=(*first, *report.sentences), spoken=spoken)
 
     def __str__(self) -> str:
         return to_text(self.marked())
@@ -187,6 +187,35 @@ class Shown(Plain):
 
     def _repr_html_(self) -> str:
         return to_html(self.marked())
+
+
+# Styles that JupyterLab leaves to a notebook from elsewhere, but for tabular-nums: without it digits are as wide as the font has them.
+BLOCK = "line-height:1.5"
+HEADLINE = "margin:0 0 0.2em 0;font-size:1.15em"
+SENTENCE = "margin:0.1em 0"
+TABLE = "margin:0.5em 0;border-collapse:collapse;font-size:1em;font-variant-numeric:tabular-nums"
+CAPTION = "caption-side:top;text-align:left;font-weight:600;padding:0.2em 0"
+TOP_ROW = "border:none;background:none"
+ROW = "border-top:1px solid rgba(128,128,128,0.35);background:none"
+CELL = "padding:0.2em 1.2em 0.2em 0;vertical-align:top"
+FOLDED = "margin:0.4em 0"
+SUMMARY = "cursor:pointer"
+BADGE = "display:inline-block;min-width:1.3em;line-height:1.3;text-align:center;border-radius:3px;color:#ffffff;font-weight:700"
+ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
+
+# Backgrounds for labels, on which black has a contrast of at least 7 to 1. That they are thirteen keeps labels apart which
+# often stand in one text, such as DISEASE, DRUG, GENE and ANATOMY, or PROBLEM, TREATMENT and TEST.
+COLOURS = (
+    *("#ffc9c9", "#ffd8a8", "#99e9f2", "#a5d8ff", "#d0bfff", "#dee2e6", "#fcc2d7"),
+    *("#c0eb75", "#eebefa", "#96f2d7", "#ffec99", "#bac8ff", "#b2f2bb"),
+)
+
+SHORT = 24  # How many characters a cell may have that is not broken into lines.
+
+# A number or two, with a unit, and perhaps with a share in parentheses.
+NUMBER = re.compile(r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?")
+# What can be typed: a name of the package, perhaps with arguments, or a magic; in text that is escaped already.
+CODE = re.compile(r"^%%?\w[^.]*$|(?<![\w.])(?:openmed_)?nb(?:\.\w+)+(?:\([^()]*\))?|%%?openmed\w*(?: --?\w+)*")
 
 
 class Json(str):
@@ -231,30 +260,87 @@ def to_text(report: Report) -> str:
 
 
 def to_html(report: Report) -> str:
-    """Return the report as one HTML element with its style sheet."""
-    return STYLE + html_element(report)
-
-
-def html_element(report: Report) -> str:
-    """Return the report as one HTML element, for a page on which the style sheet stands once."""
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in report.sentences)
-    tables = "".join(_html_table(table) for table in filled(report.tables))
-    figures = "".join(_html_table(table) for table in filled(report.figures))
-    figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
-    title = f"<p><strong>{escape(report.title)}</strong></p>"
+    """Return the report as one HTML element."""
+    headline, *sentences = report.spoken or (report.title, *report.sentences)
+    first = f"{_html_mark(report.status)} " if report.status else ""
+    title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>'
+    prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
     text = _html_text(report.pieces) if report.pieces else ""
-    return f'<div class="openmed-nb tex2jax_ignore">{title}{sentences}{text}{tables}{figures}</div>'
+    tables, figures = ("".join(map(_html_table, filled(some))) for some in (report.tables, report.figures))
+    figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
+    return f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{title}{prose}{text}{tables}{figures}</div>'
+
+
+def _html_prose(text: str) -> str:
+    """Return a text in which everything that can be typed is set as code."""
+    return CODE.sub(r"<code>\g<0></code>", escape(text))
+
+
+def _html_mark(status: str) -> str:
+    sign, colour = MARKS[status]
+    return f'<span style="{BADGE};background-color:{colour}">{sign}</span>'
 
 
 def _html_table(table: Table) -> str:
-    """Return a table as HTML, with its caption and with headers for its columns and rows."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
-        for first, *rest in table.rows
+    """Return a table as HTML; rows that say that something does not apply, or is not known, are folded up below the others."""
+    results = [at for at, column in enumerate(zip(*table.rows, strict=True)) if at and set(column) <= set(SEVERITY)]
+    idle = [row for row in table.rows if any(row[at] == NOT_APPLICABLE for at in results)]
+    unknown = [row for row in table.rows if set(row[1:]) == {NOT_KNOWN}]
+    rest = tuple(row for row in table.rows if row not in idle and row not in unknown)
+    if table.folded or not rest:
+        rows = _html_rows(table, results)
+        return _html_folded(escape(table.caption), rows) if table.folded else rows
+    checks = f"{counted(len(idle), 'check')} {'does' if len(idle) == 1 else 'do'} not apply here"
+    figures = f"{counted(len(unknown), 'figure')} {'is' if len(unknown) == 1 else 'are'} not known here"
+    asides = (
+        _html_folded(
+            f"{_html_mark(NOT_APPLICABLE)} {summary}", _html_rows(replace(table, caption="", rows=tuple(rows)), [])
+        )
+        for summary, rows in ((checks, idle), (figures, unknown))
+        if rows
     )
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return _html_rows(replace(table, rows=rest), results) + "".join(asides)
+
+
+def _html_folded(summary: str, content: str) -> str:
+    return f'<details style="{FOLDED}"><summary style="{SUMMARY}">{summary}</summary>{content}</details>'
+
+
+def _html_rows(table: Table, results: list[int]) -> str:
+    """Return a table as HTML, with headers for its columns and rows; numbers stand to the right, results have their sign."""
+    styles = [_cell_style(column) for column in zip(table.columns, *table.rows, strict=True)]
+    head = "".join(
+        f'<th scope="col" style="{style}">{escape(name)}</th>'
+        for name, style in zip(table.columns, styles, strict=True)
+    )
+    body = []
+    for row in table.rows:
+        cells = [f"{_html_mark(cell)} {cell}" if at in results else _html_prose(cell) for at, cell in enumerate(row)]
+        first = f'<th scope="row" style="{styles[0]}">{cells[0]}</th>'
+        rest = (f'<td style="{style}">{cell}</td>' for cell, style in zip(cells[1:], styles[1:], strict=True))
+        body.append(f'<tr style="{ROW}">{first}{"".join(rest)}</tr>')
+    caption = (
+        "" if table.folded or not table.caption else f'<caption style="{CAPTION}">{escape(table.caption)}</caption>'
+    )
+    head = f'<thead><tr style="{TOP_ROW}">{head}</tr></thead>'
+    return f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
+
+
+def _cell_style(column: tuple[str, ...]) -> str:
+    """Return the style of the cells of a column, which begins with its header; short cells stay in one line."""
+    align = "right" if is_numeric(column[1:]) else "left"
+    return f"{CELL};text-align:{align}" + (";white-space:nowrap" if max(map(len, column)) <= SHORT else "")
+
+
+def is_numeric(cells: Iterable[str]) -> bool:
+    """Tell whether a column holds numbers, perhaps with units or as ranges; empty cells do not count.
+
+    Example:
+        >>> is_numeric(["1,024", "", "3.1 MiB", "1.4 to 1.88"]), is_numeric(["12 %", "no limit"]), is_numeric([""])
+        (True, False, False)
+    """
+    there = [cell for cell in cells if cell]
+    return bool(there) and all(map(NUMBER.fullmatch, there))
 
 
 def labels(pieces: Iterable[Piece]) -> dict[str, int]:
@@ -267,7 +353,7 @@ def filled(tables: Iterable[Table]) -> tuple[Table, ...]:
 
     Example:
         >>> filled([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
-        (Table(caption='Half', columns=('a',), rows=(('1',), ('2',))),)
+        (Table(caption='Half', columns=('a',), rows=(('1',), ('2',)), folded=False),)
     """
     return tuple(_without_empty_columns(table) for table in tables if table.rows)
 
@@ -275,25 +361,32 @@ def filled(tables: Iterable[Table]) -> tuple[Table, ...]:
 def _without_empty_columns(table: Table) -> Table:
     kept = [index for index in range(len(table.columns)) if index == 0 or any(row[index] for row in table.rows)]
     columns = tuple(table.columns[index] for index in kept)
-    return Table(table.caption, columns, tuple(tuple(row[index] for index in kept) for row in table.rows))
+    return replace(table, columns=columns, rows=tuple(tuple(row[index] for index in kept) for row in table.rows))
 
 
 def _html_text(pieces: tuple[Piece, ...]) -> str:
-    """Return the text with its marks, and a legend; each label keeps one colour."""
-    found = labels(pieces)
-    colours = {label: f"openmed-colour-{index % COLOURS}" for index, label in enumerate(found)}
-    text = "".join(_html_piece(piece, colours.get(piece.label, "")) for piece in pieces)
-    marks = (f'<mark class="{colours[label]}">{escape(label)}</mark> {count}' for label, count in found.items())
-    legend = f"<p>Labels: {', '.join(marks)}</p>" if found else ""
-    return f'<div dir="auto" style="white-space: pre-wrap">{text}</div>{legend}'
+    """Return the text with its marks; each names its label."""
+    text = "".join(_html_piece(piece) for piece in pieces)
+    return f'<div dir="auto" style="white-space: pre-wrap">{text}</div>'
 
 
-def _html_piece(piece: Piece, colour: str) -> str:
+def _html_piece(piece: Piece) -> str:
     if not piece.label:
         return escape(piece.text)
     label, details = escape(piece.label), escape(piece.details)
-    content = f"{escape(piece.text)} <small>{label}</small>"
-    return f'<mark class="{colour}" title="{label} {details}">{content}</mark>'
+    content = f'{escape(piece.text)} <small style="font-weight:600">{label}</small>'
+    return f'<mark style="{label_style(piece.label)}" title="{label} {details}">{content}</mark>'
+
+
+def picture(svg: str, label: str) -> str:
+    """Return a drawing as an image in the page itself: SVG elements would not survive in a notebook that is not trusted."""
+    source = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{escape(label)}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
+
+
+def label_style(label: str) -> str:
+    """Return the style of a marked entity: its label alone decides on the colour, so that it is the same everywhere."""
+    return f"{ENTITY};background-color:{COLOURS[zlib.crc32(label.encode(errors='replace')) % len(COLOURS)]}"
 
 
 def _text_rows(table: Table) -> list[str]:
@@ -307,8 +400,20 @@ WARNING = "warning"
 FAILED = "failed"
 NOT_APPLICABLE = "not applicable"
 
+# What a figure says that could not be measured.
+NOT_KNOWN = "not known"
+
 # From the mildest to the worst.
 SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
+
+
+# The sign of each status and the background on which it stands in white, with a contrast of at least 4.5 to 1.
+MARKS = {
+    OK: ("✓", "#2b7a39"),
+    WARNING: ("!", "#a85800"),
+    FAILED: ("✕", "#c92a2a"),
+    NOT_APPLICABLE: ("\N{EN DASH}", "#66707a"),
+}
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
             start, end, label = span_of(entity)
             word = " ".join(self.text[start:end].split()) if self.show_text else "…"
             rows.append((shown_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
-        table = Table("Entities", ("label", "score", "characters", "text"), tuple(rows))
+        table = Table("Entities", ("label", "score", "characters", "text"), tuple(rows), folded=self.show_text)
         if not self.show_text:
             return Report(title, (HIDDEN,), tables=(table,))
         return Report(title, pieces=tuple(marked(self.text, self.entities)), tables=(table,))

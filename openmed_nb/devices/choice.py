@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..display import Plain, Report, Shown, Table, plain
+from ..display import MARK, Plain, Report, Shown, Table, plain
 from ..errors import DeviceUnavailable, OpenMedError
 from .backend import MINIMUM_TORCH, TorchFacts
 from .environment import UNSET_BOTH, EnvPlan
@@ -261,8 +261,20 @@ class DeviceChoice(Shown):
         if self.moved:
             sentences.append(f"Moved to {self.device}: {', '.join(self.moved)}.")
         rows = tuple((one.device, one.reason, one.remedy) for one in self.rejected)
-        tables = (Table("Ruled out", ("device", "why", "what to do"), rows),) if rows else ()
-        return Report(f"Device: {self.device} ({self.grade})", tuple(sentences), tables=tables)
+        tables = (Table("Ruled out", ("device", "why", "what to do"), rows, folded=True),) if rows else ()
+        title, sure = f"Device: {self.device} ({self.grade})", () if self.certain else (f"It is {self.grade}.",)
+        return Report(title, tuple(sentences), tables, spoken=(self.headline, *sure, *sentences[1:]))
+
+    @property
+    def headline(self) -> str:
+        """The device and why, as a person would say it."""
+        device, hardware = f"{self.device}{MARK if self.simulated else ''}", self.reason.rstrip(".").partition("; ")[2]
+        if self.requested != "auto":
+            wish = "" if self.requested == self.device else f" as {self.requested!r}"
+            return ": ".join(filter(None, (f"Device: {device}, asked for by {self.requested_by}{wish}", hardware)))
+        reasons = {one.reason for one in self.rejected}  # A single one, such as a variable, speaks against every GPU.
+        no_gpu = reasons.pop() if len(reasons) == 1 else f"{self.computer} has no GPU that torch can use"
+        return f"Device: {device}, chosen automatically: {hardware or no_gpu}"
 
     @property
     def grade(self) -> str:

@@ -272,7 +272,7 @@ class Comparison(StepReport):
             self.shown(one.device),
             f"{1000 * one.seconds:.2f}",
             f"{1000 * low:.2f} to {1000 * high:.2f}",
-            f"{one.rows_per_second:.1f}",
+            f"{one.rows_per_second:,.1f}",
             NOT_APPLICABLE if one.simulated else str(one.speed_up or ""),
             str(one.load),
         )

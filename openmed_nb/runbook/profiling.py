@@ -277,7 +277,7 @@ class Profile(StepReport):
             for one in self.operators[:SHOWN_OPERATORS]
         )
         columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
-        return Table("Operators that take longest in a step, without those that they call", columns, rows)
+        return Table("Operators by the time that they take themselves", columns, rows)
 
 
 STEPS, WARM_UP = 50, 5

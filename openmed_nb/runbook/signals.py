@@ -16,12 +16,12 @@ from typing import Any
 from ..devices import backend
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, parse_sysctl, run_command
 from ..devices.request import kind_of
-from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, in_bytes
+from ..display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes
 from ..errors import OpenMedError
 from ..session import SESSION
 from ..training.curve import parse_pressure
 
-NOT_KNOWN, NOTHING_REPORTED = "not known", "nothing reported"
+NOTHING_REPORTED = "nothing reported"
 SLOWED_BY_HEAT = {True: "limited", False: "nominal", None: None}
 PLUGGED = {True: "adapter", False: "battery", None: None}
 

@@ -9,11 +9,11 @@ from typing import Any
 from ..activity import Activity
 from ..devices.machine import mps_is_simulated
 from ..devices.request import canonical
-from ..display import NOTE, UNITS, Report, Table, counted, in_bytes, plain, to_html
+from ..display import NOTE, UNITS, Report, Table, counted, in_bytes, picture, plain, to_html
 from ..errors import ConfigurationError, number, shorten, whole_or_none
 from ..session import SESSION
 from ..training.curve import plotting
-from .sweep_knee import ENDS, KNEE_GAIN, RISING, Point, Search, best_of, fitting, knee_of
+from .sweep_knee import ENDS, KNEE_GAIN, LARGEST, RISING, TIME, Point, Search, best_of, fitting, knee_of
 from .sweep_measurement import Measurement, clean, limit_of
 from .workloads import ANNOTATION, Bench, StepReport, Subject, put_on_devices
 
@@ -31,13 +31,15 @@ class SweepReport(StepReport):
         device: Where it was measured.
         points: Every size that was measured, the smallest first, also those that ran out of memory.
         compared: The sizes near the best, as they were measured again in turn; the knee is one of them.
-        knee: The rows from which nothing larger gains more than ``gain``; ``None`` if not even one row fits.
+        knee: The rows from which nothing larger gains more than ``gain``; ``None`` if not even one row fits, and if a
+            single size was measured although larger ones may fit.
         stopped: Why no larger batch was measured: ``"throughput"`` (it does not pay), ``"memory"`` (it is expected to come
             near the limit), ``"out of memory"``, ``"largest"`` (it was not asked for) or ``"time"``.
         limit: The memory that a step may take, in bytes; ``None`` if it is not known.
         method: How the memory of a step was measured.
         gain: The share of throughput that pays.
         length: How many tokens a row has; ``None`` if rows are not tokens.
+        seconds: About how long it was to take.
     """
 
     device: str
@@ -49,8 +51,9 @@ class SweepReport(StepReport):
     method: str = ""
     gain: float = KNEE_GAIN
     length: int | None = None
+    seconds: float = SECONDS
 
-    SCHEMA = "openmed_nb/sweep/1"
+    SCHEMA, HIDDEN = "openmed_nb/sweep/1", ("seconds",)
     ALSO = ("batch_tokens", "why", "end", "still_rising")
 
     @property
@@ -79,7 +82,7 @@ class SweepReport(StepReport):
         """Why this size, with figures: what the best of the larger sizes would give."""
         knee = self.at_knee
         if knee is None:
-            return self._nothing_fits
+            return self._not_found
         size = counted(knee.rows, "row")
         larger = [[one for one in points if one.rows > knee.rows] for points in (self.compared, self.points)]
         other = best_of(larger[0]) or best_of(larger[1])  # One that was measured beside it tells more.
@@ -95,7 +98,7 @@ class SweepReport(StepReport):
         """Why no larger batch was measured, with figures."""
         there = fitting(self.points)
         if not there:
-            return self._nothing_fits
+            return self._not_found
         return ENDS[self.stopped].format(rows=counted(there[-1].rows, "row"), limit=in_bytes(self.limit))
 
     @property
@@ -103,8 +106,12 @@ class SweepReport(StepReport):
         return f"still rising: {RISING.get(self.stopped, 'nothing larger was measured that fits')}"
 
     @property
-    def _nothing_fits(self) -> str:
+    def _not_found(self) -> str:
         rows = min((point.rows for point in self.points), default=1)
+        if fitting(self.points):
+            return (
+                f"Only {counted(rows, 'row')} {'was' if rows == 1 else 'were'} measured, and a single size has no knee."
+            )
         return f"Not even {counted(rows, 'row')} {'fits' if rows == 1 else 'fit'} into the memory."
 
     def tokens(self, point: Point) -> float | None:
@@ -128,7 +135,13 @@ class SweepReport(StepReport):
     @property
     def heading(self) -> str:
         """The device and the knee in words."""
-        return f"on {self.shown(self.device)}: {counted(self.knee, 'row') if self.knee else 'nothing fits'}"
+        found = counted(self.knee, "row") if self.knee else "nothing fits"
+        if not self.knee and fitting(self.points):
+            how = f" in {self.seconds:g} s; try seconds={max(60.0, 2 * self.seconds):g}"
+            if self.stopped == LARGEST:
+                how = f"; only {counted(self.points[0].rows, 'row')} tried"
+            found = f"best batch not found{how}"
+        return f"on {self.shown(self.device)}: {found}"
 
     def report(self) -> Report:
         """Return the knee and how it was measured in words; the figures stand in the HTML alone."""
@@ -148,7 +161,9 @@ class SweepReport(StepReport):
             annotate if self.batch_tokens else "",
             f"Memory: {self.method}." if self.method else "",
         )
-        reasons = Table("Why", ("of what", "reason"), (("the knee", self.why), ("the end", self.end)))
+        reasons = Table(
+            "Why", ("of what", "reason"), (("the knee", self.why), ("the end", self.end)) if self.knee else ()
+        )
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first pass", "timed steps", "")
         table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points))
         return Report(f"Batch sweep {self.heading}", tuple(filter(None, sentences)), figures=(reasons, table))
@@ -167,12 +182,14 @@ class SweepReport(StepReport):
         )
 
     def _repr_html_(self) -> str:
-        note = f" {NOTE}" if self.simulated else ""
+        page, note = to_html(self.marked()), f" {NOTE}" if self.simulated else ""
+        label = f"{caption_of(self)}. {self.why} {self.end}{note}"
+        if len(self.points) == 1:  # It would be a picture of a dot.
+            return page
         try:
-            picture = str(plotting().svg_of(self.plot(), f"{caption_of(self)}. {self.why} {self.end}{note}"))
+            return page + picture(plotting().svg_of(self.plot(), label), label)
         except ConfigurationError:  # Without matplotlib the tables say the same.
-            picture = ""
-        return to_html(self.marked()) + picture
+            return page
 
 
 def rate(number: float | None) -> str:
@@ -225,7 +242,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
-        The report: ``knee``, a number of rows, ``None`` where not even one row fits; ``batch_tokens``, the same in tokens where
+        The report: ``knee``, a number of rows, ``None`` where not even one row fits or a single size was measured; ``batch_tokens``, the same in tokens where
         texts are annotated, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``why``, in a sentence; ``points``, with
         ``rows``, ``throughput`` in rows a second, its quartiles ``spread``, ``memory`` in bytes, ``first_seconds`` and
         ``fits``; ``limit`` in bytes; and ``plot()``. Its text form has the knee and no other figure.
@@ -280,6 +297,8 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
     compared = measurement.in_turn(points)
     SESSION.tell(Activity("Sweeping", subject.name))
     knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
+    if len(points) == 1 and search.stopped in {LARGEST, TIME}:
+        knee = None
     nothing = {"name": subject.name, "task": subject.task, "simulated": mps_is_simulated()}
     return SweepReport(
         **(last.facts if last else nothing),
@@ -292,6 +311,7 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
         method=measurement.method,
         gain=gain,
         length=last.length if last else None,
+        seconds=seconds,
     )
 
 

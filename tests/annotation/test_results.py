@@ -41,7 +41,7 @@ class Marks(HTMLParser):
     def __init__(self, page):
         super().__init__()
         self.text, self.marks, self.tags = "", [], []
-        self.feed(re.sub(r" <small>.*?</small>", "", page.partition("</style>")[2], flags=re.DOTALL))
+        self.feed(re.sub(r" <small[^>]*>.*?</small>", "", page, flags=re.DOTALL))
 
     def handle_starttag(self, tag, attributes):
         """Note the tag, and the attributes of a mark in the text; those of the legend have no title."""
@@ -139,7 +139,7 @@ class TestHtmlOfOneText:
     def test_labels_have_colours_of_their_own(self):
         """Two labels have two colours, and a label has one."""
         found = one_text(placed(0, 2, "A"), placed(3, 6, "B"), placed(7, 13, "A"))
-        first, second, third = (mark["class"] for mark in Marks(found._repr_html_()).marks)
+        first, second, third = (mark["style"] for mark in Marks(found._repr_html_()).marks)
         assert first == third != second
 
     def test_more_labels_than_colours(self):
@@ -586,5 +586,5 @@ def test_html_has_the_counts():
     page = Summary("m", "cpu", 2, 0, ((1, "why"),), (("A", 2),), (("asthma", 2),))._repr_html_()
 
     assert "2 entities found in 2 texts by m on cpu" in page
-    assert "<td>2</td>" in page
-    assert page.count("<table>") == 2
+    assert ">2</td>" in page
+    assert page.count("<table ") == 2

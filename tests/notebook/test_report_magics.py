@@ -22,7 +22,7 @@ def test_the_doctor_returns_its_report(loaded):
     assert reply.status == "ok", reply.error
     assert re.search(r"\d+ ok, \d+ warnings?, \d+ failed", reply.text), reply.text
     assert "torch" in reply.text
-    assert reply.html.count("<table>") >= 1
+    assert reply.html.count("<table ") >= 1
     assert loaded.value("type(report).__name__") == "DoctorReport"
 
 
@@ -63,7 +63,7 @@ def test_the_sweep_returns_its_report(loaded):
     assert reply.status == "ok", reply.error
     assert reply.text.startswith("Batch sweep on ")
     assert "rows of 16 tokens" in reply.text
-    assert "<svg" in reply.html
+    assert "data:image/svg" in reply.html
     assert loaded.value("(type(report).__name__, [point.rows for point in report.points])") == ("SweepReport", [1, 2])
     assert reply.streams.get("stderr", "") == ""
 
@@ -71,10 +71,11 @@ def test_the_sweep_returns_its_report(loaded):
 def test_a_sweep_of_training_steps_as_json(loaded):
     """--training measures training steps, a variable may hold the pipeline, and --json is one JSON object."""
     loaded.run("import openmed_nb as nb\nmine = nb.load_pipeline('bundled_small', device='cpu')")
-    reply = loaded.run("%openmed_sweep mine --training --length 8 --largest 1 --device cpu --json")
+    reply = loaded.run("%openmed_sweep mine --training --length 8 --largest 3 --device cpu --json")
     answer = json.loads(reply.text)
 
-    assert (answer["task"], answer["device"], answer["knee"]) == ("training step", "cpu", 1)
+    assert (answer["task"], answer["device"]) == ("training step", "cpu")
+    assert answer["knee"] in {2, 3}
 
 
 def test_the_log_returns_the_logbook(loaded):

@@ -221,7 +221,7 @@ def test_any_curve_can_be_judged_and_shown(figures, gate):
     try:
         assert curve.verdict in str(curve)
         assert json.dumps(curve.to_dict())
-        assert curve._repr_html_().startswith("<style>")
+        assert curve._repr_html_().startswith("<div")
     except OpenMedError as error:
         pytest.fail(str(error))
 

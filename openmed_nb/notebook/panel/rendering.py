@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...devices.machine import shows_simulated
-from ...display import NOTE, STYLE, Report, Table, escape, filled, html_element
+from ...display import NOTE, Report, Table, escape, filled, to_html
 from .state import NO_DEVICE, MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
-# All style sheets of the panel; they stand in it once.
-STYLES = f"{STYLE}<style>\n{STYLE_SHEET}</style>"
+# The style sheet of the panel, which stands in it once.
+STYLES = f"<style>\n{STYLE_SHEET}</style>"
 
 CELL_RUNS = "A cell runs: what you click may wait for its end."
 
@@ -122,7 +122,7 @@ def _bar(bar: MemoryBar) -> str:
 def _report(report: Report) -> str:
     """Return a report whose tables are those of the panel."""
     tables = _tables(report.tables)
-    return html_element(replace(report, tables=())) + (_block(tables) if tables else "")
+    return to_html(replace(report, tables=())) + (_block(tables) if tables else "")
 
 
 def _tables(tables: Iterable[Table]) -> str:

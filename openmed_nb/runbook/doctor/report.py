@@ -17,7 +17,7 @@ from ...devices import backend
 from ...devices.backend import TorchFacts
 from ...devices.choice import DeviceChoice, torch_for
 from ...devices.moving import module_in, unwrapped
-from ...display import FAILED, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
+from ...display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
 from ...models.certificates import validation_of
 from ...models.config import OpenMedConfig
@@ -26,6 +26,15 @@ from ..signals import read_signals
 from .checks import Computation, DoctorFacts, findings_of, model_findings, package_findings, read_packages
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
+
+
+# What the worst of the findings means.
+WORDS = {
+    FAILED: "something does not work",
+    WARNING: "it works, with something to know",
+    OK: "nothing is wrong",
+    NOT_APPLICABLE: "nothing was looked at",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +88,9 @@ class DoctorReport(Shown):
         bad = self.bad
         rows = tuple((one.name, one.status, "see above" if one in bad else one.evidence) for one in self.findings)
         table = Table("Everything that was looked at", ("check", "result", "evidence"), rows)
-        return Report("Doctor", (self.headline, *map(sentence_of, bad)), (table,))
+        sentences = (self.headline, *map(sentence_of, bad))
+        spoken = (f"Doctor: {WORDS[self.status]}", *sentences)
+        return Report("Doctor", sentences, (table,), spoken=spoken, status=self.status)
 
 
 def sentence_of(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...devices.request import canonical, kind_of
-from ...display import NOTE, Plain, Report, Shown, Table, counted, plain
+from ...display import FAILED, NOTE, OK, Plain, Report, Shown, Table, counted, plain
 from ...errors import ConfigurationError, cause, given_path, one_line
 from ...plain import from_plain, write_whole
 from .privacy import CLEANERS
@@ -37,6 +37,7 @@ SECTIONS = {
     "figures": "Figures of reports",
 }
 
+MANY = 100_000  # From here on the HTML shows whole numbers.
 ALL_OF_IT = "Everything is in .markdown(), .to_dict() and .save('logbook.json')."
 ONE_DEVICE = "Write a logbook for each device, such as nb.logbook(report)."
 ANOTHER = "Pass a .json file that Logbook.save() has written."
@@ -160,7 +161,9 @@ class Logbook(Sections, Shown):
         """Return what it is of; all that it holds stands in the HTML alone, because it differs from computer to computer."""
         sentences = (ALL_OF_IT, *([WARNING] if self.hypotheses else []))
         tables = (Table("", ("of", "what"), tuple(self._summary())),)
-        return Report(f"Logbook on {self.device}", sentences, tables, figures=tuple(section_tables(self.to_dict())))
+        sections = tuple(replace(one, folded=True) for one in section_tables(self.to_dict()))
+        headline = f"Logbook on {self.device}: what these figures were measured with"
+        return Report(f"Logbook on {self.device}", sentences, tables, figures=sections, spoken=(headline, *sentences))
 
     def _summary(self) -> Iterator[tuple[str, str]]:
         """Yield what the person said of it, and nothing that differs from computer to computer."""
@@ -505,13 +508,16 @@ class LogbookDiff(Shown):
         figures = []
         for one in self.figures:
             ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
-            figures.append((one.report, one.subject, one.name, f"{one.first:.6g}", f"{one.second:.6g}", ratio))
+            first, second = (
+                f"{value:,.0f}" if abs(value) >= MANY else f"{value:.6g}" for value in (one.first, one.second)
+            )
+            figures.append((one.report, one.subject, one.name, first, second, ratio))
         shown_apart = (
             Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), tuple(figures)),
             Table("At that moment", columns, moments),
         )
         tables = (Table("Why not", (*columns, "because"), why_not), Table("What else differs", columns, others))
-        return Report(title, unknown, tables, figures=shown_apart)
+        return Report(title, unknown, tables, figures=shown_apart, status=FAILED if reasons else OK)
 
     def _deciding(self) -> Iterator[tuple[str, str, Any, Any]]:
         """Yield what decides, why, and what each says of it; only the runs of figures that both have count, if there are any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...display import FAILED, NOT_APPLICABLE, OK, STYLE, WARNING, Report, escape, filled, html_element, to_text
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, escape, filled, to_html, to_text
 from ..logbook.logbook import escaped, markdown_of
 from .record import DONE, Outcome, Picture, Record
 from .steps import STEPS
@@ -45,15 +45,13 @@ def page_of(record: Record, shown: Report) -> str:
         *map(section_of, record.steps),
     )
     narrow = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{narrow}<title>{escape(shown.title)}</title>{STYLE}{PAGE_STYLE}'
+    head = f'<meta charset="utf-8">{narrow}<title>{escape(shown.title)}</title>{PAGE_STYLE}'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{"".join(parts)}</main></body></html>\n'
 
 
 def wide(report: Report) -> str:
     """Return a report as HTML that scrolls, by keys too, where the page is narrower."""
-    return (
-        f'<div class="wide" role="group" aria-label="{escape(report.title)}" tabindex="0">{html_element(report)}</div>'
-    )
+    return f'<div class="wide" role="group" aria-label="{escape(report.title)}" tabindex="0">{to_html(report)}</div>'
 
 
 def about(outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -425,6 +426,11 @@ class Requirement:
     matters: Callable[[Case], bool] = lambda _case: True
     needed: bool = True
     blocks: Callable[[Case], bool] = lambda _case: True
+
+    @property
+    def first_command(self) -> str:
+        """The first of what is to be typed."""
+        return re.split(r",? (?:and|or|with) ", self.command)[0]
 
 
 def fallbacks_are_known(case: Case) -> bool:

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ...display import Report, Shown, Table, to_text
+from ...display import Report, Shown, Table, counted, to_text
 from ...errors import ConfigurationError, number, offered, shorten
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
@@ -70,32 +70,32 @@ class Gates(Shown):
 
     speed_up: float = threshold(
         0.22,
-        "a device must be so much faster than the CPU",
-        "less is not worth a second device to keep right; where it also waits, data and batch are looked at first",
+        "how much faster than the CPU a device must be",
+        "a smaller gain is not worth a second device; if that also waits, look at data and batch first",
         RUNBOOK,
         largest=10.0,
     )
     utilisation: float = threshold(
         0.18,
-        "a device that is busy for less waits; its utilisation when idle is taken off",
-        "a device that waits is not slow: data and batch are",
+        "a device that is busy for less than this waits; what it shows when idle is subtracted",
+        "a device that waits is not slow: its data or its batch are",
         RUNBOOK,
     )
     entity_agreement: float = threshold(
         SPAN_AGREEMENT,
-        "so many of the entities must be the same as on the CPU",
-        "fewer is more than near ties",
+        "how many of the entities must be the same as on the CPU",
+        "near ties do not explain that fewer are the same",
         PARITY,
     )
     recall_loss: float = threshold(
         RECALL_LOSS,
-        "no more of the recall of gold entities may be lost",
-        "a model that finds less of what is there is another model",
+        "how much recall of the gold entities may be lost",
+        "a model that finds less is another model",
         PARITY,
     )
     logits: float = threshold(
         TOLERANCES["float32"].logits,
-        "logits in float32 may differ by so much, by more where all entities are the same",
+        "how far logits in float32 may be from those on the CPU; further if all entities are the same",
         SEEN,
         PARITY,
         DIFFERENCE,
@@ -103,7 +103,7 @@ class Gates(Shown):
     )
     gradients: float = threshold(
         TOLERANCES["float32"].gradients,
-        "gradients in float32 may differ by so much, relatively",
+        "how far gradients in float32 may be from those on the CPU, relatively",
         SEEN,
         PARITY,
         DIFFERENCE,
@@ -111,46 +111,46 @@ class Gates(Shown):
     )
     memory_growth: float = threshold(
         GROWTH_GATE,
-        f"more growth over {GATE_EPOCHS} epochs means that something is retained",
-        "caches are emptied at the boundaries of epochs, so what still grows is held",
+        f"memory that grows by more than this over {GATE_EPOCHS} epochs is retained",
+        "caches are emptied after each epoch, so something holds what still grows",
         RUNBOOK,
         largest=10.0,
     )
     headroom: float = threshold(
         HEADROOM_SHARE,
-        "so much of the memory limit must stay free at the batch in use",
-        "one longer text, or one new shape, is then no out of memory",
+        "how much of the memory limit must stay free at the batch in use",
+        "a longer text or a new shape then still fits",
     )
     data_share: float = threshold(
         DATA_SHARE,
-        "no more of a step may be spent on waiting for data",
+        "how much of a step may be spent on waiting for data",
         "without the wait, a third more steps are done",
     )
     transfer_share: float = threshold(
         0.25,
-        "no more of a step may be spent on copies to the device",
+        "how much of a step may be spent on copies to the device",
         "without them, a third more steps are done",
     )
     knee_gain: float = threshold(
         0.1,
-        "no more throughput may be gained at the knee of the sweep than at the batch in use",
-        f"the knee itself leaves {KNEE_GAIN:.0%}, and a gain near that is hardly worth another batch",
+        "how much faster the best batch of a sweep may be than the batch in use",
+        f"a sweep itself leaves {KNEE_GAIN:.0%}, and a gain near that is hardly worth another batch",
         largest=10.0,
     )
     fallback_time: float = threshold(
         0.05,
-        "no more of the time may be spent in what fell back to the CPU",
-        "where it takes less, computing it elsewhere gains little",
+        "how much of the time operators that fall back to the CPU may take",
+        "if they take less, computing them elsewhere gains little",
     )
     fallback_calls: float = threshold(
         0.01,
-        "no more of the calls on MPS may fall back, where no times are known",
+        "how many of the calls on MPS may fall back, if their times are not known",
         "each waits for the GPU and copies there and back, and starting an operator alone takes 25 to 110 microseconds",
         "pytorch#82707, and a choice of this toolkit",
     )
     hours: float = threshold(
         24.0,
-        "work that takes longer goes to several computers",
+        "how long a run on one computer may take",
         "one computer can be spared for a day",
         unit=HOURS,
         largest=1e5,
@@ -190,16 +190,25 @@ class Gates(Shown):
             (name, shown[name], was.get(name, ""), one["says"], one["reason"], one["source"])
             for name, one in about.items()
         )
-        rules = tuple((str(number), *rule.row(shown)) for number, rule in enumerate(MATRIX, 1))
+        words = {**shown, "command": "the first command that the verdict names"}
+        rules = tuple((str(number), *rule.row(words)) for number, rule in enumerate(MATRIX, 1))
         symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
         matrix = "Decision matrix: of the rules that hold, the first decides"
         tables = (
             Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), thresholds),
-            Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules),
-            Table("Symptoms", ("symptom", "likely cause", "what to look at, and with what", "reported in"), symptoms),
+            Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules, folded=True),
+            Table(
+                "Symptoms",
+                ("symptom", "likely cause", "what to look at, and with what", "reported in"),
+                symptoms,
+                folded=True,
+            ),
         )
         sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speed_up=0.3) changes one.",)
-        return Report("Gates", sentences, tables)
+        headline = (
+            f"Gates: the {counted(len(thresholds), 'threshold')} and {counted(len(rules), 'rule')} behind a verdict"
+        )
+        return Report("Gates", sentences, tables, spoken=(headline, *sentences))
 
     def __str__(self) -> str:
         report = self.report()
@@ -329,7 +338,7 @@ class VerdictRule:
         rank: Where it stands in the order of precedence.
         when: When it holds, in words; names of gates in braces stand for their values.
         figures: Returns the figures that speak for it, none if it does not hold.
-        do: One thing to do.
+        do: One thing to do; ``{command}`` stands for what measures the first thing that is not known.
         change: What would change it, in words like ``when``.
     """
 
@@ -341,8 +350,8 @@ class VerdictRule:
     change: str
 
     def row(self, gates: Mapping[str, str]) -> tuple[str, str, str, str]:
-        """Return the rule as a row of a table, with the values of gates as people read them."""
-        return self.when.format(**gates), self.recommendation, self.do, self.change.format(**gates)
+        """Return the rule as a row of a table, with the values of gates as people read them, and what to run next."""
+        return self.when.format(**gates), self.recommendation, self.do.format(**gates), self.change.format(**gates)
 
 
 WRONG = (
@@ -519,16 +528,16 @@ LEANING = VerdictRule(
     SPEED,
     "no other rule holds, though something that may change that is in doubt",
     lambda case: () if any(one.blocks(case) for one in case.needed()) else all_is_well(case),
-    "Look at what is not known.",
-    "What is not known, once it is, or any figure beyond its gate.",
+    "Nothing to do; to be sure, run {command}.",
+    "The figures that it measures, or any other beyond its gate.",
 )
 MEASURING = VerdictRule(
     MEASURE,
     SPEED,
     "no rule holds, and something that matters was not measured",
     lambda _case: (),
-    "Measure what is not known.",
-    "What is not known, once it is measured.",
+    "Run {command}.",
+    "The figures that it measures.",
 )
 
 # The decision matrix, with what is recommended if none of the rules holds.

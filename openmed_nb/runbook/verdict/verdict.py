@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.request import canonical
-from ...display import MARK, Plain, Report, Shown, Table
+from ...display import MARK, OK, WARNING, Plain, Report, Shown, Table
 from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
 from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
 from .evidence import INFERENCE, RANKS, TRAINING, Case, Evidence, Figures, Requirement
-from .gates import FALL_BACK, LEANING, MEASURING, RULES, STAYING, Gates, VerdictRule
+from .gates import FALL_BACK, LEANING, MEASURING, RULES, STAY, STAYING, Gates, VerdictRule
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
@@ -180,28 +180,34 @@ class Verdict(Shown):
     def report(self) -> Report:
         """Return the recommendation with its reasons; the figures are among the figures."""
         reason, figures = self.reason, "; ".join(figure.words for figure in self.reason.figures)
-        sentences = (
+        why = (
             *((LOGIC_ONLY,) if self.simulated else ()),
             f"Why: {'; '.join(reason.when)}.",
             *((f"Figures: {figures}.",) if figures else ()),
             f"What to do: {' '.join(reason.do)}",
             f"What would change it: {' '.join(reason.change)}",
-            *self.not_known,
-            *(f"Beside it: {state}" for state in self.states),
-            *self.cautions,
-            *self.gates.changes,
         )
+        also = (*(f"Beside it: {state}" for state in self.states), *self.cautions, *self.gates.changes)
         others = tuple((one.recommendation, *map("; ".join, (one.when, one.do))) for one in self.others)
         table = Table("Other recommendations that have reasons", ("recommendation", "because", "what to do"), others)
         led = tuple(
             (figure.row[0], one.recommendation, *figure.row[1:]) for one in self.reasons for figure in one.figures
         )
         rest = tuple(row for row in self.evidence.rows() if row[0] not in {row[0] for row in led})
+        unknown = tuple((one.name, "yes" if one in self.before else "no", one.command) for one in self.unknown)
         tables = (
             Table("What led to it", ("figure", "speaks for", "value", "gate", "threshold"), led),
-            Table("What else was measured", ("figure", "value"), rest),
+            Table("What is not known", ("what", "may change the verdict", "how to measure it"), unknown),
+            Table("What else was measured", ("figure", "value"), rest, folded=True),
         )
-        return Report(self.title, sentences, (table,), figures=tables)
+        return Report(
+            title=self.title,
+            sentences=(*why, *self.not_known, *also),
+            tables=(table,),
+            figures=tables,
+            spoken=(self.title, *why, *also),
+            status=OK if self.recommendation == STAY and self.sure else WARNING,
+        )
 
     def logbook_figures(self) -> ReportFigures:
         """Return what a logbook keeps of it: the numbers among its evidence."""
@@ -264,8 +270,11 @@ def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     if not groups:
         staying = ((rule, rule.figures(case)) for rule in (STAYING, LEANING))
         groups[0, ""] = [next((one for one in staying if one[1]), (MEASURING, ()))]
-    reasons = tuple(_reason(holding, gates.shown()) for holding in groups.values())
-    return Verdict(evidence, gates, reasons, case.unmeasured())
+    unknown = case.unmeasured()
+    first = min(unknown, key=lambda one: not one.needed, default=None)
+    shown = {**gates.shown(), "command": first.first_command if first else "nb.doctor()"}
+    reasons = tuple(_reason(holding, shown) for holding in groups.values())
+    return Verdict(evidence, gates, reasons, unknown)
 
 
 def _reason(holding: list[tuple[VerdictRule, Figures]], shown: dict[str, str]) -> Reason:

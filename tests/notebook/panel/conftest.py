@@ -16,17 +16,19 @@ import pytest
 from openmed_nb.models.config import OpenMedConfig
 
 CLASS = re.compile(r"openmed-[a-z0-9-]+|tex2jax_ignore")
-WIDTH = re.compile(r"width:\d{1,3}\.\d\d%")
+STYLE = re.compile(r"([-a-z]+: ?[-\w #%.,()]+;?)*")
 VOID = ("wbr",)
 PLAIN: dict[str, set[str]] = {
-    **{tag: set() for tag in ("thead", "tbody", "tr", "small", "strong", "summary", "wbr", "table")},
-    **{tag: {"class"} for tag in ("p", "h3", "caption")},
+    **{tag: set() for tag in ("thead", "tbody", "tr", "strong", "summary", "wbr", "table", "code")},
+    **{tag: {"class"} for tag in ("h3", "caption")},
+    "p": {"class", "style"},
+    "small": {"style"},
     "details": {"open"},
     "div": {"class", "dir", "role", "style", "aria-hidden"},
     "span": {"class", "aria-hidden"},
     "th": {"scope"},
     "td": {"data-column"},
-    "mark": {"class", "title"},
+    "mark": {"style", "title"},
 }
 """The elements of the panel, each with its attributes."""
 
@@ -69,7 +71,7 @@ class Reader(HTMLParser):
         given = {name: value or "" for name, value in attributes}
         assert given.keys() <= PLAIN[tag], (tag, given)
         assert all(CLASS.fullmatch(one) for one in given.get("class", "").split()), given
-        assert tag != "div" or "style" not in given or _style_is_ours(given["style"]), given
+        assert _style_is_ours(given.get("style", "")), given
         element = Element(tag, given)
         self.open[-1].content.append(element)
         if tag not in VOID:
@@ -91,7 +93,7 @@ class Reader(HTMLParser):
 
 
 def _style_is_ours(style: str) -> bool:
-    return style == "white-space: pre-wrap" or WIDTH.fullmatch(style) is not None
+    return STYLE.fullmatch(style) is not None
 
 
 def read(html: str) -> Element:

@@ -217,7 +217,7 @@ class TestModels:
         answer = view.region("Try it").answer.value
         assert f"on {SESSION.device().device}" in answer
         assert "Annotated in" in answer
-        assert '<mark class="openmed-colour-0"' in answer
+        assert "<mark " in answer
         assert "bundled_<wbr>small" in view.region("Models").table.value
         assert [one.device.split()[0] for one in view.model.state.models] == [home]
         view.click("Unload bundled_small")

@@ -252,7 +252,7 @@ def test_the_static_form_is_complete(computers):
     assert captions == ["Devices", "Environment", "Other variables", "Memory", "The same by typing"]
     for command, _ in COMMANDS:
         assert command in str(state)
-        assert command in state._repr_html_()
+        assert f">{command}</code>" in state._repr_html_()
     assert repr(state) == str(state)
 
 

@@ -1,6 +1,7 @@
 """What a sweep says: the knee in words, why, the tables, the marks of the simulation, and the picture."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -155,8 +156,30 @@ def test_text_has_the_knee_and_no_other_figure():
         "  Memory: counted.",
     ]
     html = FULL._repr_html_()
-    assert all(word in html for word in (FULL.why, FULL.end, "12,800", "30.0 MiB", "did not fit", "knee", "<svg"))
+    assert all(word in html for word in (FULL.why, FULL.end, "12,800", "30.0 MiB", "did not fit", "knee", "<img"))
     assert "<b>" not in replace(FULL, name="<b>x</b>")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "seconds", "heading"),
+    [
+        (TIME, 8, "best batch not found in 8 s; try seconds=60"),
+        (TIME, 90.5, "best batch not found in 90.5 s; try seconds=181"),
+        (LARGEST, 30, "best batch not found; only 1 row tried"),
+    ],
+)
+def test_a_single_size_has_no_knee(stopped, seconds, heading):
+    """Of one size that was measured although larger ones may fit, no form names a knee or advises a batch; it says what to try."""
+    alone = SweepReport("bundled", "annotation", "cpu", (point(1, 2.0),), stopped=stopped, length=128, seconds=seconds)
+
+    assert str(alone).splitlines() == [
+        f"Batch sweep on cpu: {heading}",
+        "  bundled, annotation, rows of 128 tokens.",
+        "  Only 1 row was measured, and a single size has no knee.",
+    ]
+    assert (alone.batch_tokens, alone.best.rows, alone.still_rising) == (None, 1, False)
+    assert not re.search("the knee|knee, |<img|batch_tokens", alone._repr_html_())
+    assert "seconds" not in alone.to_dict()
 
 
 def test_plain_form():
@@ -186,7 +209,7 @@ def test_nothing_fits():
     assert EMPTY.why == EMPTY.end == "Not even 1 row fits into the memory."
     assert EMPTY.why in str(EMPTY)
     assert "nothing fits" in str(EMPTY)
-    assert "<svg" in EMPTY._repr_html_()
+    assert EMPTY.why in EMPTY._repr_html_()
     assert json.dumps(EMPTY.to_dict())
 
 
@@ -207,9 +230,8 @@ def test_picture():
 
 
 def test_the_same_picture_every_time():
-    """The SVG of the same report is the same, and describes itself."""
+    """The picture of the same report is the same, describes itself, and is in the page as an image."""
     first = FULL._repr_html_()
 
     assert first == FULL._repr_html_()
-    assert 'role="img"' in first
-    assert FULL.why in first
+    assert re.search(r'<img alt="[^"]+" src="data:image/svg', first)[0].count(FULL.why) == 1

@@ -1,6 +1,7 @@
 """The verdict: one recommendation for any figures, decided as a table, never surer for knowing less."""
 
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -200,6 +201,23 @@ def test_staying_needs_everything():
 
         assert verdict.recommendation == "measure first"
         assert any(command in sentence for sentence in verdict.not_known)
+        assert verdict.reason.do[0].startswith(f"Run {command}")
+
+
+@pytest.mark.parametrize("area", REQUIREMENTS, ids=lambda area: area.name)
+def test_one_command_to_type_next(area):
+    """Of what measures something that is not known, the first command is one call that can be typed."""
+    assert re.fullmatch(r"nb(\.\w+)+\([^()]*\)", area.first_command)
+    assert area.command.startswith(area.first_command)
+
+
+def test_what_cannot_be_said_yet_names_one_command():
+    """Where nothing was measured, the verdict says in text and HTML which one command to type next, and nothing vaguer."""
+    verdict = judge(Evidence(device="cpu", task="annotation"))
+
+    assert "  What to do: Run nb.sweep(model)." in str(verdict).splitlines()
+    assert "<code>nb.sweep(model)</code>" in verdict._repr_html_()
+    assert "Not known" not in verdict._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -326,7 +344,7 @@ def test_text_and_html():
     """The text is the same for other figures on the same side of their gates; the HTML has each figure once, in words."""
     one = scenario_of("slow_loader", logits=None)
     other = replace(one, speed_up=1.13, utilisation=0.11, shares={"data": 0.56, "forward": 0.44}, texts_per_second=9.0)
-    led, others = judge(one).report().figures
+    led, _unknown, others = judge(one).report().figures
     rows = dict(others.rows)
 
     assert str(judge(one)) == str(judge(other))
@@ -474,7 +492,7 @@ def test_what_a_verdict_rests_on():
 def test_tables_of_a_verdict():
     """What led to a verdict, what else was measured and what else has reasons are tables, each figure with its gate."""
     told = judge(scenario_of("annotation_worth_it", headroom=0.02, shares={"data": 0.5})).report()
-    (others,), (led, measured) = told.tables, told.figures
+    (others,), (led, unknown, measured) = told.tables, told.figures
 
     assert (others.caption, others.columns) == (
         "Other recommendations that have reasons",
@@ -489,6 +507,7 @@ def test_tables_of_a_verdict():
         "gate": "headroom",
         "threshold": "10 %",
     }
+    assert (unknown.caption, unknown.columns[1]) == ("What is not known", "may change the verdict")
     assert (measured.caption, measured.columns) == ("What else was measured", ("figure", "value"))
 
 
