@@ -23,15 +23,8 @@ SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
 # Written by scripts/write_schemas.py.
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
-# What became of a step.
-DONE, FAILED, DIED, HUNG = "done", "failed", "died", "hung"
-
-# The file with the answer of a step, in the folder that its process has for itself.
-ANSWER = "answer.json"
-
-# What to do about a computer that is full.
-DISK_FULL = "Make room on the disk, and run the report again."
-MEMORY_FULL = "Close other programs, and run the report again."
+# What became of a step, beside display.FAILED.
+DONE, DIED, HUNG = "done", "died", "hung"
 
 MASK = "***"
 LAST_LINES, LONGEST_LINE = 30, 300

@@ -166,7 +166,7 @@ def compared_with(record: DeviceReport, other: DeviceReport | None) -> tuple[str
         what = "No report of this processor with this torch and system is shipped yet"
         return f"{what}: CONTRIBUTING.md says how to send this one.", table
     alike = sum(1 / ALIKE <= here / there <= ALIKE for here, there in both.values())
-    return f"{alike} of {counted(len(both), 'figure')} are as in the shipped report of such a computer.", table
+    return f"As in the shipped report of such a computer: {alike} of {counted(len(both), 'figure')}.", table
 
 
 def speeds_of(record: Record) -> dict[str, float]:
@@ -300,7 +300,8 @@ def task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, Any
     return {
         "quick": subject.quick,
         "training": subject.training,
-        "request": subject.request,
+        # Once the device is known, no other one is measured.
+        "request": found.device or subject.request,
         "simulated": {"memory": simulated["installed"], "defects": simulated["defects"]} if simulated else {},
         "device": found.device or "cpu",
         "figures": plain([figure for one in found.steps for figure in one.figures]),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.machine import mps_is_simulated, shown_device
@@ -88,72 +90,35 @@ def parity(asked: Asked) -> Answer:
     return Answer(found, judged=(found,), says=f"{apart}{gradients}; {same}.")
 
 
-@dataclass(frozen=True)
-class ShapeTime:
-    """How long a pass of one shape takes: the first one, in which MPS compiles, and the median of some after it."""
-
-    rows: int
-    length: int  # How many tokens a row has.
-    first: float  # Seconds.
-    again: float
-
-    def __str__(self) -> str:
-        return f"{self.rows} x {self.length}"
-
-
 @dataclass(frozen=True, repr=False)
-class ShapeTimes(Shown):
-    """How long passes of several shapes take, and whether rows alone and together get the same answers.
+class Measured(Shown):
+    """What a step measured for which there is no other report.
 
     Attributes:
-        device: Where they ran.
-        times: One for each shape, in the order in which they ran.
-        difference: The largest difference of a logit of a row alone from the same row among others; ``None`` if that was
-            not looked at.
+        title: What it is.
+        device: Where it was measured, marked if that is simulated.
+        sentences: What it says without figures.
+        findings: What to think of it.
+        values: Its figures, by names that name their units.
         simulated: Whether the device is simulated.
     """
 
+    title: str
     device: str
-    times: tuple[ShapeTime, ...]
-    difference: float | None = None
-    simulated: bool = False
-
-    ALSO = ("findings",)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Whether a row has the answer alone that it has among others."""
-        from ..precision.report import TOLERANCES
-
-        tolerance, name = TOLERANCES["float32"].logits or 0.0, "rows alone and together"
-        if self.difference is None:
-            return ()
-        if self.difference <= tolerance:
-            return (Finding(name, OK, f"every logit is the same within {tolerance:g}"),)
-        what = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
-        return (Finding(name, FAILED, what, "Annotate on the CPU, or with batch_size=1 after parity with it."),)
+    sentences: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+    simulated: bool = field(default_factory=mps_is_simulated)
 
     def report(self) -> Report:
-        """Return what was found; the times stand in the HTML."""
-        rows = tuple((str(one), milliseconds(one.first), milliseconds(one.again)) for one in self.times)
-        times = Table("Shapes (rows x tokens)", ("shape", "first pass", "later passes"), rows)
-        shapes = ", ".join(map(str, self.times))
-        return Report(
-            f"Passes on {self.device}",
-            (f"Rows x tokens: {shapes}.",),
-            (findings_table("", self.findings),),
-            (),
-            (times,),
-        )
+        """Return what was found; the figures stand in the HTML."""
+        rows = tuple((name.replace("_", " "), f"{value:.4g}") for name, value in self.values.items())
+        table, figures = findings_table("", self.findings), Table("Figures", ("figure", "value"), rows)
+        return Report(f"{self.title} on {self.device}", self.sentences, (table,), figures=(figures,))
 
-    def logbook_figures(self) -> ReportFigures:
+    def figures(self, report: str) -> ReportFigures:
         """Return what a logbook keeps of it."""
-        values = {
-            f"{one.rows}_x_{one.length}_{kind}_seconds": vars(one)[kind]
-            for one in self.times
-            for kind in ("first", "again")
-        }
-        return ReportFigures("shapes", MODEL, self.device, None, self.simulated, values)
+        return ReportFigures(report, MODEL, self.device, None, self.simulated, dict(self.values))
 
 
 def milliseconds(seconds: float) -> str:
@@ -164,29 +129,64 @@ def size(amount: float) -> str:
     return in_bytes(round(amount))
 
 
-SHAPES = ((1, 16), (1, 64), (1, 128), (1, 512), (8, 32), (8, 128), (32, 64), (32, 128), (16, 512))
-QUICK_SHAPES = ((1, 32), (8, 32), (1, 128), (8, 128))
-ALONE, TOGETHER, LENGTH = 1, 32, 128
-
-
-def passes(asked: Asked, shapes: Sequence[tuple[int, int]], compared: bool = False) -> ShapeTimes:
-    """Return how long passes of some shapes take on a device; ``compared`` also looks at the answers of rows alone."""
+@contextlib.contextmanager
+def benched(asked: Asked, training: bool = False) -> Iterator[Any]:
+    """Put the model on the device for a block, to annotate with or to train."""
     from ..benches import subject_of
 
-    subject, place = subject_of(MODEL, device=asked.device, arguments={})
+    subject, place = subject_of(MODEL, training=training, device=asked.device, arguments={})
     with put_on_devices(subject, [place]) as benches:
-        bench: Any = benches[place]
-        times = tuple(shape_time(bench, *shape) for shape in shapes)
-        difference = difference_alone(bench, TOGETHER, LENGTH) if compared else None
-        return ShapeTimes(shown_device(place), times, difference, mps_is_simulated())
+        yield benches[place]
 
 
-def shape_time(bench: AnnotationBench, rows: int, length: int) -> ShapeTime:
+def bars(caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str]) -> Picture:
+    return Picture(caption, tuple(Bar(label, one, shown(one)) for label, one in values if math.isfinite(one)))
+
+
+SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
+QUICK_SHAPES = ((1, 32), (8, 32), (1, 128), (8, 128))
+TOGETHER, LENGTH = 32, 128
+
+
+def seconds_of_shape(bench: AnnotationBench, rows: int, length: int) -> tuple[float, float]:
+    """Return how long the first pass of a shape takes, in which MPS compiles, and the median of some after it."""
     workload = replace(bench, length=length).bucket(rows)
     with workload.begun() as batches:
         batch = next(batches)
-        first = workload.seconds(batch)
-        return ShapeTime(rows, length, first, statistics.median(workload.seconds(batch) for _ in range(3)))
+        return workload.seconds(batch), statistics.median(workload.seconds(batch) for _ in range(3))
+
+
+def shapes(asked: Asked) -> Answer:
+    tried = QUICK_SHAPES if asked.quick else SHAPES
+    with benched(asked) as bench:
+        times = {f"{rows} x {length}": seconds_of_shape(bench, rows, length) for rows, length in tried}
+    first, again = (sum(both) for both in zip(*times.values(), strict=True))
+    pairs = [
+        (f"{shape}, {kind}", one)
+        for shape, both in times.items()
+        for kind, one in zip(("first", "later"), both, strict=True)
+    ]
+    values = {f"{name.replace(', ', '_').replace(' ', '_')}_seconds": one for name, one in pairs}
+    found = Measured(
+        "Passes of new shapes", shown_device(asked.device), (f"Rows x tokens: {', '.join(times)}.",), (), values
+    )
+    says = f"The first passes of {len(times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
+    picture = bars("How long a pass takes, by rows x tokens", pairs, milliseconds)
+    return Answer(found, (picture,), figures=(found.figures("shapes"),), says=says)
+
+
+def rows(asked: Asked) -> Answer:
+    with benched(asked) as bench:
+        pairs = [(f"{rows} x {LENGTH}", seconds_of_shape(bench, rows, LENGTH)[1] / rows) for rows in (1, TOGETHER)]
+        difference = difference_alone(bench, TOGETHER, LENGTH)
+    (_, alone), (_, together) = pairs
+    values = {"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference}
+    found = Measured("Rows alone and together", shown_device(asked.device), (), (of_difference(difference),), values)
+    row = f"A row takes {milliseconds(alone)} alone and {milliseconds(together)} among {TOGETHER}"
+    picture = bars("How long each row takes, by rows x tokens", pairs, milliseconds)
+    return Answer(
+        found, (picture,), figures=(found.figures("rows"),), says=f"{row}; logits differ by at most {difference:.2g}."
+    )
 
 
 def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int = 4) -> float:
@@ -202,30 +202,20 @@ def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int 
     return float((torch.cat(each) - together).abs().max())
 
 
-def bars(caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str]) -> Picture:
-    return Picture(caption, tuple(Bar(label, value, shown(value)) for label, value in values))
+def of_difference(difference: float) -> Finding:
+    """Judge whether a row has the answer alone that it has among others; NaN is as bad as any difference.
 
+    Example:
+        >>> of_difference(1e-6).status, of_difference(0.5).status, of_difference(float("nan")).status
+        ('ok', 'failed', 'failed')
+    """
+    from ..precision.report import TOLERANCES
 
-def shapes(asked: Asked) -> Answer:
-    found = passes(asked, QUICK_SHAPES if asked.quick else SHAPES)
-    pairs = [pair for one in found.times for pair in ((f"{one}, first", one.first), (f"{one}, later", one.again))]
-    first, again = sum(one.first for one in found.times), sum(one.again for one in found.times)
-    says = f"The first passes of {len(found.times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
-    picture = bars("How long a pass takes, by rows x tokens", pairs, milliseconds)
-    return Answer(found, (picture,), figures=(found.logbook_figures(),), says=says)
-
-
-def rows(asked: Asked) -> Answer:
-    found = passes(asked, ((ALONE, LENGTH), (TOGETHER, LENGTH)), compared=True)
-    alone, together = (milliseconds(one.again / one.rows) for one in found.times)
-    row = f"A row takes {alone} alone and {together} among {TOGETHER}"
-    pairs = [(str(one), one.again / one.rows) for one in found.times]
-    return Answer(
-        found,
-        (bars("How long each row takes, by rows x tokens", pairs, milliseconds),),
-        figures=(replace(found.logbook_figures(), report="rows"),),
-        says=f"{row}; logits differ by at most {found.difference:.2g}.",
-    )
+    tolerance, name = TOLERANCES["float32"].logits or 0.0, "rows alone and together"
+    if difference <= tolerance:
+        return Finding(name, OK, f"every logit is the same within {tolerance:g}")
+    what = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
+    return Finding(name, FAILED, what, "Annotate on the CPU, or with batch_size=1 after parity with it.")
 
 
 def calibration(asked: Asked) -> Answer:
@@ -235,12 +225,10 @@ def calibration(asked: Asked) -> Answer:
     fastest = max(speed for _tokens, speed in found.speeds)
     values = {"batch_tokens": found.batch_tokens, "tokens_per_second": fastest}
     pairs = [(f"{tokens:,}", speed) for tokens, speed in found.speeds]
-    return Answer(
-        found,
-        (bars("Tokens a second, by tokens at once", pairs, lambda speed: f"{speed:,.0f}"),),
-        figures=(ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values),),
-        says=f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second.",
-    )
+    figures = ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values)
+    says = f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second."
+    picture = bars("Tokens a second, by tokens at once", pairs, lambda speed: f"{speed:,.0f}")
+    return Answer(found, (picture,), figures=(figures,), says=says)
 
 
 def compare(asked: Asked) -> Answer:
@@ -286,12 +274,10 @@ def profile(asked: Asked) -> Answer:
 
 def memory(asked: Asked) -> Answer:
     from ...training.epochs import epochs
-    from ..benches import subject_of
 
     steps = 1 if asked.quick else 4
-    subject, place = subject_of(MODEL, training=True, device=asked.device, arguments={})
-    with put_on_devices(subject, [place]) as benches:
-        workload, loop = benches[place].bucket(4), epochs(10, place)
+    with benched(asked, training=True) as bench:
+        workload, loop = bench.bucket(4), epochs(10, bench.device)
         with workload.begun() as batches:
             for _epoch in loop:
                 for _step in range(steps):
@@ -306,65 +292,43 @@ def memory(asked: Asked) -> Answer:
     return Answer(found, pictures, (found,))
 
 
-@dataclass(frozen=True, repr=False)
-class Agreement(Shown):
-    """What was predicted to leave MPS, and what really did.
-
-    Attributes:
-        predicted: The operators that the forecast says leave MPS.
-        left: Those that did, in an annotation and a training step.
-        on_mps: How many operators were called on MPS; 0 where there is none.
-        verdicts: The forecast and the ledger in a sentence each.
-        simulated: Whether the MPS device is simulated.
-    """
-
-    predicted: tuple[str, ...]
-    left: tuple[str, ...]
-    on_mps: int
-    verdicts: tuple[str, ...]
-    simulated: bool = False
-
-    ALSO = ("findings",)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Whether both agree."""
-        name, bases = "forecast", {one.split(".")[0] for one in self.predicted}
-        if not self.on_mps:
-            return (Finding(name, NOT_APPLICABLE, "nothing was computed on MPS, so nothing could fall back"),)
-        unexpected = [one for one in self.left if one.split(".")[0] not in bases]
-        if unexpected:
-            what = f"{', '.join(unexpected)} left MPS, and the forecast does not say so"
-            return (Finding(name, WARNING, what, "Send this report: the forecast's table lacks it."),)
-        return (Finding(name, OK, "everything that left MPS was predicted"),)
-
-    def report(self) -> Report:
-        """Return both, and whether they agree."""
-        return Report("Fallbacks against the forecast", self.verdicts, (findings_table("", self.findings),))
-
-
 def fallbacks(asked: Asked) -> Answer:
     from ...annotation.loading import load_pipeline
-    from ..benches import TEXTS, subject_of
+    from ..benches import TEXTS
     from ..operators.fallbacks import fallbacks
     from ..operators.forecast import forecast
 
     pipe = load_pipeline(MODEL, device=asked.device)
     predicted = forecast(pipe, training=True)
-    subject, place = subject_of(MODEL, training=True, device=asked.device, arguments={})
-    with put_on_devices(subject, [place]) as benches, fallbacks() as ledger:
+    with benched(asked, training=True) as bench, fallbacks() as ledger:
         pipe(list(TEXTS))
-        workload = benches[place].bucket(2)
+        workload = bench.bucket(2)
         with workload.begun() as batches:
             workload.run(next(batches))
-    found = Agreement(
-        predicted.leaving,
-        ledger.operators,
-        ledger.operators_on_mps,
-        (predicted.verdict, ledger.verdict),
-        mps_is_simulated(),
+    finding = of_fallbacks(predicted.leaving, ledger.operators, ledger.operators_on_mps)
+    said = predicted.verdict, ledger.verdict
+    found = Measured("Fallbacks against the forecast", shown_device(asked.device), said, (finding,))
+    return Answer(
+        found, judged=(predicted, ledger), says=f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
     )
-    return Answer(found, judged=(predicted, ledger))
+
+
+def of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> Finding:
+    """Judge whether the operators that left MPS, of so many that were called on it, are those that were predicted.
+
+    Example:
+        >>> of_fallbacks(["aten::_linalg_eigh"], ["aten::_linalg_eigh.eigenvalues"], 9).status
+        'ok'
+        >>> of_fallbacks([], ["aten::mode"], 9).evidence
+        'aten::mode left MPS, and the forecast does not say so'
+    """
+    name, bases = "forecast", {one.split(".")[0] for one in predicted}
+    if not on_mps:
+        return Finding(name, NOT_APPLICABLE, "nothing was computed on MPS, so nothing could fall back")
+    if unexpected := [one for one in left if one.split(".")[0] not in bases]:
+        what = f"{', '.join(unexpected)} left MPS, and the forecast does not say so"
+        return Finding(name, WARNING, what, "Send this report: the forecast's table lacks it.")
+    return Finding(name, OK, "everything that left MPS was predicted")
 
 
 def logbook(asked: Asked) -> Answer:
@@ -372,7 +336,6 @@ def logbook(asked: Asked) -> Answer:
     from ..logbook.logbook import run_of
     from ..logbook.privacy import SHARED_VARIABLES
 
-    SESSION.use(asked.device, "nb.report()")
     book = logbook(model=MODEL)
     # Where folders are is of this computer alone.
     shared = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}

@@ -16,6 +16,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb.errors import ConfigurationError, Interrupted
+from openmed_nb.runbook.logbook.sections import ReportFigures
 from openmed_nb.runbook.report.record import SCHEMA_FILE, private
 from openmed_nb.runbook.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
 from openmed_nb.runbook.report.steps import STEPS, Step
@@ -190,7 +191,7 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
 
     assert done.returncode == -9
     for process in psutil.process_iter(["cmdline"]):
-        if any("openmed_nb.runbook.report.child" in word for word in process.info["cmdline"] or ()):
+        if any("openmed_nb.runbook.report.running" in word for word in process.info["cmdline"] or ()):
             process.wait(60)
 
 
@@ -254,7 +255,36 @@ def test_compared_with_a_shipped_report(found, tmp_path):
     assert shipped_like(report.subject, tmp_path) == report
     assert shipped_like(other.subject, tmp_path) == other
     assert shipped_like(replace(report.subject, chip="Apple M10"), tmp_path) is None
-    assert compared_with(report, report)[0].startswith("No report of this processor")  # No step has figures.
+    assert compared_with(report, shipped_like(report.subject, tmp_path))[0].startswith(
+        "No report"
+    )  # It has no figures.
+
+
+def test_figures_that_are_compared(found):
+    """Times and rates that both reports have stand side by side; within a factor of 1.5 they are alike."""
+
+    def with_figures(**values):
+        figures = ReportFigures("sweep", "bundled", "mps", None, False, values)
+        return replace(found[0], steps=(replace(found[0].steps[0], figures=(figures,)),))
+
+    ours = with_figures(seconds=2.0, rows_per_second=80.0, points=5, data_seconds=0.0)
+    sentence, table = compared_with(ours, with_figures(seconds=1.0, rows_per_second=100.0, points=9, data_seconds=1.0))
+
+    assert sentence == "As in the shipped report of such a computer: 1 of 2 figures."
+    assert table.rows == (
+        ("sweep, mps: seconds", "2", "1", "2.00"),
+        ("sweep, mps: rows per second", "80", "100", "0.80"),
+    )
+
+
+def test_what_makes_a_report_another_one(found):
+    """Another torch, chip or argument is named with both values; other versions of other packages make no difference."""
+    subject = found[0].subject
+    newer = replace(subject, software=replace(subject.software, torch="9.0", packages={"numpy": "9"}))
+
+    assert list(subject.differences(subject)) == []
+    assert list(newer.differences(subject)) == [f"torch was {subject.software.torch} and is 9.0"]
+    assert list(replace(subject, training=True).differences(subject)) == ["training was False and is True"]
 
 
 def test_shipped_reports_can_be_read():
@@ -281,7 +311,8 @@ def test_each_planted_defect_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--quick"], ["--quick", "--training"]])
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("options", [[], ["--quick", "--training"]])
 def test_a_whole_report(options, tmp_path, capsys):
     """The real steps all have an answer here, in a JSON that keeps its schema, and the exit status says so."""
     status = main(["report", str(tmp_path), *options])
