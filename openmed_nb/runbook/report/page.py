@@ -20,7 +20,7 @@ PAGE_STYLE = """<style>
 body {background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
 section {border-top: 1px solid #8886; margin-top: 2rem;}
 h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-size: 1.2rem;}
-.wide {overflow-x: auto;} .wide th, .wide td {overflow-wrap: anywhere; min-width: 5.5rem;}
+.wide {overflow-x: auto;} .wide th, .wide td {overflow-wrap: anywhere; min-width: 5.5rem;} .wide tbody th {min-width: 7rem;}
 .state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
 .ok {color: var(--good);} .warning {color: var(--doubt);} .failed {color: var(--bad);}
 pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid var(--bad); padding-left: 0.7rem;}
@@ -75,7 +75,7 @@ def section_of(outcome: Outcome) -> str:
     parts += map(picture_of, (one for one in outcome.pictures if one.bars))
     if outcome.report:
         is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
-        whole = f"<summary>All of it, from {outcome.seconds:.0f} seconds</summary>{wide(outcome.report)}"
+        whole = f"<summary>All of it ({outcome.seconds:.0f} s)</summary>{wide(outcome.report)}"
         parts.append(f"<details{is_open}>{whole}</details>")
     return "".join([*parts, "</section>"])
 
