@@ -112,11 +112,10 @@ REGIONS = {
         - button "Reset"
         - table "Devices":
           - rowgroup:
-            - row "device state why what to do":
+            - row "device state why":
               - columnheader "device"
               - columnheader "state"
               - columnheader "why"
-              - columnheader "what to do"
           - rowgroup:
             - row /^mps in force/:
               - rowheader "mps"

@@ -29,7 +29,7 @@ class Fallback(AtModule):
     """An operator that fell back, in one module and one phase.
 
     Attributes:
-        operator: How MPS names it in its messages, such as ``"aten::_linalg_eigh.eigenvalues"``.
+        operator: How MPS names it in its messages, such as ``"aten::special_ndtri.out"``.
         outcome: ``"fell back to the CPU"``, or ``"met an error"`` where falling back is off.
         phase: ``"forward"``, ``"backward"`` or ``"elsewhere"``.
         place: The module that was running; empty in a backward pass, and outside of every module.

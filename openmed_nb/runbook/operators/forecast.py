@@ -292,7 +292,7 @@ class OperatorForecast(AtModule):
     """What becomes of an operator, in one module and one phase.
 
     Attributes:
-        operator: As it is called, such as ``"aten::_linalg_eigh"``; of what is refused also a function of torch, such as
+        operator: As it is called, such as ``"aten::special_ndtri"``; of what is refused also a function of torch, such as
             ``"linear"``, or a tensor, such as ``"buffer scale"``.
         verdict: One of ``VERDICTS``.
         phase: ``"inference"``, ``"forward"``, ``"backward"`` or ``"optimizer"``.
@@ -486,16 +486,16 @@ def forecast(
         TorchUnusable: If torch came without its list of operators.
 
     It cannot see branches of the model's own code on ``device.type``, the inside of operators that others wrote in C++, nor
-    what ``torch.compile`` makes. For torch 2.13 the list is exactly what its macOS binary registers
+    what ``torch.compile`` makes. For torch 2.13.0 and 2.14.1 the list is exactly what their macOS binaries register
     (``scripts/check_forecast.py`` also counts how often torch's own list of what fails on MPS is met).
 
     Example:
         >>> import torch
-        >>> class Values(torch.nn.Module):
-        ...     def forward(self, matrix):
-        ...         return torch.linalg.eigvalsh(matrix)
-        >>> forecast(Values(), torch.eye(3)).leaving
-        ('aten::_linalg_eigh',)
+        >>> class Scores(torch.nn.Module):
+        ...     def forward(self, shares):
+        ...         return torch.special.ndtri(shares)
+        >>> forecast(Scores(), torch.rand(3)).leaving
+        ('aten::special_ndtri',)
     """
     check_flag("training", training)
     with SESSION.told_after(progress):

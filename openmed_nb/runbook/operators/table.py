@@ -75,8 +75,10 @@ CallSite = tuple[
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 # What MPS computes on the CPU even if falling back is off, since which torch (the end of MPSFallback.mm).
-SINGULAR_VALUES = frozenset({"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"})
+RENORM = frozenset({"aten::embedding_renorm_"})
+SINGULAR_VALUES = RENORM | {"aten::linalg_svd", "aten::linalg_svd.U"}
 FORCED = (
+    ((2, 14), RENORM),
     ((2, 8), SINGULAR_VALUES),
     ((2, 6), SINGULAR_VALUES | {"aten::col2im", "aten::upsample_nearest3d.vec"}),
 )
