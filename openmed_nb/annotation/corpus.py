@@ -211,19 +211,15 @@ class CorpusRun(Iterator[Any]):
         """Annotate the texts that are left, telling how many are done; with ``raise``, up to the first that cannot be."""
         tell(len(self.answers))
         for chunk in self.source.answers(self, len(self.answers)):
-            failures = [answer for answer in chunk if isinstance(answer, OpenMedError)]
-            stop = chunk.index(failures[0]) if failures and on_error == "raise" else len(chunk)
-            answered = [
-                (self._pulled.popleft(), str(answer) if isinstance(answer, OpenMedError) else answer)
-                for answer in chunk[:stop]
-            ]
+            stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
+            fingerprints = [self._pulled.popleft() for _ in range(stop)]
             if file:
-                file.append(answered)
-            for one in answered:
-                self.answers.add(*one)
+                answers = (str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk)
+                file.append(zip(fingerprints, answers, strict=False))
+            self.answers.extend(fingerprints, chunk)
             tell(len(self.answers))
             if stop < len(chunk):
-                raise failures[0]
+                raise chunk.failures[stop]
 
     def annotations(self, model: str, show_text: bool) -> Annotations:
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source

@@ -6,13 +6,14 @@ The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_e
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .results import Entity
+from ..errors import OpenMedError
+from .results import Entity, span_of
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -70,6 +71,78 @@ class Units:
     scores: np.ndarray
 
 
+# The entities of a text, or why it has no answer.
+Answer = list[Entity] | OpenMedError
+
+
+@dataclass(frozen=True, repr=False, eq=False)  # A log would show words of texts.
+class AnswerColumns(Sequence[Answer]):
+    """The answers to consecutive texts, ``E`` entities of ``S`` texts in columns; mappings are made for who asks."""
+
+    key: str  # entity_group, or entity for tokens that are not joined
+    names: tuple[str, ...]  # of the labels
+    bounds: np.ndarray  # (S + 1,) int64, where the entities of each text begin; the last is E
+    labels: np.ndarray  # (E,) int64, places in the names
+    scores: np.ndarray  # (E,) float64
+    words: list[str]
+    starts: np.ndarray  # (E,) int64, in characters
+    ends: np.ndarray  # (E,) int64
+    indices: np.ndarray | None = None  # (E,) int64, of tokens that are not joined
+    failures: Mapping[int, OpenMedError] = field(default_factory=dict)  # Such a text has no entities.
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], key: str = "entity_group") -> AnswerColumns:
+        """Return the columns of answers that are not in columns."""
+        lists = [[] if isinstance(answer, OpenMedError) else answer for answer in answers]
+        entities = [entity for one in lists for entity in one]
+        spans = np.array([span_of(entity)[:2] for entity in entities], np.int64).reshape(-1, 2)
+        names = tuple(dict.fromkeys(entity[key] for entity in entities))
+        numbers = {name: number for number, name in enumerate(names)}
+        indices = [entity["index"] for entity in entities if "index" in entity]
+        return cls(
+            key,
+            names,
+            bounds=np.cumsum([0, *map(len, lists)]),
+            labels=np.array([numbers[entity[key]] for entity in entities], np.int64),
+            scores=np.array([entity["score"] for entity in entities], np.float64),
+            words=[entity["word"] for entity in entities],
+            starts=spans[:, 0],
+            ends=spans[:, 1],
+            indices=np.array(indices, np.int64) if indices else None,
+            failures={number: answer for number, answer in enumerate(answers) if isinstance(answer, OpenMedError)},
+        )
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return list(self)[number]
+        place = range(len(self))[number]
+        return self.failures.get(place) or self.entities(*self.bounds[place : place + 2].tolist())
+
+    def __iter__(self) -> Iterator[Answer]:
+        entities = self.entities(0, len(self.words))
+        for place, (first, last) in enumerate(pairwise(self.bounds.tolist())):
+            yield self.failures.get(place) or entities[first:last]
+
+    def entities(self, first: int, last: int) -> list[Entity]:
+        """Return entities as mappings."""
+        key, rows = self.key, slice(first, last)
+        labels = map(self.names.__getitem__, self.labels[rows].tolist())
+        scores, starts, ends = self.scores[rows].tolist(), self.starts[rows].tolist(), self.ends[rows].tolist()
+        columns = zip(labels, scores, self.words[rows], starts, ends, strict=True)
+        if self.indices is None:
+            return [
+                {key: label, "score": score, "word": word, "start": start, "end": end}
+                for label, score, word, start, end in columns
+            ]
+        return [
+            {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
+            for (label, score, word, start, end), index in zip(columns, self.indices[rows].tolist(), strict=True)
+        ]
+
+
 @dataclass(frozen=True)
 class Decoder:
     speller: Speller
@@ -77,52 +150,47 @@ class Decoder:
     strategy: str  # none, simple, first, average or max
     tokens_before: int  # special tokens before a text's own
 
-    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> list[list[Entity]]:
+    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
         """Return the entities of each sequence."""
-        found: list[list[Entity]] = [[] for _ in tokens.owners]
-        if len(tokens):
-            find = self.single_tokens if self.strategy == "none" else self.groups
-            for sequence, entity in find(texts, tokens, predictions):
-                found[sequence].append(entity)
-        return found
+        if not len(tokens):
+            return AnswerColumns.of([[] for _ in tokens.owners])
+        find = self.single_tokens if self.strategy == "none" else self.groups
+        return find(texts, tokens, predictions)
 
-    def single_tokens(
-        self, texts: Sequence[str], tokens: Tokens, predictions: Predictions
-    ) -> Iterator[tuple[int, Entity]]:
-        """Yield every token whose label is an answer, with the number of its sequence."""
+    def single_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
+        """Return every token whose label is an answer."""
         places = np.flatnonzero(self.tables.label_kept[predictions.labels])
-        sequences = tokens.sequences(places)
-        for sequence, label, score, index, word, start, end in zip(
-            sequences.tolist(),
-            predictions.labels[places].tolist(),
-            predictions.scores[places].tolist(),
-            (places - tokens.bounds[sequences] + self.tokens_before).tolist(),
-            self.speller.tokens(texts, tokens, places),
-            tokens.starts[places].tolist(),
-            tokens.ends[places].tolist(),
-            strict=True,
-        ):
-            name = self.tables.names[label]
-            yield sequence, {"entity": name, "score": score, "index": index, "word": word, "start": start, "end": end}
+        return AnswerColumns(
+            "entity",
+            self.tables.names,
+            bounds=np.searchsorted(places, tokens.bounds),
+            labels=predictions.labels[places],
+            scores=predictions.scores[places].astype(np.float64),
+            words=self.speller.tokens(texts, tokens, places),
+            starts=tokens.starts[places],
+            ends=tokens.ends[places],
+            indices=places - tokens.bounds[tokens.sequences(places)] + self.tokens_before,
+        )
 
-    def groups(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Iterator[tuple[int, Entity]]:
-        """Yield every entity that is an answer, with the number of its sequence."""
+    def groups(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
+        """Return every entity that is an answer."""
         units = units_of(tokens, predictions, self.strategy)
         edges = group_edges(tokens, units, self.tables)
-        scores = np.add.reduceat(units.scores.astype(np.float64), edges[:-1]) / np.diff(edges)
+        scores = np.add.reduceat(units.scores, edges[:-1], dtype=np.float64) / np.diff(edges)
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
         firsts, lasts = units.firsts[edges[kept]], units.lasts[edges[kept + 1] - 1]
-        for sequence, label, score, word, start, end in zip(
-            tokens.sequences(firsts).tolist(),
-            units.labels[edges[kept]].tolist(),
-            scores[kept].tolist(),
-            self.speller.stretches(texts, tokens, firsts, lasts, None if self.strategy == "simple" else units.firsts),
-            tokens.starts[firsts].tolist(),
-            tokens.ends[lasts - 1].tolist(),
-            strict=True,
-        ):
-            name = self.tables.groups[label]
-            yield sequence, {"entity_group": name, "score": score, "word": word, "start": start, "end": end}
+        return AnswerColumns(
+            "entity_group",
+            self.tables.groups,
+            bounds=np.searchsorted(firsts, tokens.bounds),
+            labels=units.labels[edges[kept]],
+            scores=scores[kept],
+            words=self.speller.stretches(
+                texts, tokens, firsts, lasts, None if self.strategy == "simple" else units.firsts
+            ),
+            starts=tokens.starts[firsts],
+            ends=tokens.ends[lasts - 1],
+        )
 
 
 def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
@@ -147,16 +215,15 @@ def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
 def word_starts(tokens: Tokens) -> np.ndarray:
     """Return the positions of the tokens that begin a word; every sequence begins with one."""
     begins = ~tokens.subwords
-    begins[tokens.bounds[:-1][np.diff(tokens.bounds) > 0]] = True
+    begins[tokens.sequence_starts] = True
     return np.flatnonzero(begins)
 
 
 def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray:
     """Return where each group begins among the units, and one past the last: a new kind, a B- label, a new sequence."""
-    kinds, sequences = tables.kinds[units.labels], tokens.sequences(units.firsts)
-    begins = tables.begins[units.labels]
-    begins[1:] |= (kinds[1:] != kinds[:-1]) | (sequences[1:] != sequences[:-1])
-    begins[0] = True
+    kinds, begins = tables.kinds[units.labels], tables.begins[units.labels]
+    begins[1:] |= kinds[1:] != kinds[:-1]
+    begins[np.searchsorted(units.firsts, tokens.sequence_starts)] = True
     return np.append(np.flatnonzero(begins), len(begins))
 
 
@@ -165,7 +232,7 @@ class Speller:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[bytes, str] = {}
+        self._known: dict[bytes | None, str] = {}
 
     def tokens(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
         """Return tokens as they stand in the vocabulary, or in the text if the vocabulary does not have them."""
@@ -177,28 +244,36 @@ class Speller:
 
     def stretches(
         self, texts: Sequence[str], tokens: Tokens, firsts: np.ndarray, lasts: np.ndarray, words: np.ndarray | None
-    ) -> Iterator[str]:
-        """Yield the text of stretches of tokens: the tokens of each word are joined, then the words; without words, the tokens."""
+    ) -> list[str]:
+        """Return the text of stretches of tokens: the tokens of each word are joined, then the words; without words, the tokens."""
         begins = np.zeros(len(tokens), np.int64)
         if words is not None:
             begins[words] = 1
         # The text depends on the ids and on where words begin; on what the person wrote only if a token is unknown.
         spelling, width = (tokens.ids * 2 + begins).tobytes(), begins.itemsize
+        edges = zip((firsts * width).tolist(), (lasts * width).tolist(), strict=True)
+        keys: list[bytes | None] = [spelling[first:last] for first, last in edges]
         unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
-        read = unknown[lasts] > unknown[firsts]
+        for number in np.flatnonzero(unknown[lasts] > unknown[firsts]).tolist():
+            keys[number] = None
         if len(self._known) > REMEMBERED:
             self._known.clear()
-        for first, last, in_text in zip(firsts.tolist(), lasts.tolist(), read.tolist(), strict=True):
-            key = spelling[first * width : last * width]
-            text = None if in_text else self._known.get(key)
+        spelled = [self._known.get(key, "") for key in keys]
+        missing = [number for number, key in enumerate(keys) if key not in self._known]
+        stretches = [range(firsts[number], lasts[number]) for number in missing]
+        pieces = iter(self.tokens(texts, tokens, np.fromiter(chain.from_iterable(stretches), np.int64)))
+        for number, stretch in zip(missing, stretches, strict=True):
+            names, key = list(islice(pieces, len(stretch))), keys[number]
+            text = self._known.get(key)  # Of an equal stretch just before.
             if text is None:
-                pieces = self.tokens(texts, tokens, np.arange(first, last))
-                edges = [*np.flatnonzero(begins[first:last]).tolist(), last - first]
-                joined = [self.join(pieces[begin:end]) for begin, end in pairwise(edges)]
-                text = self.join(pieces if words is None else joined)
-                if not in_text:
+                if words is not None:
+                    places = np.append(np.flatnonzero(begins[stretch.start : stretch.stop]), len(stretch)).tolist()
+                    names = [self.join(names[first:last]) for first, last in pairwise(places)]
+                text = self.join(names)
+                if key is not None:
                     self._known[key] = text
-            yield text
+            spelled[number] = text
+        return spelled
 
     def join(self, pieces: list[str]) -> str:
         """Return pieces as the tokenizer's decoder puts them together."""

@@ -17,6 +17,8 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from .decoding import AnswerColumns
+
 
 HIDDEN = "(the text is hidden)"
 
@@ -119,9 +121,28 @@ class Answers(Sequence[list[Entity]]):
         self._bounds.append(len(self._scores))
         self.fingerprints.append(fingerprint)
 
+    def extend(self, fingerprints: Sequence[int], answers: AnswerColumns) -> None:
+        """Add the answers to the next texts, one for each fingerprint."""
+        count, before, known = len(fingerprints), len(self._scores), self._known
+        last = int(answers.bounds[count])
+        self._key = answers.key
+        self._labels += map(answers.names.__getitem__, answers.labels[:last].tolist())
+        words = answers.words[:last]
+        self._words += map(known.setdefault, words, words)
+        self._scores.frombytes(answers.scores[:last].tobytes())
+        self._starts.frombytes(answers.starts[:last].tobytes())
+        self._ends.frombytes(answers.ends[:last].tobytes())
+        if answers.indices is not None:
+            self._indices.frombytes(answers.indices[:last].tobytes())
+        errors = {len(self) + place: str(error) for place, error in answers.failures.items() if place < count}
+        # Only from here on the answers count: adding them may be interrupted.
+        self.fingerprints.extend(fingerprints)
+        self.errors.update(errors)
+        self._bounds.frombytes((answers.bounds[1 : count + 1] + before).tobytes())
+
     def items(self) -> Iterator[Answered]:
         """Yield the fingerprint and the answer of each text, in the form that :meth:`add` takes."""
-        for number, fingerprint in enumerate(self.fingerprints):
+        for number, fingerprint in zip(range(len(self)), self.fingerprints, strict=False):
             yield fingerprint, self.errors.get(number, self[number])
 
     def __len__(self) -> int:

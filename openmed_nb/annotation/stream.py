@@ -6,14 +6,14 @@ While the device computes one chunk, the host decodes the one before and tokenis
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import OpenMedError, UnreadableText
-from .decoding import Decoder, Predictions, word_starts
+from .decoding import Answer, AnswerColumns, Decoder, Predictions, word_starts
 from .forward import Batch, Budget, ForwardRun, Network, collect, plan_batches, start
 from .references import Reference, read
 from .results import Entity
@@ -31,9 +31,6 @@ CHUNK_BATCHES, CHUNK_TOKENS = 8, 16384
 
 # About how long a token of English text is.
 CHARACTERS_PER_TOKEN = 4
-
-# The entities of a text, or why it has no answer.
-Answer = list[Entity] | OpenMedError
 
 
 def check_text(text: object, name: str = "The text") -> None:
@@ -155,7 +152,7 @@ class Annotator:
     budget: Budget
     join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
 
-    def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[list[Answer]]:
+    def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
         While the device computes the first batch of a chunk, the chunk before is decoded and the next one tokenised; it
@@ -181,11 +178,11 @@ class Annotator:
         if chunk.error:
             raise chunk.error
 
-    def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[list[Answer], Budget]:
+    def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[AnswerColumns, Budget]:
         """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
         prepared = self.prepare(chunk)
         if prepared is None:
-            return [], budget
+            return AnswerColumns.of([]), budget
         run = ForwardRun(prepared.tokens, prepared.windows)
         start(self.network, run, self.batches(prepared, budget))
         return self.decode(prepared, collect(run, self.network)), budget.within(run.fitting)
@@ -232,21 +229,24 @@ class Annotator:
         windows = plan_windows(tokens.bounds, word_starts(tokens), settings.limit)
         return Prepared(chunk.first, readable, failures, tokens, windows)
 
-    def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> list[Answer]:
+    def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> AnswerColumns:
         """Return the answer to every text of a chunk; this is work of the host alone."""
         predictions, unanswered = collected
         tokens = prepared.tokens
         found = self.decoder.entities(prepared.texts, tokens, predictions)
-        entities: list[list[Entity]] = [[] for _ in prepared.texts]
         failures = dict(prepared.failures)
-        for sequence, text in enumerate(tokens.owners.tolist()):
-            entities[text] += found[sequence]
-            if sequence in unanswered:
-                error = unanswered[sequence]
-                failures[text] = type(error)(f"Text {prepared.first + text}: {error.what}", error.remedy)
-        for text in np.flatnonzero(np.bincount(tokens.owners) > 1).tolist():
-            entities[text] = self.join(entities[text])
-        return [failures.get(place, answer) for place, answer in enumerate(entities)]
+        for sequence, error in unanswered.items():
+            text = int(tokens.owners[sequence])
+            failures[text] = type(error)(f"Text {prepared.first + text}: {error.what}", error.remedy)
+        # The sequences of a text stand together.
+        firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
+        several = np.diff(firsts) > 1
+        found = replace(found, bounds=found.bounds[firsts])
+        if not failures and not several.any():
+            return found
+        lists = map(entities_of, found)
+        joined = [self.join(one) if both else one for one, both in zip(lists, several.tolist(), strict=True)]
+        return AnswerColumns.of([failures.get(place, one) for place, one in enumerate(joined)], found.key)
 
 
 def entities_of(answer: Answer) -> list[Entity]:
@@ -260,7 +260,7 @@ def entities_of(answer: Answer) -> list[Entity]:
 class Source:
     """What answers a run over many texts: a pipeline of this process, or the workers of a cluster."""
 
-    answers: Callable[[Iterable[Any], int], Iterator[list[Answer]]]  # from texts and the number of the first
+    answers: Callable[[Iterable[Any], int], Iterator[AnswerColumns]]  # from texts and the number of the first
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str
     shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each

@@ -36,6 +36,9 @@ SAMPLES = ("a", "the", "1", ".", "中")
 
 SPACE = ord(" ")
 
+# The length of a token whose name does not tell it: longer than all texts.
+UNTOLD = 1 << 40
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -155,6 +158,12 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def sequence_starts(self) -> np.ndarray:
+        """The position of the first token of each sequence that has one."""
+        starts: np.ndarray = self.bounds[:-1][np.diff(self.bounds) > 0]
+        return starts
+
     def sequences(self, positions: np.ndarray) -> np.ndarray:
         """Return the number of the sequence that each token position is in."""
         return np.searchsorted(self.bounds, positions, side="right") - 1
@@ -270,28 +279,80 @@ def assemble(
     encodings: Sequence[Encoding | Joined],
     owners: np.ndarray,
     texts: Sequence[str],
-    shift: np.ndarray | int = 0,
+    shift: np.ndarray | None = None,
 ) -> Tokens:
-    """Return encodings as one flat value, their offsets shifted by ``shift`` characters."""
+    """Return encodings as one flat value; ``shift`` says at which character the word of each token begins, if texts are split."""
     bounds = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
-    if any(isinstance(encoding, Joined) for encoding in encodings):
-        offsets = np.concatenate([np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings])
-    else:
-        pairs = chain.from_iterable(encoding.offsets for encoding in encodings)
-        offsets = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2)
-    starts, ends = offsets[:, 0] + shift, offsets[:, 1] + shift
-    if getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None):
-        # A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
-        # transformers' TokenClassificationPipeline.gather_pre_entities.
-        distinct, places = np.unique(ids, return_inverse=True)
+    prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+    starts, ends = np.empty_like(ids), np.empty_like(ids)
+    told = np.zeros(len(encodings), bool)  # whether the names of a text's tokens tell where they stand
+    if prefix:
+        distinct = np.flatnonzero(np.bincount(ids))  # Much faster than to sort them.
         names = tokenizer.convert_ids_to_tokens(distinct.tolist())
-        subwords = np.fromiter(map(len, names), np.int64, len(names))[places] != ends - starts
-    else:
-        subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
+        table = np.zeros(distinct.max(initial=0) + 1, np.int64)
+        table[distinct] = [*map(len, names)]
+        lengths = table[ids]
+        if shift is None and len(texts) == len(encodings) and cuts_like_bert(tokenizer):
+            untold = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder}
+            table[distinct] = [
+                UNTOLD if number in untold else len(name.removeprefix(prefix))
+                for number, name in zip(distinct.tolist(), names, strict=True)
+            ]
+            starts, ends, told = spans_by_length(texts, table[ids], bounds)
+    if not told.all():
+        others = [encoding.offsets for encoding, known in zip(encodings, told.tolist(), strict=True) if not known]
+        offsets = np.fromiter(chain.from_iterable(chain.from_iterable(others)), np.int64).reshape(-1, 2)
+        inside = np.repeat(~told, np.diff(bounds))
+        starts[inside], ends[inside] = offsets.T
+    if shift is not None:
+        starts, ends = starts + shift, ends + shift
+    # A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
+    # transformers' TokenClassificationPipeline.gather_pre_entities.
+    longer = lengths != ends - starts if prefix else None
+    subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds))) if longer is None else longer
     if tokenizer.unk_token_id is not None:
         subwords &= ids != tokenizer.unk_token_id
     return Tokens(ids, starts, ends, subwords, bounds, owners)
+
+
+def cuts_like_bert(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tell whether a tokenizer keeps the characters of Western texts in their order, but for white space and controls."""
+    backend = tokenizer.backend_tokenizer
+    parts = [type(part).__name__ for part in (backend.normalizer, backend.pre_tokenizer, backend.model)]
+    return parts == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+
+
+def spans_by_length(
+    texts: Sequence[str], lengths: np.ndarray, bounds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return where tokens start and end in their texts, as their lengths tell, ``(T,)``, and in which texts they do, ``(S,)``.
+
+    They do where a text has no character that BERT changes to several or leaves out, but for white space, and as many as
+    its tokens. To ask the tokenizers library for offsets takes longer than a large GPU takes to read the tokens.
+    """
+    western = [western_bytes(text) for text in texts]
+    codes = np.frombuffer(b"".join(western), np.uint8)
+    kept = np.flatnonzero((codes != ord(" ")) & (codes != ord("\n")) & (codes != ord("\r")) & (codes != ord("\t")))
+    begins = np.array([0, *accumulate(map(len, western))])
+    before, read = np.searchsorted(kept, begins), np.append(0, np.cumsum(lengths))
+    told: np.ndarray = np.diff(before) == np.diff(read[bounds])
+    if not len(kept):
+        return np.empty_like(lengths), np.empty_like(lengths), told
+    counts = np.diff(bounds)
+    # The place of the first character of each token among those that are kept; anything where a text does not tell.
+    firsts = read[:-1] + np.repeat(before[:-1] - read[bounds[:-1]], counts)
+    text_begins = np.repeat(begins[:-1], counts)
+    starts, ends = kept.take(firsts, mode="clip"), kept.take(firsts + lengths - 1, mode="clip") + 1
+    return starts - text_begins, ends - text_begins, told
+
+
+def western_bytes(text: str) -> bytes:
+    """Return a byte for each character of a text, nothing if a character is not of Western Europe's code page."""
+    try:
+        return text.encode("ascii" if text.isascii() else "cp1252")
+    except UnicodeEncodeError:
+        return b""
 
 
 def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:

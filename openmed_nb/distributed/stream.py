@@ -17,8 +17,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..annotation.decoding import AnswerColumns
 from ..annotation.references import Reference, absolute, check_series
-from ..annotation.stream import END, Answer, Chunk, Source, in_chunks, unreadable
+from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedWarning, WorkerKilled
 from ..models.registry import BUNDLED
 from . import worker
@@ -70,7 +71,7 @@ class ClusterAnnotator:
     split: bool = False  # Whether texts are lists of words.
     patience: float = PATIENCE  # After how many seconds without a working worker a run ends.
 
-    def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[list[Answer]]:
+    def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts in order, chunk by chunk; errors count texts from ``first``.
 
         What ends it early, such as an error of the stream itself, is raised after the answers to all texts before it.
@@ -84,7 +85,7 @@ class ClusterAnnotator:
 
         return while_workers_last(self.in_order(in_chunks(while_connected(), self.characters, first, LEAST)))
 
-    def in_order(self, chunks: Iterator[Chunk]) -> Generator[list[Answer]]:
+    def in_order(self, chunks: Iterator[Chunk]) -> Generator[AnswerColumns]:
         """Yield the answers to chunks in their order; chunks under way are cancelled when nobody wants more."""
         under_way = UnderWay()
         error: Exception | None = None
@@ -120,7 +121,7 @@ class ClusterAnnotator:
         """Send a chunk out with its texts in the task, so that they survive any worker."""
         return submit(self.client, worker.answers_of, self.work, chunk, retries=RETRIES)
 
-    def finished(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[list[Answer]]:
+    def finished(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[AnswerColumns]:
         """Yield the answers to a chunk; if it ends its workers, wait for the other chunks and run it text by text."""
         from distributed import KilledWorker
 
@@ -134,19 +135,20 @@ class ClusterAnnotator:
             cancel(self.client, [future])
             ask_workers(self.client, ended, self.patience)
             for place, text in enumerate(chunk.texts):
-                yield [self.alone(Chunk(chunk.first + place, [text]))]
+                yield self.alone(Chunk(chunk.first + place, [text]))
 
-    def alone(self, chunk: Chunk) -> Answer:
+    def alone(self, chunk: Chunk) -> AnswerColumns:
         """Return the answer to a chunk of one text, or that it ends its worker; nothing else is under way."""
         from distributed import KilledWorker
 
         try:
-            answers: list[Answer] = compute(self.client, self.submit(chunk), self.patience)
+            answers: AnswerColumns = compute(self.client, self.submit(chunk), self.patience)
         except KilledWorker as error:
             times, host = error.allowed_failures + 1, host_of(error.last_worker.address)
             what = f"Text {chunk.first} ended the worker that read it {times} times, the last one on {host}."
-            return WorkerKilled(what, "Read it alone; it may need more memory than a worker has.")
-        return answers[0]
+            killed = WorkerKilled(what, "Read it alone; it may need more memory than a worker has.")
+            return AnswerColumns.of([killed])
+        return answers
 
 
 def sendable(text: Any, number: int, split: bool) -> Any:
@@ -159,14 +161,15 @@ def sendable(text: Any, number: int, split: bool) -> Any:
     return unreadable(text, number, split) or ([*map(str.__str__, text)] if split else str.__str__(text))
 
 
-def while_workers_last(answers: Generator[list[Answer]]) -> Iterator[list[Answer]]:
+def while_workers_last(answers: Generator[AnswerColumns]) -> Iterator[AnswerColumns]:
     """Yield answers until too many texts in a row have ended their workers; then raise ``ClusterUnusable``."""
     in_a_row = 0
     with contextlib.closing(answers):
         for some in answers:
             yield some
-            for answer in some:
-                in_a_row = 0 if isinstance(answer, list) else in_a_row + isinstance(answer, WorkerKilled)
+            for place in range(len(some)):
+                failure = some.failures.get(place)
+                in_a_row = in_a_row + isinstance(failure, WorkerKilled) if failure else 0
             if in_a_row >= MOST_KILLED:
                 what = f"{MOST_KILLED} texts in a row ended every worker that read them, each of them alone."
                 remedy = (

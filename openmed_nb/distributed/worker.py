@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..annotation.decoding import AnswerColumns
 from ..annotation.forward import Budget
 from ..annotation.loading import create_pipeline
 from ..annotation.resume import settings_of
-from ..annotation.stream import Annotator, Answer, Chunk, chunk_characters
+from ..annotation.stream import Annotator, Chunk, chunk_characters
 from ..errors import OpenMedError, OpenMedWarning
 from ..models.config import OpenMedConfig
 from ..session import SESSION
@@ -67,7 +68,7 @@ async def get_ready(work: Work, dask_worker: Any = None) -> Ready:
     return await in_thread_of_tasks(dask_worker, lambda: loaded(work).ready)
 
 
-def answers_of(work: Work, chunk: Chunk) -> list[Answer]:
+def answers_of(work: Work, chunk: Chunk) -> AnswerColumns:
     """Return the answers to a chunk of texts, if this worker is like the others; every task of a run calls this."""
     with named_host():
         found = loaded(work)

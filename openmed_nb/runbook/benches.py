@@ -40,9 +40,10 @@ from .workloads import (
 if TYPE_CHECKING:
     import torch
 
+    from ..annotation.decoding import AnswerColumns
     from ..annotation.forward import Batch
     from ..annotation.pipeline import AnnotationPipeline
-    from ..annotation.stream import Annotator, Answer, Prepared
+    from ..annotation.stream import Annotator, Prepared
 
     # Texts, tokenised and filled into batches, with the arrays, or the outputs, of each batch.
     Filled = tuple[Prepared, list[Batch], list[Any]]
@@ -102,7 +103,7 @@ class AnnotationBench:
             while True:
                 yield filled(annotator, list(itertools.islice(texts, size)))
 
-        def decode(done: Filled) -> list[Answer]:
+        def decode(done: Filled) -> AnswerColumns:
             from ..annotation.forward import ForwardRun, settled
 
             prepared, batches, outputs = done

@@ -176,5 +176,5 @@ def test_nothing(tokenizer):
     """No texts have no answers, and texts without tokens have empty ones."""
     nothing = Predictions(np.zeros(0, np.int64), np.zeros(0, np.float32))
     decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
-    assert decoder.entities([], tokenise(tokenizer, []), nothing) == []
-    assert decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing) == [[], []]
+    assert list(decoder.entities([], tokenise(tokenizer, []), nothing)) == []
+    assert list(decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing)) == [[], []]
