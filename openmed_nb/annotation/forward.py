@@ -11,13 +11,14 @@ import functools
 import inspect
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK, array_to_device, synchronize, to_array, towards_host
+from ..devices.backend import TENSOR_LOCK, arrays_to_device, synchronize, to_array, towards_host
 from ..devices.linear import attention_without_plans, fast_linear
 from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload_remedy
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
@@ -38,6 +39,8 @@ SHORTEST, LENGTHS, STEP = 16, 7, 8
 PROBED_LENGTH = 32
 
 Inputs = dict[str, np.ndarray]
+Moved = dict[str, Any]  # The same as tensors on the device.
+Outputs = Sequence[tuple["Batch", Sequence[np.ndarray]]]  # Of each batch labels and scores, or all probabilities.
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,14 @@ class Network:
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
+        return self.started(*self.moved([inputs]))
+
+    def started(self, moved: Moved) -> tuple[torch.Tensor, ...]:
+        """Start a forward pass over a batch that is on the device."""
         import torch
 
         with torch.no_grad():
-            return self.answers(self.logits(inputs))
+            return self.answers(self.logits_of(moved))
 
     def arrays(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None = None) -> Inputs:
         """Return the arrays that the model takes of those that describe rows, each int64 of ``(rows, length)``."""
@@ -153,15 +160,15 @@ class Network:
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
         """Start a forward pass; return the logits of all labels, ``(rows, length, labels)``, on the model's device."""
-        return self.logits_of(self.moved(inputs))
+        return self.logits_of(*self.moved([inputs]))
 
-    def moved(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Copy a batch to the model's device; on CUDA the copy may still be under way, and MPS waits for all before it."""
-        # One copy instead of two or three.
-        packed = array_to_device(np.stack(list(inputs.values())), self.model.device)
-        return {name: packed[place] for place, name in enumerate(inputs)}
+    def moved(self, batches: Sequence[Inputs]) -> list[Moved]:
+        """Start to copy batches to the model's device, all at once."""
+        arrays = [array for inputs in batches for array in inputs.values()]
+        tensors = iter(arrays_to_device(arrays, self.model.device))
+        return [dict(zip(inputs, tensors, strict=False)) for inputs in batches]
 
-    def logits_of(self, moved: dict[str, torch.Tensor]) -> torch.Tensor:
+    def logits_of(self, moved: Moved) -> torch.Tensor:
         device, size = self.model.device, moved["input_ids"].numel()
         with contextlib.nullcontext() if self.compiled else fast_linear(device, size), attention_without_plans(device):
             output = self.model(**moved)
@@ -190,27 +197,47 @@ class ForwardRun:
     tokens: Tokens
     windows: Windows
     devices: set[torch.device] = field(default_factory=set)  # another thread may move the model in between
+    # Batches that are on the device but not started, or that did not fit there together.
+    waiting: deque[tuple[Batch, Moved | None]] = field(default_factory=deque)
     outputs: list[tuple[Batch, tuple[torch.Tensor, ...]]] = field(default_factory=list)  # may not be computed yet
     failures: dict[int, OpenMedError] = field(default_factory=dict)  # windows that do not fit in memory alone
     error: Exception | None = None  # what ended the run early
     fitting: int = sys.maxsize  # how many tokens at once fit in memory, as far as is known
 
 
-def start(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
-    """Start batches on the model's device; an error is kept in the run, for when its turn comes."""
+def copy(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
+    """Copy the batches of a run to the model's device, all at once if they fit there."""
     with TENSOR_LOCK:
         run.devices.add(network.model.device)
         try:
-            for batch in batches if run.error is None else ():
-                start_batch(network, run, batch)
+            moved = network.moved([fill(run.tokens, run.windows, batch, network) for batch in batches])
+            run.waiting.extend(zip(batches, moved, strict=True))
+        except Exception as error:  # noqa: BLE001 - of a device, and raised in collect
+            if is_out_of_memory(error):
+                empty_cache(str(network.model.device))
+                run.waiting.extend((batch, None) for batch in batches)
+            else:
+                run.error = error
+
+
+def start(network: Network, run: ForwardRun, count: int | None = None) -> None:
+    """Start the first batches that wait, or all, on the model's device; an error is kept for when its turn comes."""
+    with TENSOR_LOCK:
+        run.devices.add(network.model.device)
+        try:
+            for _ in range(len(run.waiting) if count is None else min(count, len(run.waiting))):
+                start_batch(network, run, *run.waiting.popleft())
         except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
             run.error = error
+            run.waiting.clear()
 
 
-def start_batch(network: Network, run: ForwardRun, batch: Batch) -> None:
+def start_batch(network: Network, run: ForwardRun, batch: Batch, moved: Moved | None = None) -> None:
     """Start one batch; if memory is short, its halves; a single window that does not fit becomes a failure."""
     try:
-        run.outputs.append((batch, network(fill(run.tokens, run.windows, batch, network))))
+        if moved is None or moved["input_ids"].device != network.model.device:  # The model was moved meanwhile.
+            (moved,) = network.moved([fill(run.tokens, run.windows, batch, network)])
+        run.outputs.append((batch, network.started(moved)))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -256,9 +283,9 @@ def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> In
     return network.arrays(ids, (columns >= -before) & (columns < counts + len(frame.after)), types)
 
 
-def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Wait for a run and return the predictions for every token, and the failures by sequence."""
-    outputs: list[tuple[Batch, list[np.ndarray]]] = []
+def collect(run: ForwardRun, network: Network) -> Outputs:
+    """Wait for a run and return the outputs of its batches, for :func:`settled`."""
+    outputs: Outputs = []
     try:
         with TENSOR_LOCK:
             for device in run.devices:
@@ -266,6 +293,7 @@ def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, O
             outputs = [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
     except Exception as error:  # noqa: BLE001 - some errors of a device come only now
         run.error = run.error or error
+    run.outputs.clear()
     if isinstance(run.error, ModelUnusable):
         raise run.error
     if run.error is not None:
@@ -273,12 +301,10 @@ def collect(run: ForwardRun, network: Network) -> tuple[Predictions, dict[int, O
         raise DeviceUnavailable(
             what, f"Restart the kernel, or use {elsewhere(network.model.device.type)}."
         ) from run.error
-    return settled(run, network, outputs)
+    return outputs
 
 
-def settled(
-    run: ForwardRun, network: Network, outputs: Sequence[tuple[Batch, Sequence[np.ndarray]]]
-) -> tuple[Predictions, dict[int, OpenMedError]]:
+def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predictions, dict[int, OpenMedError]]:
     """Return the outputs of all batches in the order of the tokens, and why some sequences have no answer.
 
     Each token has its prediction from the window that owns it.

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..devices.backend import TENSOR_LOCK
+from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError, cause, given_path
 from ..models.loading import packed_layers
 from .references import Reference
@@ -76,7 +76,7 @@ def fingerprint_of_model(pipe: AnnotationPipeline) -> str:
     """Return a short text that tells a model from others: its labels, its tokenizer, and a sample of each weight."""
     digest = hashlib.blake2b(repr(sorted(pipe.model.config.id2label.items())).encode(), digest_size=8)
     backend = pipe.tokenizer.backend_tokenizer
-    with TENSOR_LOCK:
+    with TENSOR_LOCK, TOKENIZER_LOCK:
         backend.no_truncation()
         backend.no_padding()
         digest.update(backend.to_str().encode())

@@ -5,7 +5,10 @@ While the device computes one chunk, the host decodes the one before and tokenis
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -14,12 +17,13 @@ import numpy as np
 
 from ..errors import OpenMedError, UnreadableText
 from .decoding import Answer, AnswerColumns, Decoder, Predictions, word_starts
-from .forward import Batch, Budget, ForwardRun, Network, collect, plan_batches, start
+from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .references import Reference, read
 from .results import Entity
 from .tokens import Tokens, Truncation, Windows, plan_windows, tokenise, tokenise_words
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 
@@ -155,26 +159,26 @@ class Annotator:
     def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
-        While the device computes the first batch of a chunk, the chunk before is decoded and the next one tokenised; it
-        is only the first batch, because many models wait for the device when they look at their mask.
+        While the device computes a chunk, the chunk before is decoded and the next one tokenised, by another thread: many
+        models wait for the device when they look at their mask.
         """
         chunks = in_chunks(texts, chunk_characters(self.budget), first)
-        budget, finished = self.budget, None
+        budget, decoding = self.budget, None
         chunk = next(chunks, END)
         prepared = self.prepare(chunk)
-        while prepared:
-            run, batches = ForwardRun(prepared.tokens, prepared.windows), self.batches(prepared, budget)
-            start(self.network, run, batches[:1])
-            if finished:
-                yield self.decode(*finished)
-            chunk = next(chunks, END)
-            following = self.prepare(chunk)
-            start(self.network, run, batches[1:])
-            finished = prepared, collect(run, self.network)
-            budget = budget.within(run.fitting)
-            prepared = following
-        if finished:
-            yield self.decode(*finished)
+        with beside(self.network.model.device) as begin:
+            while prepared:
+                run = self.begun(prepared, budget)
+                if decoding:
+                    yield decoding()
+                chunk = next(chunks, END)  # A slow stream holds no answers up.
+                preparing = begin(self.prepare, chunk) if chunk.texts else None
+                start(self.network, run)
+                budget = budget.within(run.fitting)
+                decoding = begin(self.finish, prepared, run, collect(run, self.network))
+                prepared = preparing() if preparing else None
+            if decoding:
+                yield decoding()
         if chunk.error:
             raise chunk.error
 
@@ -183,9 +187,16 @@ class Annotator:
         prepared = self.prepare(chunk)
         if prepared is None:
             return AnswerColumns.of([]), budget
+        run = self.begun(prepared, budget)
+        start(self.network, run)
+        return self.finish(prepared, run, collect(run, self.network)), budget.within(run.fitting)
+
+    def begun(self, prepared: Prepared, budget: Budget) -> ForwardRun:
+        """Return a run over a chunk with its batches on the device, the first of them started."""
         run = ForwardRun(prepared.tokens, prepared.windows)
-        start(self.network, run, self.batches(prepared, budget))
-        return self.decode(prepared, collect(run, self.network)), budget.within(run.fitting)
+        copy(self.network, run, self.batches(prepared, budget))
+        start(self.network, run, 1)
+        return run
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
         """Return the entities of texts; raise the error of the first that has no answer."""
@@ -229,6 +240,10 @@ class Annotator:
         windows = plan_windows(tokens.bounds, word_starts(tokens), settings.limit)
         return Prepared(chunk.first, readable, failures, tokens, windows)
 
+    def finish(self, prepared: Prepared, run: ForwardRun, outputs: Outputs) -> AnswerColumns:
+        """Return the answer to every text of a chunk that was run."""
+        return self.decode(prepared, settled(run, self.network, outputs))
+
     def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> AnswerColumns:
         """Return the answer to every text of a chunk; this is work of the host alone."""
         predictions, unanswered = collected
@@ -247,6 +262,22 @@ class Annotator:
         lists = map(entities_of, found)
         joined = [self.join(one) if both else one for one, both in zip(lists, several.tolist(), strict=True)]
         return AnswerColumns.of([failures.get(place, one) for place, one in enumerate(joined)], found.key)
+
+
+@contextlib.contextmanager
+def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
+    """Give a function that begins work of the host beside that of a device, and returns what waits for its result.
+
+    On the CPU the work is done when its result is asked for: all cores are busy with the model.
+    """
+    if device.type == "cpu":
+        yield functools.partial
+        return
+    pool = ThreadPoolExecutor(1)  # Its thread is started by the first work.
+    try:
+        yield lambda *work: pool.submit(*work).result
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def entities_of(answer: Answer) -> list[Entity]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK
+from ..devices.backend import TOKENIZER_LOCK
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -183,7 +183,7 @@ def encode(
 ) -> list[Encoding]:
     """Return what a fast tokenizer makes of texts: whole unless a truncation is given, and nothing filled up."""
     backend = tokenizer.backend_tokenizer
-    with TENSOR_LOCK:  # Truncation and padding are state of the tokenizer.
+    with TOKENIZER_LOCK:
         if truncation is None:
             backend.no_truncation()
         else:

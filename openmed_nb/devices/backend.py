@@ -10,13 +10,14 @@ import functools
 import gc
 import importlib
 import importlib.util
+import itertools
 import math
 import os
 import random
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,13 @@ MINIMUM_TORCH = (2, 6)  # The oldest torch that transformers 5 runs on (its own 
 # Held around all tensor work of this package: two threads on MPS can crash the process (pytorch#197805).
 TENSOR_LOCK = threading.RLock()
 
+# Held while a tokenizer cuts texts, because truncation and padding are its state; the device may compute meanwhile. Whoever
+# needs both locks takes that of tensors first.
+TOKENIZER_LOCK = threading.RLock()
+
 if hasattr(os, "register_at_fork"):  # A forked child has no thread that could release what another one held.
-    os.register_at_fork(after_in_child=TENSOR_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+    for lock in (TENSOR_LOCK, TOKENIZER_LOCK):
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @dataclass(frozen=True)
@@ -305,19 +311,22 @@ def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:
     return torch.random if kind == "cpu" else torch.get_device_module(kind), (name,) if kind == "cuda" else ()
 
 
-def array_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor on a device; on CUDA the copy may still be under way, in order with the work that follows.
+def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Return arrays of one type as tensors on a device, in one copy; it may be under way, in order with the work that follows.
 
-    Only there, from pinned memory, may a copy go on while the program does. Towards MPS such a copy can read memory that
-    was freed meanwhile, and back from it one can be read before it is there (pytorch#189690, #139550); so copies towards MPS
-    wait, and with them for all that was started there before (``copy_and_sync`` in torch's ``MPSStream.mm``).
+    One copy, because each towards MPS waits for all work before it. Only towards CUDA, from pinned memory, may a copy go on
+    while the program does. Towards MPS such a copy can read memory that was freed meanwhile, and back from it one can be
+    read before it is there (pytorch#189690, #139550).
     """
+    import numpy as np
     import torch
 
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    if device.type == "cpu" or not arrays:
+        return [torch.from_numpy(array) for array in arrays]
+    packed = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+    moved = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed.to(device)
+    ends = itertools.accumulate(array.size for array in arrays)
+    return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 
 
 def towards_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -81,8 +81,8 @@ class AnnotationBench:
         length = self.row_length
         inputs = self.annotator.network.full_rows(rows, length)
         phases: tuple[Phase, ...] = (
-            (TRANSFER, self.annotator.network.moved),
-            (FORWARD, self.forward),
+            (TRANSFER, lambda inputs: self.annotator.network.moved([inputs])[0]),
+            (FORWARD, self.annotator.network.started),
             (DECODE, lambda outputs: [to_array(tensor) for tensor in outputs]),
         )
         return self._workload(rows, length, lambda: itertools.repeat(inputs), phases, rows * length)
@@ -112,7 +112,12 @@ class AnnotationBench:
             collected = settled(run, annotator.network, list(zip(batches, arrays, strict=True)))
             return annotator.decode(prepared, collected)
 
-        phases = ((TRANSFER, on_each(annotator.network.moved)), (FORWARD, on_each(self.forward)), (DECODE, decode))
+        move = annotator.network.moved
+        phases = (
+            (TRANSFER, lambda done: (*done[:2], move(done[2]))),
+            (FORWARD, on_each(annotator.network.started)),
+            (DECODE, decode),
+        )
         return self._workload(size, None, batches, phases, budget.tokens)
 
     @property
@@ -123,13 +128,6 @@ class AnnotationBench:
             what = f"length={self.length} is more than the {longest} tokens that {self.name} reads at once."
             raise ConfigurationError(what, f"Pass length={longest}, or less.")
         return self.length or min(LENGTH, longest)
-
-    def forward(self, moved: dict[str, Any]) -> tuple[Any, ...]:
-        import torch
-
-        network = self.annotator.network
-        with torch.no_grad():
-            return network.answers(network.logits_of(moved))
 
     def _workload(
         self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...], batch_tokens: int

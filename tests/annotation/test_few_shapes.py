@@ -77,6 +77,17 @@ class TestCare:
         assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
         assert not any(copy.non_blocking for copy in mps.copies)
 
+    def test_one_copy_for_a_chunk(self, mps, new_pipe, sentences, on_forward):
+        """The batches of a chunk go to MPS in one copy, because each copy waits for all work before it."""
+        pipe, passes = new_pipe(batch_tokens=100), []
+        pipe.device = "mps"
+        pipe("asthma")  # Whether the model reads the filling is found out.
+        on_forward(pipe.model, passes.append)
+        mps.copies.clear()
+        pipe(sentences(40))
+        assert len(passes) > 5
+        assert sum(copy.target == "mps" for copy in mps.copies) == 1
+
     def test_onednn_stays_off(self, mps, new_pipe, sentences):
         """Linear layers are those of the device; the CPU's library has nothing to do with them."""
         pipe = new_pipe()

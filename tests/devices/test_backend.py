@@ -16,7 +16,7 @@ from openmed_nb.devices.backend import (
     MINIMUM_TORCH,
     OTHER_NUMBERS,
     TorchFacts,
-    array_to_device,
+    arrays_to_device,
     collector_at_rest,
     gpu_build,
     import_torch,
@@ -324,7 +324,8 @@ def test_there_and_back_on_the_cpu():
     """An array comes back from the CPU as it went, in its type."""
     device = torch.device("cpu")
     for array in ARRAYS:
-        tensor = towards_host(array_to_device(array, device))
+        (tensor,) = arrays_to_device([array], device)
+        tensor = towards_host(tensor)
         synchronize(device)
         returned = to_array(tensor)
         assert returned.dtype == array.dtype
@@ -336,7 +337,7 @@ def test_there_and_back_on_mps():
     """An array comes back from MPS as it went; both copies wait, because one that does not can read freed memory."""
     with simulated_device() as mps:
         for array in ARRAYS:
-            tensor = array_to_device(array, torch.device("mps"))
+            (tensor,) = arrays_to_device([array], torch.device("mps"))
             assert tensor.device == torch.device("mps", 0)
             tensor = towards_host(tensor)
             synchronize(tensor.device)
@@ -348,7 +349,19 @@ def test_there_and_back_on_mps():
 def test_float64_does_not_reach_mps():
     """MPS has no float64, and the stand-in says so in torch's words."""
     with simulated_device(), pytest.raises(TypeError, match="doesn't support float64"):
-        array_to_device(np.zeros(2), torch.device("mps"))
+        arrays_to_device([np.zeros(2)], torch.device("mps"))
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_several_arrays_in_one_copy():
+    """Arrays of one type go to MPS in one copy, because each waits for all work before it, and keep their shapes."""
+    arrays = [np.arange(6).reshape(2, 3), np.arange(4)[::2], np.zeros((0, 5), np.int64), np.array(7)]
+    with simulated_device() as mps:
+        tensors = arrays_to_device(arrays, torch.device("mps"))
+        assert mps.copies == [Copy("cpu", "mps", False)]
+        for tensor, array in zip(tensors, arrays, strict=True):
+            np.testing.assert_array_equal(to_array(tensor), array)
+    assert arrays_to_device([], torch.device("mps")) == []
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
@@ -368,7 +381,7 @@ def test_there_and_back_on_cuda():
     """An array comes back from CUDA as it went, once everything that was started is done."""
     device = torch.device("cuda", 0)
     arrays = [np.arange(1_000_000) + shift for shift in range(8)]
-    tensors = [towards_host(array_to_device(array, device) * 2) for array in arrays]
+    tensors = [towards_host(tensor * 2) for tensor in arrays_to_device(arrays, device)]
     synchronize(device)
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(to_array(tensor), array * 2)
