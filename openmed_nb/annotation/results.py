@@ -123,17 +123,17 @@ class Answers(Sequence[list[Entity]]):
 
     def extend(self, fingerprints: Sequence[int], answers: AnswerColumns) -> None:
         """Add the answers to the next texts, one for each fingerprint."""
-        count, before, known = len(fingerprints), len(self._scores), self._known
-        last = int(answers.bounds[count])
+        count, before = len(fingerprints), len(self._scores)
+        rows = slice(int(answers.bounds[count]))
         self._key = answers.key
-        self._labels += map(answers.names.__getitem__, answers.labels[:last].tolist())
-        words = answers.words[:last]
-        self._words += map(known.setdefault, words, words)
-        self._scores.frombytes(answers.scores[:last].tobytes())
-        self._starts.frombytes(answers.starts[:last].tobytes())
-        self._ends.frombytes(answers.ends[:last].tobytes())
+        names = [self._numbers[name] for name in answers.names]
+        self._labels.extend(map(names.__getitem__, answers.labels[rows].tolist()))
+        self._words.extend(map(self._numbers.__getitem__, answers.words[rows]))
+        self._scores.frombytes(answers.scores[rows].tobytes())
+        self._starts = grown(self._starts, answers.starts[rows].tolist())
+        self._ends = grown(self._ends, answers.ends[rows].tolist())
         if answers.indices is not None:
-            self._indices.frombytes(answers.indices[:last].tobytes())
+            self._indices = grown(self._indices, answers.indices[rows].tolist())
         errors = {len(self) + place: str(error) for place, error in answers.failures.items() if place < count}
         # Only from here on the answers count: adding them may be interrupted.
         self.fingerprints.extend(fingerprints)
