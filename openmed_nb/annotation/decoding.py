@@ -5,15 +5,14 @@ The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import OpenMedError
-from .results import Entity, span_of
+from .results import AnswerColumns
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -69,78 +68,6 @@ class Units:
     lasts: np.ndarray  # one past the last
     labels: np.ndarray
     scores: np.ndarray
-
-
-# The entities of a text, or why it has no answer.
-Answer = list[Entity] | OpenMedError
-
-
-@dataclass(frozen=True, repr=False, eq=False)  # A log would show words of texts.
-class AnswerColumns(Sequence[Answer]):
-    """The answers to consecutive texts, ``E`` entities of ``S`` texts in columns; mappings are made for who asks."""
-
-    key: str  # entity_group, or entity for tokens that are not joined
-    names: tuple[str, ...]  # of the labels
-    bounds: np.ndarray  # (S + 1,) int64, where the entities of each text begin; the last is E
-    labels: np.ndarray  # (E,) int64, places in the names
-    scores: np.ndarray  # (E,) float64
-    words: list[str]
-    starts: np.ndarray  # (E,) int64, in characters
-    ends: np.ndarray  # (E,) int64
-    indices: np.ndarray | None = None  # (E,) int64, of tokens that are not joined
-    failures: Mapping[int, OpenMedError] = field(default_factory=dict)  # Such a text has no entities.
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer], key: str = "entity_group") -> AnswerColumns:
-        """Return the columns of answers that are not in columns."""
-        lists = [[] if isinstance(answer, OpenMedError) else answer for answer in answers]
-        entities = [entity for one in lists for entity in one]
-        spans = np.array([span_of(entity)[:2] for entity in entities], np.int64).reshape(-1, 2)
-        names = tuple(dict.fromkeys(entity[key] for entity in entities))
-        numbers = {name: number for number, name in enumerate(names)}
-        indices = [entity["index"] for entity in entities if "index" in entity]
-        return cls(
-            key,
-            names,
-            bounds=np.cumsum([0, *map(len, lists)]),
-            labels=np.array([numbers[entity[key]] for entity in entities], np.int64),
-            scores=np.array([entity["score"] for entity in entities], np.float64),
-            words=[entity["word"] for entity in entities],
-            starts=spans[:, 0],
-            ends=spans[:, 1],
-            indices=np.array(indices, np.int64) if indices else None,
-            failures={number: answer for number, answer in enumerate(answers) if isinstance(answer, OpenMedError)},
-        )
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return list(self)[number]
-        place = range(len(self))[number]
-        return self.failures.get(place) or self.entities(*self.bounds[place : place + 2].tolist())
-
-    def __iter__(self) -> Iterator[Answer]:
-        entities = self.entities(0, len(self.words))
-        for place, (first, last) in enumerate(pairwise(self.bounds.tolist())):
-            yield self.failures.get(place) or entities[first:last]
-
-    def entities(self, first: int, last: int) -> list[Entity]:
-        """Return entities as mappings."""
-        key, rows = self.key, slice(first, last)
-        labels = map(self.names.__getitem__, self.labels[rows].tolist())
-        scores, starts, ends = self.scores[rows].tolist(), self.starts[rows].tolist(), self.ends[rows].tolist()
-        columns = zip(labels, scores, self.words[rows], starts, ends, strict=True)
-        if self.indices is None:
-            return [
-                {key: label, "score": score, "word": word, "start": start, "end": end}
-                for label, score, word, start, end in columns
-            ]
-        return [
-            {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
-            for (label, score, word, start, end), index in zip(columns, self.indices[rows].tolist(), strict=True)
-        ]
 
 
 @dataclass(frozen=True)

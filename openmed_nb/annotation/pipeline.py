@@ -23,9 +23,9 @@ from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
-from .decoding import Answer, Decoder, LabelTables, Speller
+from .decoding import Decoder, LabelTables, Speller
 from .forward import Budget, Network, hides_padding, input_names
-from .results import Entity, span_of
+from .results import Answer, Entity, span_of
 from .stream import Annotator, Settings, entities_of
 from .tokens import Frame
 

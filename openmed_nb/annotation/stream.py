@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import OpenMedError, UnreadableText
-from .decoding import Answer, AnswerColumns, Decoder, Predictions, word_starts
+from .decoding import Decoder, Predictions, word_starts
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .references import Reference, read
-from .results import Entity
+from .results import Answer, AnswerColumns, Entity
 from .tokens import Tokens, Truncation, Windows, plan_windows, tokenise, tokenise_words
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.decoding import AnswerColumns
 from ..annotation.references import Reference, absolute, check_series
+from ..annotation.results import AnswerColumns
 from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedWarning, WorkerKilled
 from ..models.registry import BUNDLED

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..annotation.decoding import AnswerColumns
 from ..annotation.forward import Budget
 from ..annotation.loading import create_pipeline
+from ..annotation.results import AnswerColumns
 from ..annotation.resume import settings_of
 from ..annotation.stream import Annotator, Chunk, chunk_characters
 from ..errors import OpenMedError, OpenMedWarning

@@ -40,9 +40,9 @@ from .workloads import (
 if TYPE_CHECKING:
     import torch
 
-    from ..annotation.decoding import AnswerColumns
     from ..annotation.forward import Batch
     from ..annotation.pipeline import AnnotationPipeline
+    from ..annotation.results import AnswerColumns
     from ..annotation.stream import Annotator, Prepared
 
     # Texts, tokenised and filled into batches, with the arrays, or the outputs, of each batch.

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.decoding import AnswerColumns
+from openmed_nb.annotation.results import AnswerColumns
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS, Chunk
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
 from openmed_nb.distributed import worker

@@ -41,9 +41,9 @@ from .report import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...annotation.decoding import Answer
     from ...annotation.forward import Batch, Inputs, Network
     from ...annotation.pipeline import AnnotationPipeline
+    from ...annotation.results import Answer
     from ...annotation.stream import Annotator, Prepared
 
 LETTERS = re.compile(r"[^\W\d_]+")
