@@ -97,7 +97,7 @@ PANEL_SECONDS = 0.3
 def load_seconds(extension: str) -> float:
     """Return how long a fresh IPython takes to load an extension, in seconds."""
     command = [sys.executable, "-c", LOAD.format(extension=extension)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout)
 
 
 def kernel_seconds(cell: str) -> tuple[float, str]:
