@@ -214,12 +214,13 @@ def private(value: Any, home: str | None = None, names: tuple[str, ...] | None =
 
 
 def last_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
-    """Return the lines at the end of what a process printed that tell why it ended, without secrets."""
+    """Return the lines at the end of what a process printed that tell why it ended, without secrets and names."""
     with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - most))
+        if stream.seek(max(0, file.stat().st_size - most)):
+            stream.readline()  # Half a line may have half a name in it.
         text = stream.read().decode("utf-8", "replace")
     lines = [line.rstrip() for line in visible(text).splitlines() if line.strip()]
     fault = max((number for number, line in enumerate(lines) if FAULT.match(line)), default=len(lines))
     begin = min(max(0, fault - BEFORE_FAULT), max(0, len(lines) - LAST_LINES))
-    kept = (PREFIX.sub("", line) for line in lines[begin : begin + LAST_LINES])
-    return tuple(without_secrets(line[:LONGEST_LINE]) for line in kept)
+    kept = private([without_secrets(PREFIX.sub("", line)) for line in lines[begin : begin + LAST_LINES]])
+    return tuple(line[:LONGEST_LINE] for line in kept)

@@ -91,7 +91,7 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
     whole = {**(found if "report" in found else NOTHING), **about, "outcome": DONE, "remedy": "", "output": []}
     if code != 0 or "report" not in found:
         outcome, what, remedy = ending(code, step.limit, found, lines, full)
-        whole |= {"outcome": outcome, "what": what, "remedy": remedy, "output": private(lines)}
+        whole |= {"outcome": outcome, "what": what, "remedy": remedy, "output": list(lines)}
     told: Outcome = from_plain(Outcome, whole)
     return told
 

@@ -18,7 +18,7 @@ import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb.errors import ConfigurationError, Interrupted
 from openmed_nb.runbook.logbook.sections import ReportFigures
-from openmed_nb.runbook.report.record import SCHEMA_FILE, private
+from openmed_nb.runbook.report.record import SCHEMA_FILE, last_lines, private
 from openmed_nb.runbook.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
 from openmed_nb.runbook.report.steps import STEPS, Step
 from openmed_nb.session import SESSION
@@ -71,7 +71,7 @@ OUTCOMES = {
     "is_killed": ("died", "SIGKILL ended it.", ""),
     "takes_all_memory": ("failed", "The memory ran out: MemoryError.", ""),
     "fills_the_disk": ("failed", "The disk is full: [Errno 27] File too large.", ""),
-    "fails": ("failed", "It ended with status 1: KeyError: 'a name that is not there'.", "in fails"),
+    "fails": ("failed", "It ended with status 1: KeyError: 'a name of ***'.", "in fails"),
     "tells_names": (
         "failed",
         "ConfigurationError: ~/secret.py cannot be read by ***.",
@@ -244,6 +244,25 @@ NAMES = [
 def test_names_are_masked(text, kept):
     """The home is a tilde; people's folders, this person and this computer are masked, and other words stay."""
     assert private([text], "/Users/jane", ("janes-mac", "jane")) == [kept]
+
+
+def test_last_lines(home, tmp_path):  # noqa: ARG001 - whose name is looked for
+    """Of what a process printed, its last lines are kept, or those around Python's fault; no name is cut in half."""
+    file = tmp_path / "output"
+    file.write_text(f"{PERSON} begins\n" * 6000 + f"{'x' * 296} {PERSON}\n", "utf-8")
+    lines = last_lines(file)
+
+    assert len(lines) == 30
+    assert lines[-1] == f"{'x' * 296} ***"
+    assert set(lines[:-1]) == {"*** begins"}
+    frames = [f'  File "/opt/{number}/site-packages/torch/x.py"' for number in range(90)]
+    file.write_text("\n".join(["before", "assertion", "Fatal Python error: Aborted", *frames]), "utf-8")
+    assert last_lines(file)[:4] == (
+        "before",
+        "assertion",
+        "Fatal Python error: Aborted",
+        '  File "site-packages/torch/x.py"',
+    )
 
 
 def test_compared_with_a_shipped_report(found, tmp_path):
