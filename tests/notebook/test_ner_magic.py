@@ -1,5 +1,7 @@
 """``%%openmed_ner`` as a notebook sees it."""
 
+import re
+
 import pytest
 
 SMALL = "%%openmed_ner --model bundled_small"
@@ -8,13 +10,13 @@ FOUND = "He has [asthma](DISEASE), [type 2 diabetes](DISEASE) and [hypertension]
 
 
 def test_entities_are_marked_in_the_text(kernel):
-    """The result shows the text with its entities, in text and in HTML, with label, score and legend."""
+    """The result shows the text with its entities, in text and in HTML, with label and score."""
     reply = kernel.run(f"{SMALL}\n{NOTE}")
 
     assert reply.text.startswith(f"3 entities found by bundled_small on cpu\n{FOUND}\nLabels: DISEASE 3\n")
-    assert reply.html.count("<mark") == 3 + 1
+    assert reply.html.count("<mark") == 3
     assert 'title="DISEASE 0.' in reply.html
-    assert "asthma <small>DISEASE</small></mark>" in reply.html
+    assert re.search("asthma <small[^>]*>DISEASE</small></mark>", reply.html)
     assert reply.streams == {}
 
 

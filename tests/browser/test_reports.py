@@ -1,0 +1,175 @@
+"""Reports in JupyterLab, trusted and not, in light and dark, and as nbconvert exports them: they keep their looks and can be read."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from openmed_nb.annotation.results import AnnotatedText
+from openmed_nb.devices.choice import DeviceChoice, Rejection
+from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.runbook.doctor.report import DoctorReport
+from openmed_nb.runbook.sweep import SweepReport
+from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.verdict.evidence import Evidence
+from openmed_nb.runbook.verdict.gates import Gates
+from openmed_nb.runbook.verdict.verdict import judge
+
+pytestmark = pytest.mark.slow
+
+TEXT = "The patient takes metformin for type 2 diabetes; no asthma."
+ENTITIES = (("DRUG", 18, 27), ("DISEASE", 32, 47), ("DISEASE", 52, 58))
+REPORTS = {
+    "device": DeviceChoice(
+        *("cpu", "auto", "nobody", "No device was asked for, and mps and cuda cannot be used here.", True),
+        (Rejection("mps", "this computer runs Linux", ""), Rejection("cuda", "no driver is loaded", "Install it.")),
+        dtype_reason="16-bit types are slower",
+    ),
+    "doctor": DoctorReport(
+        (
+            Finding("torch", OK, "2.13.0"),
+            Finding("packages", WARNING, "two versions", "Restart the kernel."),
+            Finding("computation", FAILED, "wrong on mps", "Use the CPU: nb.use('cpu')."),
+            Finding("CUDA", NOT_APPLICABLE, "no NVIDIA driver is loaded"),
+        )
+    ),
+    "entities": AnnotatedText(
+        TEXT, tuple({"entity_group": label, "score": 0.9, "start": a, "end": b} for label, a, b in ENTITIES), "m", "cpu"
+    ),
+    "gates": Gates(speed_up=0.3),
+    "sweep": SweepReport(
+        *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, (8.0, 10.0), rows << 20, 0.5, 9) for rows in (1, 2))),
+        knee=2,
+        stopped="time",
+        length=128,
+    ),
+    "verdict": judge(Evidence(device="cpu", task="annotation", speed_up=None)),
+}
+"""A report of each kind of thing: prose, results, marked text, long tables, figures with a picture, and commands."""
+
+LEAST_CONTRAST = 4.5
+DROPPED = "font-variant-numeric"
+"""What JupyterLab takes out of a page that it does not trust, and the digits stay readable."""
+
+STYLES = "root => [...root.querySelectorAll('[style]')].map(one => one.getAttribute('style'))"
+LOOKS = """root => { const left = root.querySelector('td'), mark = root.querySelector('mark');
+  return [left && getComputedStyle(left).textAlign, mark && getComputedStyle(mark).backgroundColor]; }"""
+
+
+def written(folder, name):
+    """Write a notebook with every report as its output; return its name."""
+    outputs = [
+        new_output("execute_result", {"text/html": one._repr_html_(), "text/plain": str(one)}, execution_count=1)
+        for one in REPORTS.values()
+    ]
+    cells = [new_code_cell("", outputs=[one], execution_count=1) for one in outputs]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
+    nbformat.write(new_notebook(cells=cells, metadata={**kernel, "title": name}), folder / f"{name}.ipynb")
+    return f"{name}.ipynb"
+
+
+@pytest.fixture(scope="module")
+def pages(server, fronts, new_page):
+    """The notebook of a trust in JupyterLab, opened when first asked for, in a theme."""
+    opened = {}
+
+    def page(trust, theme):
+        if trust not in opened:
+            name = written(server.notebooks, trust)
+            if trust == "trusted":
+                sign = [str(Path(sys.executable).parent / "jupyter-trust"), str(server.notebooks / name)]
+                subprocess.run(sign, env=server._environment(), check=True, capture_output=True)
+            opened[trust] = fronts.Lab(server, new_page(), name, theme)
+        if opened[trust].theme != theme:
+            opened[trust].choose_theme(theme)
+        return opened[trust].page
+
+    return page
+
+
+def shown(page):
+    """Return each report on a page, unfolded, by its name."""
+    areas = page.locator(".openmed-nb:not(.openmed-nb .openmed-nb)")
+    for number in range(len(REPORTS)):
+        areas.nth(number).scroll_into_view_if_needed()
+        areas.nth(number).evaluate("root => root.querySelectorAll('details').forEach(one => { one.open = true; })")
+    return {name: areas.nth(number) for number, name in enumerate(REPORTS)}
+
+
+VIEWS = [(trust, theme) for trust in ("trusted", "untrusted") for theme in ("light", "dark")]
+
+
+@pytest.mark.parametrize(("trust", "theme"), VIEWS)
+def test_every_text_has_enough_contrast(pages, measures, picture, trust, theme):
+    """Each text of each report stands out by 4.5 to 1, in light and dark, in a notebook that is trusted and in one that is not."""
+    for name, report in shown(pages(trust, theme)).items():
+        picture(report, f"report_{name}_{trust}_{theme}")
+        contrasts = measures.contrasts(report)
+
+        assert len(contrasts) > 3
+        assert {text: ratio for text, ratio in contrasts.items() if ratio < LEAST_CONTRAST} == {}
+
+
+@pytest.mark.parametrize(("trust", "theme"), VIEWS)
+def test_a_scan_finds_nothing(pages, measures, trust, theme):
+    """axe-core has no serious and no critical finding in the reports."""
+    page = pages(trust, theme)
+    shown(page)
+
+    assert measures.grave_findings(page, ".openmed-nb") == []
+
+
+def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):
+    """JupyterLab takes nothing from a report that it does not trust but the width of digits: it looks the same."""
+    for name, report in shown(pages("untrusted", "light")).items():
+        kept = [one.replace(" ", "").rstrip(";") for one in report.evaluate(STYLES)]
+        given = [one.replace(" ", "") for one in styles_in(REPORTS[name]._repr_html_().partition("<img")[0])]
+
+        assert kept == given, name
+
+
+def test_a_picture_is_shown_where_nothing_is_trusted(pages):
+    """The curves of a sweep are an image of the page itself, which JupyterLab also shows in a notebook that it does not trust."""
+    drawing = pages("untrusted", "light").locator(".jp-OutputArea img[src^='data:image/svg']")
+
+    assert drawing.evaluate("one => one.complete && one.naturalWidth > 100")
+    assert REPORTS["sweep"].why in drawing.get_attribute("alt")
+
+
+def styles_in(html):
+    """Return the styles inside of a report as they are written, without what JupyterLab drops."""
+    inside = html.split(">", 1)[1]
+    return [re.sub(rf";?{DROPPED}:[^;]*", "", one) for one in re.findall(r'style="([^"]*)"', inside)]
+
+
+def test_prose_stands_left_and_labels_have_their_colours(pages):
+    """In a notebook that is not trusted prose stands left, and two labels have two colours."""
+    reports = shown(pages("untrusted", "dark"))
+    marks = reports["entities"].locator("div[dir=auto] mark")
+    colours = marks.evaluate_all("marks => marks.map(one => getComputedStyle(one).backgroundColor)")
+
+    assert reports["gates"].evaluate(LOOKS)[0] in {"left", "right"}
+    assert reports["doctor"].evaluate(LOOKS)[0] == "left"
+    assert len(colours) == 3
+    assert colours[0] != colours[1] == colours[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_exported_to_html_it_looks_the_same_offline(new_page, measures, picture, tmp_path, theme):
+    """The page that nbconvert makes shows every report with its styles, and needs no network."""
+    name = written(tmp_path, "exported")
+    body = HTMLExporter(theme=theme).from_filename(str(tmp_path / name))[0]
+    (tmp_path / "page.html").write_text(body, "utf-8")
+    page = new_page()
+    page.context.set_offline(True)
+    page.goto((tmp_path / "page.html").as_uri(), wait_until="commit")
+
+    for report_name, report in shown(page).items():
+        picture(report, f"report_{report_name}_nbconvert_{theme}")
+        low = {text: ratio for text, ratio in measures.contrasts(report).items() if ratio < LEAST_CONTRAST}
+        assert low == {}
