@@ -21,6 +21,8 @@ from .runbook.signals import signals as signals
 from .runbook.sweep import sweep as sweep
 from .runbook.verdict.verdict import verdict as verdict
 from .session import device as device
+from .session import explain_device as explain_device
+from .session import list_devices as list_devices
 from .session import reset as reset
 from .session import simulated_mps as simulated_mps
 from .session import use as use

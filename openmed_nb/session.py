@@ -225,6 +225,13 @@ class Session:
 
         Args:
             confirm: Whether a GPU that is planned is confirmed by computing on it, which loads torch.
+
+        Returns:
+            A sequence of devices, each with ``device``, ``usable`` and why; ``%openmed_device --list`` shows it.
+
+        Example:
+            >>> [one.usable for one in list_devices().candidates if one.device == "cpu"]
+            [True]
         """
         with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
@@ -237,6 +244,13 @@ class Session:
 
         Args:
             confirm: As for :meth:`devices`.
+
+        Returns:
+            The explanation; ``%openmed_device --explain`` shows it.
+
+        Example:
+            >>> explain_device().choice.device == device().device
+            True
         """
         with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
@@ -426,12 +440,32 @@ class Session:
 SESSION = Session()
 
 device, use, reset = SESSION.device, SESSION.use, SESSION.reset
+list_devices, explain_device = SESSION.devices, SESSION.explain
 
 
-@contextlib.contextmanager
+class ComingSimulation(contextlib.ContextDecorator):
+    """A simulated Mac that :func:`simulated_mps` describes, and that begins with ``with``."""
+
+    def __init__(self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]) -> None:
+        self._asked = memory, fallback, defects
+
+    def __repr__(self) -> str:
+        return (
+            'A simulated Mac that has not begun: write "with nb.simulated_mps() as mps:" and your code below it, '
+            "or %openmed_device --simulate mps."
+        )
+
+    def __enter__(self) -> SimulatedMps:
+        memory, fallback, defects = self._asked
+        return SESSION.simulate(memory, fallback, defects=defects)
+
+    def __exit__(self, *_failure: object) -> None:
+        SESSION.end_simulation()
+
+
 def simulated_mps(
     memory: str | int = DEFAULT_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
-) -> Iterator[SimulatedMps]:
+) -> ComingSimulation:
     """Let this session run on a simulated Mac: torch, transformers and Accelerate find an MPS device that is not there.
 
     It computes on the CPU, and raises what MPS raises: for float64, for tensors of two devices, for operators that MPS
@@ -447,8 +481,8 @@ def simulated_mps(
             ``"pytorch#177116"``, for teaching and for testing that :func:`openmed_nb.doctor` finds them. As on a real Mac,
             the session computes on the CPU where linear layers are wrong.
 
-    Yields:
-        The device: its memory, ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
+    Returns:
+        What begins with ``with`` and ends with its block; ``as`` gives the device: its memory, ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
 
     Raises:
         ConfigurationError: For a memory that is none, and for an issue of which no error can be simulated (the message
@@ -470,8 +504,4 @@ float32 instead.
         >>> device().simulated
         False
     """
-    simulated = SESSION.simulate(memory, fallback, defects=defects)
-    try:
-        yield simulated
-    finally:
-        SESSION.end_simulation()
+    return ComingSimulation(memory, fallback, defects)

@@ -37,6 +37,7 @@ def load(shell: InteractiveShell) -> None:
     SESSION.start()
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(openmed_matcher)
+    shell.input_transformers_cleanup.append(with_body)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -60,8 +61,18 @@ def unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> No
             if isinstance(method, MethodType) and type(method.__self__).__name__ == ours:
                 del magics[name]
     shell.configurables[:] = [one for one in shell.configurables if one is keep or type(one).__name__ != ours]
+    cleanup = shell.input_transformers_cleanup
+    cleanup[:] = [one for one in cleanup if getattr(one, "__qualname__", "") != with_body.__qualname__]
     matchers = shell.Completer.custom_matchers
     matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "openmed_nb.magics"]
+
+
+def with_body(lines: list[str]) -> list[str]:
+    """Return the lines of a cell, with an empty one below a ``%%openmed_ner`` that stands alone.
+
+    IPython refuses a cell magic without a body before it is asked, though ``--from`` needs none.
+    """
+    return [f"{lines[0].rstrip()}\n", "\n"] if len(lines) == 1 and lines[0].startswith("%%openmed_ner") else lines
 
 
 PARSERS = {name: magic.parser for name, magic in vars(OpenMedMagics).items() if hasattr(magic, "parser")}
@@ -96,6 +107,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "names": variables,
     "--device": devices,
     "--diff": json_files,
+    "--from": variables,
     "--model": models,
     "--ops": lambda: (*models(), *variables()),
     "--simulate": lambda: SIMULATIONS,

@@ -1,5 +1,6 @@
 """The magics: parse the line, call one verb of the session, return a value that shows itself; every mistake is our error.
 
+``%openmed``                   what can be typed, and the state of this session
 ``%openmed_device``            which device, and why
 ``%openmed_device cpu``        override it for this session; ``auto``, ``mps``, ``cuda``, ``cuda:1``, ``gpu``
 ``%openmed_device --reset``    back to what the shell and the machine say
@@ -7,7 +8,8 @@
 ``%openmed_device --explain``  who asked, what was ruled out, what became of the environment
 ``%openmed_device --json``     the answer as JSON
 ``%openmed_device --simulate mps``  run on a simulated Mac until ``--simulate off``; ``--memory "8 GiB"`` is its RAM
-``%%openmed_ner``              find entities in the text of the cell
+``%%openmed_ner``              find entities in the text of the cell; ``--from NAME`` in that of a variable, or in many
+``%openmed_ner TEXT``          find entities in the rest of the line
 ``%openmed_panel``             all of it to look at and to click
 ``%openmed_doctor``            look at the computer, torch, the environment and the models, and say what is wrong
 ``%openmed_doctor --ops MODEL``  forecast which operators of a model would leave MPS for the CPU
@@ -23,8 +25,10 @@ Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` descri
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from keyword import iskeyword
 from typing import Any
@@ -35,29 +39,87 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split
 from traitlets import Bool, Enum, Unicode
 
-from ..devices.machine import DEFAULT_MEMORY
-from ..display import Json
-from ..errors import MagicError, cause, given_path, nearest, shorten
+from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated, shown_device
+from ..display import Json, Report, Shown, Table
+from ..errors import MagicError, OpenMedError, cause, given_path, nearest, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
-from ..session import SESSION
+from ..session import SESSION, Session
+
+# What a person types first, and what it does: the cheat sheet, and the examples of ``--help``.
+CHEATS = (
+    ("%openmed_device", "which device this session uses, and why"),
+    ("%openmed_device cpu", "another device for this session; auto, mps, cuda, cuda:1"),
+    ("%openmed_device --list", "every device, with why it can or cannot be used"),
+    ("%openmed_device --explain", "who asked for what, and what became of the environment"),
+    ('%openmed_device --simulate mps --memory "8 GiB"', "a simulated Mac, until --simulate off"),
+    ("%openmed_panel", "all of this to look at and to click"),
+    ("%openmed_ner Patient has asthma.", "mark the entities of a line"),
+    ("%%openmed_ner", "mark the entities of the text in the lines below"),
+    ("%openmed_ner --from notes", "of a variable: a text, a list of texts, a Series"),
+    ("%openmed_ner --out found {note}", "of the text in a variable, into another one"),
+    ("%openmed_doctor", "what is wrong here, and what to do"),
+    ("%openmed_doctor --ops bundled", "which operators of a model would leave MPS for the CPU"),
+    ("%openmed_sweep bundled --seconds 10", "the best batch size"),
+    ("%openmed_log run.json", "write down what figures are measured with"),
+    ("%openmed_log --diff run.json", "what is different now"),
+    ("%openmed_release", "hand memory back; with names, those variables too"),
+    ("%openmed_report --quick", "measure this computer from end to end"),
+    ("nb.annotate(notes)", "many texts, with a bar; nb is openmed_nb"),
+    ("nb.compare()", "how much faster than the CPU, and where the time goes"),
+)
 
 QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
 
+# A word of a line, or several in quotes.
+WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
+
+
 def by_arguments(verb: Callable[..., Any]) -> Any:
-    """Return a magic that parses its line for a verb; ``--help`` prints the usage, ``--json`` makes JSON of the answer."""
+    """Return a magic that parses its line for a verb; ``--help`` prints the usage, ``--json`` makes JSON of the answer.
+
+    For a verb with ``text``, what stands behind the options is a text, and is left as it is.
+    """
+    takes_text = "text" in inspect.signature(verb).parameters
 
     @argument("-h", "--help", action="store_true", help="print this help")
     @wraps(verb)
     def magic(self: Magics, line: str, *cell: str) -> Any:
-        arguments = parse(magic, line)
+        options, text = split(magic.parser, line) if takes_text else (line, "")
+        arguments = parse(magic, options)
         if arguments.help:
             print((magic.__doc__ or "").removeprefix("::").strip())
+            print("\n".join(examples(magic.__name__)))
             return None
-        answer = verb(self, arguments, *cell)
+        answer = verb(self, arguments, text, *cell) if takes_text else verb(self, arguments, *cell)
         return Json.of(answer.to_dict()) if getattr(arguments, "json", False) else answer
 
     return magic
+
+
+def examples(name: str) -> list[str]:
+    """Return the rows of the cheat sheet that are of a magic."""
+    rows = [row for row in CHEATS if row[0].split()[0].lstrip("%") == name]
+    width = max((len(typed) for typed, _ in rows), default=0)
+    return ["", "examples:", *(f"  {typed:{width}}  {does}" for typed, does in rows)] if rows else []
+
+
+def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
+    """Return the options at the beginning of a line, and what stands behind them, as it is written.
+
+    Example:
+        >>> parser = argparse.ArgumentParser()
+        >>> _ = parser.add_argument("--model")
+        >>> split(parser, "--model 'my model' The patient's asthma; # 2")
+        ("--model 'my model'", "The patient's asthma; # 2")
+    """
+    actions, place = parser._actions, 0  # noqa: SLF001 - argparse has no name
+    with_value = {flag for action in actions for flag in action.option_strings if action.nargs != 0}
+    while (word := WORD.match(line, place)) and word[1].startswith("-"):
+        place = word.end()
+        if word[1] in with_value and (value := WORD.match(line, place)):
+            place = value.end()
+    return line[:place], line[place:].strip()
 
 
 def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
@@ -132,6 +194,34 @@ def simulate(device: str, memory: str | None) -> Any:
     return SESSION.device()
 
 
+@dataclass(frozen=True, repr=False)
+class CheatSheet(Shown):
+    """What can be typed, and the state of a session.
+
+    Attributes:
+        device: The device in force, and why, or why there is none.
+        models: The names of the models in memory.
+        simulated: Whether the session runs on a simulated Mac.
+    """
+
+    device: str
+    models: tuple[str, ...]
+    simulated: bool = False
+
+    @classmethod
+    def of(cls, session: Session) -> CheatSheet:
+        """Look at a session, which loads nothing."""
+        choice = session.choice_or_error(confirm=False)
+        device = str(choice) if isinstance(choice, OpenMedError) else f"{shown_device(choice.device)}. {choice.reason}"
+        return cls(device, session.inventory().names, mps_is_simulated())
+
+    def report(self) -> Report:
+        """Return the state in two sentences, and a table of what can be typed."""
+        models = ", ".join(self.models) if self.models else "none yet; the first use loads one"
+        sentences = (f"Device: {self.device}", f"Models in memory: {models}.")
+        return Report("openmed_nb", sentences, (Table("", ("type", "to see or do"), CHEATS),))
+
+
 @magics_class
 class OpenMedMagics(Magics):
     """The magics of openmed_nb; ``%config OpenMedMagics`` lists these settings."""
@@ -145,6 +235,14 @@ class OpenMedMagics(Magics):
     show_text = Bool(True, help="Whether results show the note's text; outputs are saved in the notebook.").tag(
         config=True
     )
+
+    @magic_arguments()
+    @output_can_be_silenced
+    @line_magic
+    @by_arguments
+    def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
+        """Show what can be typed, and the state of this session."""
+        return CheatSheet.of(SESSION)
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; nothing shows the device in force")
@@ -179,21 +277,25 @@ class OpenMedMagics(Magics):
     @argument("--model", help="an alias, a hub id or a folder; the bundled disease model where it is left out")
     @argument("--strategy", help="how tokens become entities: none, simple, first, average or max")
     @argument("--device", help="a device for this cell only")
+    @argument("--from", dest="variable", metavar="NAME", help="a variable with a text, or with many: a list, a Series")
     @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
     @line_cell_magic
     @by_arguments
-    def openmed_ner(self, arguments: argparse.Namespace, cell: str | None = None) -> Any:
-        """Find entities in the text of the cell and show them in it."""
-        if cell is None:
-            raise MagicError("%openmed_ner has no text.", "Write %%openmed_ner and the text in the lines below it.")
+    def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> Any:
+        """Find entities in the rest of the line, in the text of the cell or in a variable, and show them in it."""
+        texts = self._texts(arguments.variable, text, cell)
         out = arguments.out
         if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
             raise MagicError(f"{shorten(out)!r} is not a valid variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
-        from ..annotation.corpus import annotate_text
+        from ..annotation.corpus import annotate, annotate_text
 
-        result = annotate_text(SESSION, cell, model, arguments.device, strategy, self.show_text)
+        if isinstance(texts, str):
+            result: Any = annotate_text(SESSION, texts, model, arguments.device, strategy, self.show_text)
+        else:
+            given = {"aggregation_strategy": strategy, "device": arguments.device}
+            result = annotate(texts, model, show_text=self.show_text, **given)
         if out is None:
             return result
         self.shell.push({out: result})
@@ -308,6 +410,29 @@ class OpenMedMagics(Magics):
         found = report(folder, quick=arguments.quick, training=arguments.training)
         print(LOOK_FIRST.format(folder=folder))
         return found
+
+    def _texts(self, variable: str | None, text: str, cell: str | None) -> Any:
+        """Return what a magic shall read: the rest of its line, its cell or a variable, but only one of them."""
+        name = "%openmed_ner" if cell is None else "%%openmed_ner"
+        if variable is not None or cell is not None:
+            text = clean(text)
+        given = [one for one in (text, cell or "") if one.strip()]
+        if variable is not None:
+            if given:
+                raise MagicError(f"{name} --from reads a variable, and there is a text too.", "Leave one of them out.")
+            if variable not in self.shell.user_ns:
+                meant = nearest(variable, [one for one in self.shell.user_ns if not one.startswith("_")])
+                remedy = f"Did you mean {meant}?" if meant else "Name a variable that holds a text, or many."
+                raise MagicError(f"No variable is called {shorten(variable)!r}.", remedy)
+            return self.shell.user_ns[variable]
+        if cell is not None and text:  # It may be part of a note, so its words are only counted.
+            what = f"{name} got {len(text.split())} words too many in its first line."
+            raise MagicError(what, f"Write the text in the lines below it, or see {name} --help.")
+        if not given:
+            place = "behind it" if cell is None else "in the lines below it"
+            remedy = f"Write the text {place}, or --from and a variable; %%openmed_ner reads the lines of its cell."
+            raise MagicError(f"{name} has no text.", remedy)
+        return text if cell is None else cell
 
     def _named(self, name: str | None) -> Any:
         """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""

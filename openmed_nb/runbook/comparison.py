@@ -282,9 +282,11 @@ PAIRS = 20  # How often each device has its turn by default; 20 pairs give an in
 WARM_UP = 3  # Steps before any that counts: the first compile, fill caches, and start what reads ahead.
 PHASE_STEPS = 10  # How many steps are waited for phase by phase, fewer if they are slow.
 SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5  # A turn repeats a quick step until it takes so many seconds, but not more.
-WATCH = 6.0  # How long a device is watched by default: time for enough answers.
+SECONDS = 30.0  # How long all of it may take by default.
+TURNS_SHARE = 0.4  # The share of that time after which no more turns begin; the rest is for the phases and to watch.
+WATCH = 3.0  # How long a device is watched by default: time for enough answers.
 LONGEST_WATCH = 3600  # A device is watched for at most so many seconds.
-ASKED_EVERY = 1.0  # Seconds between two questions: each starts a command, whose cost is not work of the device.
+ASKED_EVERY = 0.5  # Seconds between two questions: each starts a command, whose cost is not work of the device.
 EXTENDED = 2  # If answers are slow, a device is watched at most so many times as long.
 ROUNDS_OF_WORKERS = 4  # A turn has at least so many batches of each worker of a loader: they come in bursts.
 
@@ -298,6 +300,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     batch_size: int | None = None,
     pairs: int = PAIRS,
     watch: float = WATCH,
+    seconds: float = SECONDS,
     progress: bool = True,
     **arguments: Any,
 ) -> Comparison:
@@ -317,9 +320,11 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
             run in batches of tokens, the same on every device and planned as for the first but the CPU: of 128 for each text
             of a ``batch_size`` that is passed, which is what :func:`sweep` measures; without one, of as many as suit that
             device. The result says it as ``batch_tokens``.
-        pairs: How often each device has its turn, from 6.
+        pairs: How often each device has its turn, from 6, if there is time for it.
         watch: For how many seconds each device is watched while it works, and before while it does not, up to twice as long
             if there are too few answers for a mean by then; 0 leaves ``utilisation`` out.
+        seconds: About how long the whole call may take. Where the work is slow, there are fewer turns, but at least 6, and devices
+            are watched for a shorter time, or not at all; ask for more with it to have more.
         progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
@@ -350,6 +355,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     from .benches import in_same_batches, is_own_step, subject_of  # It imports numpy.
 
     batch_size, pairs = whole_or_none("batch_size", batch_size), whole("pairs", pairs, FEWEST_VALUES)
+    begin, seconds = now(), number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
     watch = number("watch", watch, LONGEST_WATCH, such_as=f"{WATCH:g}; 0 leaves the utilisation out")
     if is_own_step(model):
         what = f"{named(model)} is a function, and only its own code says on which device it computes."
@@ -365,12 +371,15 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         several = isinstance(asked, Iterable) and not isinstance(asked, str)
         names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))
 
+        alone = "" if len(names) > 1 else f". {ALONE}"
+
         def tell(name: str) -> None:
-            SESSION.tell(Activity(LOADING, f"{subject.name} on {shown_device(name)}", names.index(name), len(names)))
+            what = f"{subject.name} on {shown_device(name)}{alone}"
+            SESSION.tell(Activity(LOADING, what, names.index(name), len(names)))
 
         with put_on_devices(subject, names, tell) as benches:
             work = {name: bench.stream(batch_size) for name, bench in in_same_batches(benches).items()}
-            return compared(work, pairs, watch)
+            return compared(work, pairs, watch, begin + seconds)
 
 
 def usable_devices() -> Iterator[str]:
@@ -394,18 +403,23 @@ def devices_to_compare(*names: str) -> tuple[str, ...]:
     return tuple(first.values())
 
 
-def compared(work: Mapping[str, Workload], pairs: int, watch: float) -> Comparison:
-    """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is."""
-    turns = seconds_in_turn(work, pairs)
+def compared(work: Mapping[str, Workload], pairs: int, watch: float, until: float = math.inf) -> Comparison:
+    """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is.
+
+    It ends about at a moment of the clock, ``until``.
+    """
+    turns = seconds_in_turn(work, pairs, now() + TURNS_SHARE * (until - now()))
     model = work[CPU].name
     phases = SESSION.steps("Comparing", f"{model}, phase by phase", work, "device")
     splits = {name: split_on(work[name]) for name in phases}
     watched = SESSION.steps("Comparing", f"{model}, how busy a device is", work, "device") if watch else work
-    loads = {name: load_on(name, work[name], watch) for name in watched}
+    loads = {}
+    for done, name in enumerate(watched):
+        loads[name] = load_on(name, work[name], time_to_watch(watch, until - now(), len(work) - done))
     SESSION.tell(Activity("Comparing", model))
     figures = tuple(figures_of(one, name, turns, splits[name], loads[name]) for name, one in work.items())
     first = work[CPU]
-    return Comparison(**first.facts, devices=figures, pairs=pairs, batch_tokens=first.batch_tokens)
+    return Comparison(**first.facts, devices=figures, pairs=len(turns[CPU]), batch_tokens=first.batch_tokens)
 
 
 def figures_of(
@@ -428,8 +442,23 @@ def figures_of(
     )
 
 
-def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[float]]:
+def time_to_watch(watch: float, left: float, devices: int) -> float:
+    """Return for how many seconds a device is watched, of those that are left for so many devices, at work and before.
+
+    Where there is no time for enough answers, it is not watched.
+
+    Example:
+        >>> time_to_watch(3, 60, 2), time_to_watch(30, 12, 2), time_to_watch(3, 5, 2), time_to_watch(0, 60, 2)
+        (3, 3.0, 0.0, 0)
+    """
+    room = left / (2 * devices)
+    return watch if watch <= room else room if room >= FEWEST_ANSWERS * ASKED_EVERY else 0.0
+
+
+def seconds_in_turn(work: Mapping[str, Workload], pairs: int, until: float = math.inf) -> dict[str, list[float]]:
     """Return the seconds of a step on each device at full speed, in rounds that begin with each device in turn.
+
+    After a moment of the clock, ``until``, no round begins but those without which there is no interval.
 
     The n-th turn of each device has the same batches if the loader gives them in the same order.
     """
@@ -438,7 +467,10 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int) -> dict[str, list[
         batches = {device: stack.enter_context(one.begun()) for device, one in work.items()}
         warm = [warmed_up(one, batches[device]) for device, one in work.items()]
         steps = steps_of_turn(warm, max(one.workers for one in work.values()))
-        for turn in SESSION.steps("Comparing", work[names[0]].name, range(pairs), "turn"):
+        alone = "" if len(names) > 1 else " with nothing but the CPU"
+        for turn in SESSION.steps("Comparing", f"{work[names[0]].name}{alone}", range(pairs), "turn"):
+            if turn >= FEWEST_VALUES and now() > until:
+                break
             first = turn % len(work)
             for device in (*names[first:], *names[:first]):
                 work[device].settle(batches[device])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..activity import Activity
-from ..devices.machine import mps_is_simulated
+from ..devices.machine import mps_is_simulated, now
 from ..devices.request import canonical
 from ..display import NOTE, UNITS, Report, Table, counted, in_bytes, picture, plain, to_html
 from ..errors import ConfigurationError, number, shorten, whole_or_none
@@ -264,7 +264,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     from .benches import annotates, subject_of  # It imports numpy.
 
-    seconds = number("seconds", seconds, above=0, such_as="30")
+    begin, seconds = now(), number("seconds", seconds, above=0, such_as="30")
     if number("gain", gain, 1, above=0, such_as="0.03") == 1:
         raise ConfigurationError(f"gain must be a fraction, got {shorten(repr(gain))}.", "Pass one such as 0.03.")
     largest, smallest = whole_or_none("largest", largest), whole_or_none("smallest", smallest)
@@ -278,11 +278,11 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         subject, place = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
         with put_on_devices(subject, [place]) as benches:
             first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
-            return swept(subject, benches[place], seconds, gain, largest, first)
+            return swept(subject, benches[place], seconds, begin, gain, largest, first)
 
 
 def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
-    subject: Subject, bench: Bench, seconds: float, gain: float, largest: int | None, smallest: int
+    subject: Subject, bench: Bench, seconds: float, begin: float, gain: float, largest: int | None, smallest: int
 ) -> SweepReport:
     """Return what a sweep of a subject finds, so that nothing holds the model when the device's memory is handed back."""
 
@@ -291,7 +291,8 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
 
     device = canonical(bench.device)
     clean(device)
-    measurement = Measurement(bench, seconds, limit_of(device, SESSION.computer.limit(device)), tell=tell)
+    limit = limit_of(device, SESSION.computer.limit(device))
+    measurement = Measurement(bench, seconds, limit, begin, tell=tell)
     search = Search(measurement.point, measurement.hindrance, measurement.again, gain, largest, smallest)
     points = search.run()
     compared = measurement.in_turn(points)

@@ -67,30 +67,61 @@ def test_a_device_for_this_cell_leaves_the_session_alone(kernel):
     assert kernel.value("__import__('openmed_nb').device().requested_by") == before
 
 
-@pytest.mark.parametrize("cell", ["\n", "   \n", "\n\n\t \n"])
-def test_a_cell_of_white_space_has_no_entities(kernel, cell):
-    """A cell with only spaces and line ends gives an empty result."""
-    reply = kernel.run(f"{SMALL}\n{cell}")
-
-    assert reply.status == "ok"
-    assert reply.text.startswith("0 entities found by bundled_small")
-
-
-def test_an_empty_cell_is_an_error_of_ipython(kernel):
-    """IPython itself refuses a cell magic without a cell, names the magic, and stops."""
-    reply = kernel.run("%%openmed_ner")
-
-    assert reply.status == "error"
-    assert "%%openmed_ner is a cell magic, but the cell body is empty" in reply.streams["stderr"]
-
-
-def test_the_line_form_says_where_the_text_goes(kernel):
-    """%openmed_ner without a cell is an error of ours in one line."""
-    name, value, traceback = kernel.run("%openmed_ner").error
+@pytest.mark.parametrize(
+    "cell", [SMALL, f"{SMALL}  ", f"{SMALL}\n\n", f"{SMALL}\n\n\t \n", "%openmed_ner", "%openmed_ner "]
+)
+def test_no_text_is_one_clear_error(kernel, cell):
+    """A cell or a line without a text is an error of ours in one line, which says where the text goes."""
+    name, value, traceback = kernel.run(cell).error
 
     assert name == "MagicError"
-    assert "%%openmed_ner" in value
+    assert "has no text. Write the text" in value
     assert len(traceback) == 1
+
+
+LINES = {
+    "words": "%openmed_ner --model bundled_small Patient's asthma; # 2",
+    "a variable in braces": "%openmed_ner --model bundled_small {patient_note}",
+    "a variable with a dollar": "%openmed_ner --model bundled_small $patient_note",
+    "a variable by name": "%openmed_ner --model bundled_small --from patient_note  # yes",
+    "a variable in a cell": "%%openmed_ner --model bundled_small --from patient_note",
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_line_and_a_variable(kernel, line):
+    """The rest of a line is a text as it is written; variables stand in it as in any magic, and --from names one."""
+    kernel.run('patient_note = "Patient\'s asthma; # 2"')
+
+    assert kernel.run(line).text.startswith(
+        "1 entity found by bundled_small on cpu\nPatient's [asthma](DISEASE); # 2\nLabels"
+    )
+
+
+@pytest.mark.parametrize("made", ["[one, one]", "(one for _ in range(2))", "__import__('pandas').Series([one, one])"])
+def test_a_variable_with_many_texts(kernel, made):
+    """--from takes a list, a generator or a Series too, and shows what is found in all of them."""
+    kernel.run(f"one = 'She has asthma.'; patient_notes = {made}")
+    reply = kernel.run("%openmed_ner --model bundled_small --from patient_notes")
+
+    assert reply.text.startswith("2 entities found in 2 texts by bundled_small on cpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--from patient_nte", "No variable is called 'patient_nte'. Did you mean patient_note?"),
+        ("--from patient_note asthma", "--from reads a variable, and there is a text too. Leave one of them out."),
+        ("--modl bundled asthma", "has no option --modl. Use --model, or see %openmed_ner --help."),
+    ],
+)
+def test_a_wrong_line_says_what_to_do(kernel, line, says):
+    """A line that cannot be read is an error of ours in one line, with what to do."""
+    kernel.run("patient_note = 'asthma'")
+    name, value, traceback = kernel.run(f"%openmed_ner {line}").error
+
+    assert (name, len(traceback)) == ("MagicError", 1)
+    assert says in value
 
 
 @pytest.mark.parametrize("line", ["%openmed_ner -h", "%openmed_ner --help", "%%openmed_ner --help\nHe has asthma."])
@@ -98,7 +129,8 @@ def test_help_describes_every_flag(kernel, line):
     """-h and --help print the usage and annotate nothing."""
     reply = kernel.run(line)
 
-    assert all(flag in reply.streams["stdout"] for flag in ("--model", "--strategy", "--device", "--out"))
+    assert all(flag in reply.streams["stdout"] for flag in ("--model", "--strategy", "--device", "--from", "--out"))
+    assert "examples:\n  %openmed_ner Patient has asthma." in reply.streams["stdout"]
     assert reply.shown == []
 
 

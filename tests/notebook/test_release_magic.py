@@ -149,9 +149,7 @@ def test_a_name_that_is_no_variable_releases_nothing(planted):
     reply = planted.run("%openmed_release losses lossse")
 
     assert reply.status == "error"
-    assert reply.error[2] == [
-        "ConfigurationError: No variable is called lossse. Pass the names of variables as strings."
-    ]
+    assert reply.error[2] == ["ConfigurationError: No variable is called lossse. Did you mean losses?"]
     assert planted.value(f"('losses' in globals(), {ALIVE}, 1 in Out.values())") == (True, True, True)
 
 
