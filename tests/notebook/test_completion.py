@@ -4,7 +4,7 @@ import re
 
 DEVICES = ["auto", "cpu", "cuda", "gpu", "mps"]
 DEVICE_FLAGS = ["--explain", "--help", "--json", "--list", "--memory", "--reset", "--simulate"]
-NER_FLAGS = ["--device", "--help", "--model", "--out", "--strategy"]
+NER_FLAGS = ["--device", "--from", "--help", "--model", "--out", "--strategy"]
 PANEL_FLAGS = ["--close", "--help", "--model"]
 STRATEGIES = ["average", "first", "max", "none", "simple"]
 

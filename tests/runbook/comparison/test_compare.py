@@ -182,6 +182,7 @@ def test_what_does_not_fit():
         ({"devices": ["mps"]}, DeviceError, "'mps'"),
         ({"devices": [3]}, ConfigurationError, "int has no device"),
         ({"devices": 5}, ConfigurationError, "int has no device"),
+        ({"seconds": 0}, ConfigurationError, "seconds cannot be 0"),
         ({"watch": 1e300}, ConfigurationError, r"watch cannot be 1e\+300.*from 0 up to 3600"),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
         ({"data": [None], "devices": "cpu"}, UnreadableText, "NoneType"),
@@ -194,6 +195,14 @@ def test_bad_input(asked, error, says):
         nb.compare(**{**QUICK, **asked})
 
 
+def test_it_ends_when_its_time_is_over():
+    """Where there is no time for more, each device has its turn as often as an interval needs, and is not watched."""
+    comparison = nb.compare(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", pairs=1000, seconds=1e-6)
+
+    assert comparison.pairs == 6
+    assert comparison.of("cpu").utilisation is None
+
+
 def test_listeners_hear_which_device_is_made_ready():
     """A session tells its listeners what it compares, and to look again at the end."""
     heard = []
@@ -204,5 +213,8 @@ def test_listeners_hear_which_device_is_made_ready():
         stop()
 
     said = [str(one) for one in heard]
-    assert said[:2] == ["Loading: Linear on cpu", "Comparing: Linear (turn 1 of 6)"]
+    assert said[:2] == [
+        "Loading: Linear on cpu. There is only the CPU here: nothing to compare it with.",
+        "Comparing: Linear with nothing but the CPU (turn 1 of 6)",
+    ]
     assert said[-2:] == ["Comparing: Linear", "None"]

@@ -1,0 +1,114 @@
+"""The line of what is under way, as a front end gets it from a real kernel: for a person, and for nobody else."""
+
+import pytest
+
+SLOW = """
+import time
+import openmed_nb as nb
+from openmed_nb.session import SESSION
+
+def notes(until):
+    for number in range(40):
+        while number == 30 and not until():
+            time.sleep(0.01)
+        yield "She has asthma." * 200
+
+def drawn():
+    return SESSION._listeners._shown._drawing._drawn
+"""
+"""Notes that keep coming until something is so, such as that a line was drawn."""
+
+RUN = "found = nb.annotate(notes({until}), 'bundled_small')"
+
+
+@pytest.fixture
+def seen(kernel):
+    """A function that runs a cell as JupyterLab does, for a person, and returns what was shown, and the reply."""
+    kernel.run(SLOW)
+
+    def seen(code, at=lambda _message: None, person=True):
+        messages = []
+
+        def hear(message):
+            messages.append(message)
+            at(message)
+
+        client = kernel.client
+        reply = client.execute_interactive(code, allow_stdin=person, output_hook=hear, stop_on_error=False, timeout=240)
+        shown = [
+            one for one in messages if one["msg_type"] in ("display_data", "update_display_data", "stream", "error")
+        ]
+        return shown, reply["content"]
+
+    return seen
+
+
+def text_of(message):
+    """Return the text form of what was shown."""
+    return message["content"]["data"]["text/plain"]
+
+
+def test_a_person_sees_one_line_that_changes(seen):
+    """A person sees one output, which changes in place while the cell runs, and says at the end that it is finished."""
+    shown, reply = seen(RUN.format(until="drawn"))
+
+    assert reply["status"] == "ok"
+    assert [one["msg_type"] for one in shown] == ["display_data", *["update_display_data"] * (len(shown) - 1)]
+    assert len({one["content"]["transient"]["display_id"] for one in shown}) == 1
+    assert text_of(shown[-1]).startswith("Annotating: bundled_small on cpu, 40 texts, finished after ")
+    assert "<div>Annotating: bundled_small on cpu, 40 texts" in shown[-1]["content"]["data"]["text/html"]
+
+
+def test_where_the_number_is_known_there_is_a_bar(seen):
+    """Where it is known how many there are, the bar is full at the end."""
+    shown, _reply = seen(
+        "with SESSION.told_after():\n"
+        "    for step in SESSION.steps('Comparing', 'bundled', range(4), 'turn'):\n"
+        "        while step == 2 and not drawn():\n            time.sleep(0.01)"
+    )
+
+    assert text_of(shown[0]).startswith("Comparing: bundled █████░░░░░ turn 3 of 4")
+    assert text_of(shown[-1]).startswith("Comparing: bundled ██████████ 4 turns, finished after ")
+    assert (
+        '<progress max="1" value="1.000" aria-label="Comparing: bundled">' in shown[-1]["content"]["data"]["text/html"]
+    )
+
+
+NEVER = "lambda: SESSION._listeners._shown._drawing is None"
+
+
+@pytest.mark.parametrize("code", [RUN, "%%capture kept\n" + RUN], ids=["a runner", "capture"])
+def test_nobody_else_gets_one(seen, code):
+    """What runs a notebook by itself, as nbval and nbconvert do, gets no line, nor does a captured cell."""
+    shown, reply = seen(code.format(until=NEVER), person="%%capture" in code)
+
+    assert (shown, reply["status"]) == ([], "ok")
+
+
+@pytest.mark.parametrize("off", ["progress=False", "environ"])
+def test_it_can_be_switched_off(seen, off):
+    """progress=False and OPENMED_NB_PROGRESS=0 show nothing."""
+    code = RUN.format(until=NEVER)
+    if off == "environ":
+        code = f"import os\nos.environ['OPENMED_NB_PROGRESS'] = '0'\n{code}\ndel os.environ['OPENMED_NB_PROGRESS']"
+    else:
+        code = code.replace("'bundled_small'", "'bundled_small', progress=False")
+    shown, reply = seen(code)
+
+    assert (shown, reply["status"]) == ([], "ok")
+
+
+def test_an_interrupt_stops_it(seen, kernel):
+    """An interrupt ends the work and the line, which says that it stopped; no thread of it is left."""
+    asked = []
+
+    def interrupt(message):
+        if message["msg_type"] == "display_data" and not asked:
+            asked.append(kernel.interrupt())
+
+    shown, reply = seen(RUN.format(until="lambda: False"), at=interrupt)
+
+    assert reply["status"] == "error"
+    assert "stopped after " in text_of([one for one in shown if one["msg_type"] == "update_display_data"][-1])
+    names = "[one.name for one in __import__('threading').enumerate()]"
+    assert "openmed_nb progress" not in kernel.value(names)
