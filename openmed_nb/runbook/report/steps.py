@@ -236,8 +236,8 @@ def compare(asked: Asked) -> Answer:
     from ..sweep import rate
 
     pairs, watch = (6, 0) if asked.quick else (12, 6)
-    given = {"pairs": pairs, "watch": watch, "seconds": 60.0}
-    found = compare(MODEL, devices=[asked.device], training=asked.training, **given)
+    devices = [asked.device]
+    found = compare(MODEL, devices=devices, training=asked.training, pairs=pairs, watch=watch, seconds=60)
     speeds = [(found.shown(one.device), one.rows_per_second) for one in found.devices]
     says = [f"{name}: {rate(speed)} rows a second" for name, speed in speeds]
     says += [f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up]
