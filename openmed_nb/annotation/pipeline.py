@@ -320,7 +320,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         names = input_names(model, self.tokenizer.model_input_names)
         tokens = forward_params.get("batch_tokens", self.batch_tokens)
         network = Network(model, frame, names, settings.aggregation_strategy == "average")
-        if model.training or is_quantized(model):  # One in int8 rounds by what is in a batch anyway.
+        if model.training or self._learnt("quantized", model, lambda: is_quantized(model)):
+            # One in int8 rounds by what is in a batch anyway.
             padding = "attention_mask" in names
         else:
             padding = self._learnt("padding", model, lambda: hides_padding(network, longest))

@@ -36,6 +36,9 @@ SAMPLES = ("a", "the", "1", ".", "中")
 
 SPACE = ord(" ")
 
+# For fewer tokens it is quicker to ask where they stand than to work it out.
+FEW = 512
+
 # The length of a token whose name does not tell it: longer than all texts.
 UNTOLD = 1 << 40
 
@@ -293,7 +296,7 @@ def assemble(
         table = np.zeros(distinct.max(initial=0) + 1, np.int64)
         table[distinct] = [*map(len, names)]
         lengths = table[ids]
-        if shift is None and len(texts) == len(encodings) and cuts_like_bert(tokenizer):
+        if len(ids) > FEW and shift is None and len(texts) == len(encodings) and cuts_like_bert(tokenizer):
             untold = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder}
             table[distinct] = [
                 UNTOLD if number in untold else len(name.removeprefix(prefix))

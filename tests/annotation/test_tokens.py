@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.tokens import (
+    FEW,
     PART,
     UNTOLD,
     Frame,
@@ -119,6 +120,7 @@ class TestSpansByLength:
     def test_any_text(self, lowercase, strip_accents, clean_text, texts):
         """Tokens start and end where the tokenizers library says."""
         tokenizer = self.tokenizer_of(lowercase, strip_accents, clean_text)
+        texts = [*texts, "a " * FEW]
         tokens = tokenise(tokenizer, texts)
         offsets = [pair for encoding in encode(tokenizer, texts) for pair in encoding.offsets]
         assert list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)) == offsets
