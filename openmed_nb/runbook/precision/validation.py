@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ...activity import Activity
 from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import Report, Shown, counted
@@ -141,6 +142,7 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
             raise ConfigurationError(f"{name!r} is not a reduced type.", f"Use one of {', '.join(REDUCED)}.")
         spec, on = SESSION.files(model, {**given, "dtype": name})
         identity = identity_of(spec, spec.dtype, on, SESSION.computer)
+        SESSION.tell(Activity("Validating", spec.reference.name))
         verdict = measured(spec, on, read, gold, identity)
         if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
             what = f"The files of {identity.model!r} changed while it was measured."
