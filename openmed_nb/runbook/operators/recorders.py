@@ -223,10 +223,8 @@ def watching(record: CallRecord, model: torch.nn.Module | None = None) -> Iterat
 
 
 def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
-    """Return the kernel of an operator for a dispatch key, as ``OpOverload.decompose`` finds it."""
-    dispatch_key = getattr(torch._C.DispatchKey, key)  # noqa: SLF001 - torch has no other name for it
-    kernel: Callable[..., Any] | None = operator.py_kernels.get(dispatch_key)
-    return kernel or functools.partial(operator._op_dk, dispatch_key)  # noqa: SLF001
+    """Return the kernel of an operator for a dispatch key that MPS calls: not one in Python, which only compilers take."""
+    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no other name
 
 
 def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

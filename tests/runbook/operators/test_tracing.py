@@ -270,6 +270,19 @@ def test_composite_operators_are_taken_apart():
     assert places_of(told, "aten::copysign.Tensor", "inference") == {"(Calling)": 1}
 
 
+@pytest.mark.parametrize(
+    ("layer", "called"),
+    [
+        (nn.Upsample(scale_factor=2, mode="bilinear"), ("aten::upsample_bilinear2d",)),
+        (nn.Sequential(nn.Conv2d(2, 2, 1), nn.Dropout()), ("aten::convolution",)),
+    ],
+    ids=["resized", "dropout"],
+)
+def test_inference_calls_what_mps_calls(layer, called):
+    """Where torch has a second kernel in Python, for compilers, it is not the one that is taken: MPS does not call it."""
+    assert nb.runbook.forecast(layer, torch.ones(1, 2, 6, 6)).operators == called
+
+
 def test_transformer_layer_takes_the_path_that_mps_takes():
     """Torch's fast path for Transformer layers, which MPS does not have, is not taken; it is on again afterwards."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
