@@ -129,7 +129,7 @@ def measure(arguments: list[str]) -> tuple[str, int]:
 
 
 def show_progress(activity: Activity | None) -> None:
-    if activity is not None:
+    if activity is not None and not sys.stderr.isatty():  # A terminal has the line of ``progress``.
         print(activity, file=sys.stderr, flush=True)
 
 

@@ -67,7 +67,7 @@ LOADING = "Loading"
 Listener = Callable[[Activity | None], None]
 
 
-class Shown(Protocol):
+class Indicator(Protocol):
     """What shows a person that a verb is under way, and that it has ended."""
 
     def show(self, activity: Activity) -> None: ...
@@ -97,8 +97,8 @@ class Listeners:
         ['Loading: bundled', 'None']
     """
 
-    def __init__(self, shown: Shown | None = None) -> None:
-        self._shown = shown
+    def __init__(self, indicator: Indicator | None = None) -> None:
+        self._indicator = indicator
         self._listeners: dict[object, Listener] = {}
         self._depth = _Depth()
 
@@ -117,8 +117,8 @@ class Listeners:
 
     def tell(self, activity: Activity | None) -> None:
         """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
-        if self._shown is not None and activity is not None and self._depth.verbs and not self._depth.quiet:
-            self._shown.show(activity)
+        if self._indicator is not None and activity is not None and self._depth.verbs and not self._depth.quiet:
+            self._indicator.show(activity)
         for key, listener in self._listeners.copy().items():
             if key in self._listeners:  # Another one may have removed it meanwhile.
                 try:
@@ -164,9 +164,11 @@ class Listeners:
             error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
             if self._depth.verbs == 1:
-                if self._shown is not None:
-                    self._shown.end(stopped=error is not None)
-                self.tell(None)
+                try:
+                    if self._indicator is not None:
+                        self._indicator.end(stopped=error is not None)
+                finally:
+                    self.tell(None)
         finally:
             self._depth.verbs -= 1
 

@@ -203,7 +203,7 @@ SUMMARY = "cursor:pointer"
 BADGE = "display:inline-block;min-width:1.3em;line-height:1.3;text-align:center;border-radius:3px;color:#ffffff;font-weight:700"
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 
-# Backgrounds for labels, on which black has a contrast of at least 7 to 1. That they are thirteen keeps labels apart which
+# Backgrounds for labels, on which black has a contrast of at least 7 to 1. With thirteen of them, labels differ that
 # often stand in one text, such as DISEASE, DRUG, GENE and ANATOMY, or PROBLEM, TREATMENT and TEST.
 COLOURS = (
     *("#ffc9c9", "#ffd8a8", "#99e9f2", "#a5d8ff", "#d0bfff", "#dee2e6", "#fcc2d7"),

@@ -43,7 +43,7 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
 
     Args:
         kind: A dataclass, or a type of its fields: ``str``, ``int``, ``float``, ``bool``, ``None``, ``Literal``, ``X | None``,
-            ``tuple[X, ...]``, ``dict[str, X]``, ``Annotated[str, Pattern(...)]``
+            ``tuple[X, ...]``, ``dict[str, X]``, ``Annotated[str, Pattern(...)]``,
             ``Annotated[int, Least(...)]``, or ``Any`` for what is taken as it is.
         stored: What is read.
         place: What it is called in an error; values of fields are never part of it.

@@ -11,6 +11,7 @@ as nbval and nbconvert, gives no answers to ``input()``, and gets none, so that 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import shutil
 import sys
@@ -114,30 +115,31 @@ class Course:
     def __init__(self, time: float) -> None:
         self.began = self._told = time
         self.loading = 0.0
-        self.activity = Activity("", "")
-        self._marks: list[tuple[float, int]] = []  # When how many were done: at first, after a step, and last.
-        self._steps = 0
+        # What goes on, when how many were done (at first, after a step, and last), and after how many steps: one value, because
+        # the thread that draws may ask at any moment.
+        self._heard: tuple[Activity, tuple[tuple[float, int], ...], int] = Activity("", ""), (), 0
 
     def hear(self, activity: Activity, time: float) -> None:
         """Note what begins, or goes on, at a time."""
-        before, self.activity = self.activity, activity
+        before, marks, steps = self._heard
         self.loading += time - self._told if before.doing == LOADING else 0.0
         self._told = time
         mark = time, activity.done
         if (activity.doing, activity.name, activity.unit) != (before.doing, before.name, before.unit):
-            self._marks, self._steps = [mark], 0
-        elif activity.done != self._marks[-1][1]:
-            self._marks = [*self._marks[:2], mark]
-            self._steps += 1
+            marks, steps = (mark,), 0
+        elif activity.done != marks[-1][1]:
+            marks, steps = (*marks[:2], mark), steps + 1
+        self._heard = activity, marks, steps
 
     def line(self, time: float, end: str = "") -> Line:
         """Return what is shown at a time."""
-        activity, (first, last) = self.activity, (self._marks[0], self._marks[-1])
+        activity, marks, steps = self._heard
+        first, last = marks[0], marks[-1]
         done, seconds = last[1] - first[1], last[0] - first[0]
         many = activity.total is None or activity.total >= MANY
         left = None
-        if activity.total and self._steps > 2:  # noqa: PLR2004 - the first, and two after it
-            later, since = last[1] - self._marks[1][1], last[0] - self._marks[1][0]
+        if activity.total and steps > 2:  # noqa: PLR2004 - the first, and two after it
+            later, since = last[1] - marks[1][1], last[0] - marks[1][0]
             left = max(0.0, (activity.total - last[1]) * since / later - (time - last[0])) if later > 0 else None
         speed = done / seconds if many and done > 0 and seconds > 0 else None
         return Line(activity, time - self.began, end, left, speed, self.loading)
@@ -178,12 +180,15 @@ class Terminal:
 
     def draw(self, line: Line) -> None:
         room = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{str(line)[:room]}\x1b[K")
-        self._stream.flush()
+        self._write(f"\r{str(line)[:room]}\x1b[K")
 
     def close(self) -> None:
-        self._stream.write("\n")
-        self._stream.flush()
+        self._write("\n")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # Nobody looks at a terminal that was closed meanwhile.
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def surface_here(environ: Mapping[str, str]) -> Surface | None:
@@ -235,8 +240,8 @@ class Progress:
     def end(self, stopped: bool) -> None:
         """Say that the verb is done, or has failed, if anything was shown of it."""
         if self._drawing is not None and threading.current_thread() is threading.main_thread():
-            self._drawing.end("stopped" if stopped else "finished")
-            self._drawing = None
+            drawing, self._drawing = self._drawing, None  # Also if the end is interrupted.
+            drawing.end("stopped" if stopped else "finished")
 
 
 class Drawing:

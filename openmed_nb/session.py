@@ -482,7 +482,8 @@ def simulated_mps(
             the session computes on the CPU where linear layers are wrong.
 
     Returns:
-        What begins with ``with`` and ends with its block; ``as`` gives the device: its memory, ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
+        What begins with ``with`` and ends with its block; ``as`` gives the device: its memory,
+        ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
 
     Raises:
         ConfigurationError: For a memory that is none, and for an issue of which no error can be simulated (the message

@@ -1,12 +1,15 @@
 """``python -m openmed_nb``: what it prints, its exit status, and that a mistake is one line."""
 
 import contextlib
+import io
 import json
 import os
+import sys
 
 import pytest
 
-from openmed_nb.__main__ import NOTE, main
+from openmed_nb.__main__ import NOTE, main, show_progress
+from openmed_nb.activity import Activity
 
 
 def test_main_job_prints_device_reason_and_entities(capsys):
@@ -82,6 +85,18 @@ def test_pipe_that_is_closed_ends_the_command_quietly():
     with open(writes, "w", encoding="utf-8") as nobody, contextlib.redirect_stdout(nobody):  # noqa: PTH123 - a descriptor
         assert main(["doctor"]) == 141
         nobody.write("what Python still has to say at its end")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_of_a_report_by_its_own_line_alone(terminal, monkeypatch):
+    """A file gets a line for each step of a report; a terminal, in which a line with a bar is drawn, does not get both."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    show_progress(Activity("Reporting", "doctor", 1, 13))
+    show_progress(None)
+
+    assert stream.getvalue() == ("" if terminal else "Reporting: doctor (2 of 13)\n")
 
 
 def test_doctor_as_json(capsys):

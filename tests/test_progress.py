@@ -1,5 +1,6 @@
 """The line that shows what is under way: what it says, when it is drawn, for whom, and that nothing of it is left."""
 
+import io
 import os
 import pty
 import sys
@@ -87,6 +88,27 @@ def test_the_time_to_load_is_said():
     assert "finished after 10 s (loading took 4.0 s)" in str(line)
 
 
+def test_a_line_can_be_asked_for_at_any_moment():
+    """A line can be asked for while something is heard, before each of its statements, as the thread that draws does."""
+    course, lines = Course(0.0), []
+
+    def between(_frame, _event, _argument):
+        lines.append(course.line(9.0))
+        return between
+
+    for done in range(4):
+        course.hear(of_texts(done), float(done))
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_event: between if frame.f_code is Course.hear.__code__ else None)
+    try:
+        course.hear(Activity("Comparing", "bundled", 0, 20, "turn"), 4.0)
+    finally:
+        sys.settrace(before)
+
+    assert {one.activity.doing for one in lines} == {"Annotating", "Comparing"}
+    assert all((one.left is None) == (one.activity.doing == "Comparing") for one in lines)
+
+
 class Page:
     """A surface that keeps what is drawn, and tells that something was."""
 
@@ -152,6 +174,32 @@ def test_the_line_says_what_was_told_last():
         assert page.lines[-1].activity == Activity("Comparing", model, 3, 3, "turn")
         assert page.lines[-1].end == "finished"
     assert page.closed == 2
+
+
+class Interrupted(Page):
+    """A surface whose last line is interrupted."""
+
+    def draw(self, line):
+        """Keep a line; raise what Ctrl-C raises at the end."""
+        super().draw(line)
+        if line.end:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_the_last_line_leaves_nothing_behind():
+    """Where the last line is interrupted, listeners look again all the same, and the next verb has a line of its own."""
+    pages, heard = [Interrupted(), Page()], []
+    left = iter(pages)
+    listeners = Listeners(Progress({}, lambda _environ: next(left), 0.001))
+    listeners.add(heard.append)
+    for page, error in zip(pages, (KeyboardInterrupt, None), strict=True):
+        with pytest.raises(error) if error else nullcontext(), listeners.told_after():
+            listeners.tell(of_texts(1))
+            assert page.drawn.wait(60)
+
+    assert heard == [of_texts(1), None] * 2
+    assert pages[1].lines[-1].end == "finished"
+    assert threads() == []
 
 
 def in_thread(listeners):
@@ -242,6 +290,28 @@ def test_a_script_shows_lines_in_a_terminal(environ, terminal, shown, monkeypatc
     monkeypatch.setattr(sys, "stderr", Terminals(terminal))
 
     assert isinstance(surface_here(environ), Terminal) is shown
+
+
+def closed():
+    """Return a stream that is closed."""
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def hung_up():
+    """Return the stream of a terminal whose window is closed."""
+    window, terminal = pty.openpty()
+    os.close(window)
+    return os.fdopen(terminal, "w")
+
+
+@pytest.mark.parametrize("stream", [closed, hung_up])
+def test_a_terminal_that_is_gone_ends_no_verb(stream):
+    """Where the terminal is closed during a long verb, nothing is drawn any more, and the verb goes on."""
+    terminal = Terminal(stream())
+    terminal.draw(Line(of_texts(1), 1.0))
+    terminal.close()
 
 
 SCRIPT = """

@@ -114,9 +114,8 @@ class EnvSetting:
 class EnvPlan(Shown):
     """What becomes of the MPS variables, and whether torch will see it."""
 
-    settings: tuple[
-        EnvSetting, ...
-    ]  # The three that we would set, and then those that a person set and torch does not read.
+    # The three that we would set, and then those that a person set and torch does not read.
+    settings: tuple[EnvSetting, ...]
 
     @property
     def additions(self) -> dict[str, str]:

@@ -61,8 +61,8 @@ def unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> No
             if isinstance(method, MethodType) and type(method.__self__).__name__ == ours:
                 del magics[name]
     shell.configurables[:] = [one for one in shell.configurables if one is keep or type(one).__name__ != ours]
-    cleanup = shell.input_transformers_cleanup
-    cleanup[:] = [one for one in cleanup if getattr(one, "__qualname__", "") != with_body.__qualname__]
+    cleanup, own = shell.input_transformers_cleanup, (with_body.__module__, with_body.__qualname__)
+    cleanup[:] = [one for one in cleanup if (getattr(one, "__module__", ""), getattr(one, "__qualname__", "")) != own]
     matchers = shell.Completer.custom_matchers
     matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "openmed_nb.magics"]
 

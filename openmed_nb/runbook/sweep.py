@@ -242,8 +242,8 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
-        The report: ``knee``, a number of rows, ``None`` where not even one row fits or a single size was measured; ``batch_tokens``, the same in tokens where
-        texts are annotated, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``why``, in a sentence; ``points``, with
+        The report: ``knee``, a number of rows, ``None`` where not even one row fits or a single size was measured;
+        ``batch_tokens``, the same in tokens where texts are annotated, for ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``; ``why``, in a sentence; ``points``, with
         ``rows``, ``throughput`` in rows a second, its quartiles ``spread``, ``memory`` in bytes, ``first_seconds`` and
         ``fits``; ``limit`` in bytes; and ``plot()``. Its text form has the knee and no other figure.
 

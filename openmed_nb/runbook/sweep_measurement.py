@@ -132,9 +132,8 @@ class Measurement:
     limit: int | None = None  # The memory that a step may take, ``None`` if it is not known.
     begin: float = field(default_factory=now)  # When it began.
     method: str = ""  # How memory was measured, in words.
-    tell: Callable[..., None] = lambda *_news: (
-        None
-    )  # Gets what is measured, in words, the number of a round, and how many.
+    # Gets what is measured, in words, the number of a round, and how many there are.
+    tell: Callable[..., None] = lambda *_news: None
     last: Workload | None = None  # The last workload, which tells of length, workers and types.
 
     @property

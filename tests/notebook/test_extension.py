@@ -100,6 +100,21 @@ def test_reloading_registers_everything_once(shell):
     assert shell.find_cell_magic("openmed_ner").__self__ is configurables[0]
 
 
+def test_unloading_leaves_what_others_do_to_cells(shell):
+    """After %unload_ext a function of somebody else's that has the name of ours still changes cells."""
+
+    def others(lines):
+        return lines
+
+    others.__qualname__ = "with_body"
+    shell.input_transformers_cleanup.append(others)
+    try:
+        shell.run_line_magic("unload_ext", "openmed_nb")
+        assert others in shell.input_transformers_cleanup
+    finally:
+        shell.input_transformers_cleanup[:] = [one for one in shell.input_transformers_cleanup if one is not others]
+
+
 def test_unloading_removes_line_and_cell_magics(shell):
     """After %unload_ext no magic of ours is found, neither as a line nor as a cell."""
     shell.run_line_magic("unload_ext", "openmed_nb")

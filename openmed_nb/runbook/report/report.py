@@ -86,6 +86,13 @@ class DeviceReport(Record, Shown):
 
         Raises:
             ConfigurationError: For a file that cannot be read, and for one that is not such a report.
+
+        Example:
+            >>> try:
+            ...     DeviceReport.read("nowhere.json")
+            ... except ConfigurationError as error:
+            ...     print(error.remedy)
+            Pass the report.json that nb.report() has written.
         """
         path = given_path(file, "the file of a report")
         try:
@@ -241,6 +248,8 @@ def reported(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = 
         spent += step.usual(quick)
         found = found.with_outcome(outcome)
         failure = write(found, folder)
+    if spent:
+        SESSION.tell(Activity("Reporting", "this computer", len(steps), len(steps), "step"))
     if failure:  # A step may have filled the disk, and the next one may have found room again.
         raise failure
     return found

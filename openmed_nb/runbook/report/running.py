@@ -136,7 +136,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def ending(
-    code: int | None, limit: float, found: Mapping[str, str], lines: Sequence[str], full: bool
+    code: int | None, limit: float, found: Mapping[str, Any], lines: Sequence[str], full: bool
 ) -> tuple[str, str, str]:
     """Return what became of a step without a whole answer: the outcome, what happened, and what to do.
 
@@ -149,7 +149,7 @@ def ending(
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"Signal {-code}"
         return DIED, f"{name} ended it.", TO_DO.get(name, SEND)
-    if found:
+    if "remedy" in found:
         return FAILED, found["what"], found["remedy"]
     last = f": {lines[-1].rstrip('.')}" if lines else ""
     return FAILED, f"It ended with status {code}{last}.", DISK_FULL if full else SEND

@@ -20,6 +20,7 @@ from openmed_nb.errors import ConfigurationError, Interrupted
 from openmed_nb.runbook.logbook.sections import ReportFigures
 from openmed_nb.runbook.report.record import SCHEMA_FILE, last_lines, private
 from openmed_nb.runbook.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
+from openmed_nb.runbook.report.running import ending
 from openmed_nb.runbook.report.steps import STEPS, Step
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
@@ -101,6 +102,16 @@ def test_every_end_of_a_step_is_a_line(found, name):
     assert not line or any(line in one for one in step.output), step.output
 
 
+def test_a_process_that_fails_after_its_answer_is_a_line():
+    """A step whose process answers and then ends with a status of its own is a failure in words, not an error."""
+    answer = {"what": "Seen on cpu.", "report": {"title": "Found on cpu"}}
+
+    assert ending(120, 5.0, answer, ("lost sys.stderr",), False)[:2] == (
+        "failed",
+        "It ended with status 120: lost sys.stderr.",
+    )
+
+
 def test_the_others_go_on(found):
     """Steps before and after those that end badly have their answers, and the report counts, and exits with 1."""
     report = found[0]
@@ -164,7 +175,7 @@ def test_it_goes_on_where_it_stopped(steps, tmp_path):
     anew = reported(tmp_path, False, False, table[:1])
 
     assert second.of("well") == first.of("well")
-    assert told == ["Reporting: fails, about 10 s left (2 of 2)"]
+    assert told == ["Reporting: fails, about 10 s left (2 of 2)", "Reporting: this computer (2 steps)"]
     assert second.notes == ("Kept from an earlier run: 1 step.",)
     assert anew.notes == ("Started anew: quick was True and is False; its steps are others.",)
     assert (anew.exit_code, anew.missing) == (0, ())
@@ -342,7 +353,7 @@ def test_a_whole_report(options, tmp_path, capsys):
     assert (status, report.missing) == (0, ()), report
     assert [step.step for step in report.steps] == [step.name for step in STEPS]
     assert f"{len(STEPS)} of {len(STEPS)} steps gave an answer." in printed.out
-    assert printed.err.count("Reporting: ") == len(STEPS)
+    assert printed.err.count("Reporting: ") == len(STEPS) + 1  # The last one says that all are done.
     jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8"))).validate(report.to_dict())
     assert report.of("logbook").data["figures"]
     assert str(Path.home()) not in (tmp_path / "report.json").read_text("utf-8")
