@@ -185,8 +185,9 @@ class Speller:
             keys[number] = None
         if len(self._known) > REMEMBERED:
             self._known.clear()
-        spelled = [self._known.get(key, "") for key in keys]
-        missing = [number for number, key in enumerate(keys) if key not in self._known]
+        known = [self._known.get(key) for key in keys]  # Once: other threads of a worker spell too.
+        spelled = [text or "" for text in known]
+        missing = [number for number, text in enumerate(known) if text is None]
         stretches = [range(firsts[number], lasts[number]) for number in missing]
         pieces = iter(self.tokens(texts, tokens, np.fromiter(chain.from_iterable(stretches), np.int64)))
         for number, stretch in zip(missing, stretches, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,33 @@ def test_average(tokenizer, probabilities, expected):
     decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "average", tokens_before=1)
     found = decoder.entities(texts, tokenise(tokenizer, texts), predictions)
     assert [[line(one) for one in entities] for entities in found] == [expected]
+
+
+@pytest.mark.parametrize("place", range(1, 25))
+def test_threads_that_share_a_decoder(tokenizer, place):
+    """A thread has every word, wherever it is when another thread, as on a worker of a cluster, spells the same entity."""
+    texts = ["hypertension"]
+    tokens, labels = tokenise(tokenizer, texts), np.full(2, SPELLINGS["I"])
+    decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
+    left = iter(range(place))
+
+    def decoded():
+        [[entity]] = decoder.entities(texts, tokens, Predictions(labels, np.ones(2, np.float32)))
+        return entity["word"]
+
+    def between(_frame, event, _argument):
+        if event == "line" and next(left, None) == place - 1:
+            decoded()
+        return between
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_event: between if frame.f_code is Speller.stretches.__code__ else None)
+    try:
+        word = decoded()
+    finally:
+        sys.settrace(before)
+
+    assert word == "hypertension"
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "max"])
