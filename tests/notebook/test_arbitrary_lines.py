@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from openmed_nb.annotation.results import AnnotatedText, Annotations
 from openmed_nb.display import Json
-from openmed_nb.errors import OpenMedError
+from openmed_nb.errors import MagicError, OpenMedError
 from openmed_nb.session import SESSION
 
 WORDS = st.sampled_from(
@@ -82,7 +83,7 @@ def check_result(result):
         assert json.loads(result)
     elif result is not None:
         assert str(result)
-        assert result._repr_html_().startswith("<style>")
+        assert result._repr_html_().startswith('<div class="openmed-nb')
         assert json.dumps(result.to_dict())
 
 
@@ -117,10 +118,10 @@ def test_any_line_behind_the_cell_magic(shell, line):
 @IN_ONE_SHELL
 @given(line=LINES)
 def test_any_line_without_a_cell(shell, line):
-    """%openmed_ner without a cell answers any line with its help or one of our errors."""
+    """%openmed_ner without a cell annotates any line, or answers it with its help or one of our errors."""
     result = outcome(shell.find_line_magic("openmed_ner"), line)
 
-    assert result is None or isinstance(result, OpenMedError)
+    assert result is None or isinstance(result, (OpenMedError, AnnotatedText, Annotations))
 
 
 @IN_ONE_SHELL
@@ -141,10 +142,12 @@ def test_any_line_behind_the_panel_magic(shell, line):
 @example(cell="asthma " * 600, strategy="first")
 @example(cell="asthma " * 600, strategy="none")
 def test_any_cell_is_annotated(shell, cell, strategy):
-    """%%openmed_ner annotates any text, shows it whole, and every entity lies inside of it."""
+    """%%openmed_ner annotates any text but white space, shows it whole, and every entity lies inside of it."""
     found = outcome(shell.find_cell_magic("openmed_ner"), f"--strategy {strategy}", cell)
 
-    assert not isinstance(found, OpenMedError)
+    if not cell.strip():
+        assert isinstance(found, MagicError)
+        return
     assert found.text == cell
     assert all(0 <= entity["start"] <= entity["end"] <= len(cell) for entity in found)
 

@@ -123,7 +123,7 @@ class TestDevice:
         panel.choose("mps")
 
         assert "could not be moved to mps" in panel.state.error.what
-        assert panel.activities == ["Changing the device: mps", f"Moving to mps: {SMALL}"]
+        assert panel.activities == ["Changing the device: mps", "Importing: torch", f"Moving to mps: {SMALL}"]
         assert panel.state.choice.device == "cpu"
         assert [one.device for one in panel.state.models] == ["cpu"]
         assert panel.state.activity is None
