@@ -29,6 +29,7 @@ from ..devices.moving import operator_tensors
 from ..devices.profilers import is_of_host, modes_on, profiling
 from ..devices.request import kind_of
 from ..display import Plain
+from ..training.holders import INSTALLED
 from . import workloads
 from .operators.fallbacks import Fallback, fallbacks
 from .workloads import DATA, OWN_STEP, Workload
@@ -455,7 +456,6 @@ OWN, LIBRARY, TORCH, PYTHON = "own", "library", "torch", "python"
 
 HARNESS = workloads.__file__  # The file that calls a step; what is outside of it is not the step.
 PACKAGE = Path(__file__).parents[1]
-INSTALLED = {"site-packages", "dist-packages"}
 
 # torch's optimizers read counters that they keep on the CPU (``torch/optim/adam.py``), so they wait for nothing.
 OPTIMIZERS = Path(torch.optim.__file__).parent

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import compress
+from pathlib import Path
 from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,8 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 UNNAMED = "(reached by no name)"
+# Folders of installed packages: of this environment, of the user, and of another one that this one lies over.
+INSTALLED = {"site-packages", "dist-packages"}
 # How many containers and attributes lie between a name and a tensor at most.
 DEEPEST = 6
 # After so many containers and tensors the search ends.
@@ -299,12 +302,12 @@ def _roots() -> Iterator[tuple[str, Any]]:
 def _own_modules() -> list[ModuleType]:
     """Return the modules of the person: neither Python's, nor of an installed package, nor of this one."""
     main = sys.modules["__main__"]
-    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    python = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
     found = []
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if type(module) is ModuleType else None
         known = module is main or name.partition(".")[0] == __name__.partition(".")[0]
-        if isinstance(file, str) and not known and not file.startswith(installed):
+        if isinstance(file, str) and not (known or file.startswith(python) or INSTALLED & set(Path(file).parts)):
             found.append(module)
     return found
 

@@ -305,10 +305,12 @@ SCRIPT = """
 import sys
 import openmed_nb as nb
 print(nb.training.who_holds(), "torch" in sys.modules)
-import torch, train_notes
+sys.path.append("site-packages")
+import torch, train_notes, package_of_the_user
 train_notes.losses.append(torch.zeros(3000))
 train_notes.Recorder.states["first"] = torch.zeros(2000)
 torch.kept = torch.zeros(500)
+package_of_the_user.kept = torch.zeros(500)
 losses = [torch.zeros(1000)]
 _hidden = losses
 def train():
@@ -321,9 +323,12 @@ train()
 def test_a_script(tmp_path):
     """In a script, variables of __main__, of running functions, of the person's modules and of their classes are found.
 
-    Each has the name that the person gave. Installed packages are not looked through, and torch is not loaded.
+    Each has the name that the person gave. Installed packages are not looked through, also outside of the
+    environment, and torch is not loaded.
     """
     (tmp_path / "train_notes.py").write_text("losses = []\n\n\nclass Recorder:\n    states = {}\n", "utf-8")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "package_of_the_user.py").touch()
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == [
@@ -332,7 +337,7 @@ def test_a_script(tmp_path):
         "train_notes.losses (list) holds 1 tensor, 11.7 KiB",
         "train_notes.Recorder.states (dict) holds 1 tensor, 7.8 KiB",
         "losses (list) holds 1 tensor, 3.9 KiB",
-        "(reached by no name) holds 1 tensor, 2.0 KiB",
+        "(reached by no name) holds 2 tensors, 3.9 KiB",
     ]
 
 
