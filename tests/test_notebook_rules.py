@@ -214,3 +214,9 @@ def test_wrong_output_is_noticed(number, right, wrong):
     assert len(said) >= 2  # As text and as HTML.
     for text in said:
         assert compared(text) != compared(text.replace(right, wrong)), text
+
+
+def test_every_pattern_is_used():
+    """Every section of the patterns is read by nbval, which passes over one that it cannot read."""
+    file = (ROOT / "tests" / "nbval_sanitize.cfg").read_text("utf-8")
+    assert len(get_sanitize_patterns(file)) == len(re.findall(r"^\[\w+\]$", file, re.MULTILINE))
