@@ -189,6 +189,7 @@ class TestProcesses:
         assert len(psutil.Process().net_connections()) <= sockets
         for thread in threading.enumerate():
             if thread.name not in threads:  # A start that was interrupted in its wait ends on its own.
+                thread._started.wait(timeout=120)  # It may also be interrupted before its thread runs.
                 thread.join(timeout=120)
         assert {thread.name for thread in threading.enumerate()} <= threads
 

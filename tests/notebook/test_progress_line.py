@@ -14,7 +14,7 @@ def notes(until):
         yield "She has asthma." * 200
 
 def drawn():
-    return SESSION._listeners._shown._drawing._drawn
+    return SESSION._listeners._indicator._drawing._drawn
 """
 """Notes that keep coming until something is so, such as that a line was drawn."""
 
@@ -74,7 +74,7 @@ def test_where_the_number_is_known_there_is_a_bar(seen):
     )
 
 
-NEVER = "lambda: SESSION._listeners._shown._drawing is None"
+NEVER = "lambda: SESSION._listeners._indicator._drawing is None"
 
 
 @pytest.mark.parametrize("code", [RUN, "%%capture kept\n" + RUN], ids=["a runner", "capture"])
