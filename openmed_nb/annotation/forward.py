@@ -320,10 +320,11 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
+    device = next(iter(run.devices), network.model.device)  # The model may have been moved meanwhile.
     unknown = np.flatnonzero(np.isnan(scores))
     for sequence in {*run.tokens.sequences(unknown).tolist()}:
-        what = f"The model computes no numbers (NaN) on {network.model.device} in {network.model.dtype}."
-        remedy = f"Load it in float32, or use {elsewhere(network.model.device.type)}."
+        what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
+        remedy = f"Load it in float32, or use {elsewhere(device.type)}."
         failures.setdefault(sequence, ModelUnusable(what, remedy))
     scores[unknown] = 0  # NaN is unlike itself, and decoding compares
     return Predictions(labels, scores, probabilities), failures

@@ -451,12 +451,12 @@ class TestProgress:
 
     def test_of_a_generator(self, told):
         """Where nobody knows how many texts there are, it tells how many are done."""
-        assert [one.partition(" (")[2] for one in told(iter(TEXTS))] == ["0 texts)", "5 texts)"]
+        assert [one.rpartition(" (")[2] for one in told(iter(TEXTS))] == ["0 texts)", "5 texts)"]
 
     def test_resumed(self, annotated, pipe, told):
         """Texts that an earlier run has answers for are done from the beginning."""
         said = told(TEXTS, resume=annotated(pipe, TEXTS[:3]))
-        assert [one.partition(" (")[2] for one in said] == ["text 4 of 5)", "5 texts)"]
+        assert [one.rpartition(" (")[2] for one in said] == ["text 4 of 5)", "5 texts)"]
 
     def test_prints_nothing(self, told, capsys):
         """Where nobody looks, as in a file or in a test, nothing is printed."""

@@ -39,7 +39,8 @@ class TestFiles:
         found = found_in(folder / "*.txt")
         assert words(found) == WORDS
         assert found.first_texts == ()
-        assert str(found).splitlines()[1:] == ["  By label: DISEASE 3.", "  Texts without any: 2."]
+        said = [line for line in str(found).splitlines()[1:] if "compiles once" not in line]  # On MPS.
+        assert said == ["  By label: DISEASE 3.", "  Texts without any: 2."]
 
     def test_offsets(self, folder, found_in):
         """Characters are counted as they stand in the file, ends of lines included."""
