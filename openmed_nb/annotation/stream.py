@@ -159,8 +159,8 @@ class Annotator:
     def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
-        While the device computes a chunk, the chunk before is decoded and the next one tokenised, by another thread: many
-        models wait for the device when they look at their mask.
+        While a GPU computes a chunk, another thread decodes the chunk before and tokenises the next one, because many models
+        wait for the device when they look at their mask.
         """
         chunks = in_chunks(texts, chunk_characters(self.budget), first)
         budget, decoding = self.budget, None
@@ -171,7 +171,7 @@ class Annotator:
                 run = self.begun(prepared, budget)
                 if decoding:
                     yield decoding()
-                chunk = next(chunks, END)  # A slow stream holds no answers up.
+                chunk = next(chunks, END)  # After the answers before it, which a slow stream must not hold up.
                 preparing = begin(self.prepare, chunk) if chunk.texts else None
                 start(self.network, run)
                 budget = budget.within(run.fitting)

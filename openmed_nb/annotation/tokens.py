@@ -312,8 +312,7 @@ def assemble(
         starts, ends = starts + shift, ends + shift
     # A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
     # transformers' TokenClassificationPipeline.gather_pre_entities.
-    longer = lengths != ends - starts if prefix else None
-    subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds))) if longer is None else longer
+    subwords = lengths != ends - starts if prefix else without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
     if tokenizer.unk_token_id is not None:
         subwords &= ids != tokenizer.unk_token_id
     return Tokens(ids, starts, ends, subwords, bounds, owners)

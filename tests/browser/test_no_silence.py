@@ -71,7 +71,7 @@ def silences(signs):
 
 
 def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model, picture):  # noqa: PLR0913, PLR0917
-    """From the first cell to the last, something on the page changes at least every half a second."""
+    """From the first cell to the last, something on the page changes before SILENCE and STALL are over, without exception."""
     cells = [cell.replace("{model!r}", repr(slow_model)).replace("{model}", slow_model) for cell in CELLS]
     front = fronts.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
     front.page.evaluate(WATCH)
@@ -85,6 +85,5 @@ def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model
     picture(front.page.locator(".jp-Notebook"), "no_silence")
 
     assert sum("finished after" in text for text in told["texts"]) >= 4
-    # On a busy computer a page itself stands still once in a while, and shows several finished cells at once afterwards.
     longest = silences(told["signs"])
-    assert longest[1][0] < SILENCE + STALL, longest[:10]
+    assert longest[0][0] < SILENCE + STALL, longest[:10]
