@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 FOLDER = Path(__file__).parent
-SHIPPED = FOLDER.parents[1] / "notebooks" / "05_panel.ipynb"
+SHIPPED = FOLDER.parents[1] / "notebooks" / "02_panel.ipynb"
 
 BROWSERS = ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser")
 MAC_BROWSER = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
