@@ -1,22 +1,145 @@
-"""What OpenMed has, under the same names: code that was written for it finds its functions here."""
+"""What OpenMed has in ``openmed.core`` and ``openmed.torch.device``, under the same names, for code that was written for it.
+
+Where the same call does something else here, and why, stands in docs/coming_from_openmed.md.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
 
-from .annotation.loading import ModelLoader
-from .models.config import OpenMedConfig
+from .annotation.loading import create_pipeline
+from .devices.environment import DEFAULT_HIGH, DEFAULT_LOW, FALLBACK, HIGH, LOW
+from .devices.request import DEVICE_VARIABLE as LEGACY_DEVICE_ENV_VAR
+from .devices.request import TORCH_DEVICE_VARIABLE as TORCH_DEVICE_ENV_VAR
+from .errors import ConfigurationError
+from .models.config import OpenMedConfig, meant_here
+from .models.registry import BUNDLED, all_aliases
 from .session import SESSION
 
-__all__ = ["ModelLoader", "MpsTuning", "OpenMedConfig", "apply_mps_tuning", "resolve_torch_device"]
+__all__ = [
+    "LEGACY_DEVICE_ENV_VAR",
+    "MPS_ENV_DEFAULTS",
+    "TORCH_DEVICE_ENV_VAR",
+    "ModelLoader",
+    "MpsTuning",
+    "OpenMedConfig",
+    "apply_mps_tuning",
+    "resolve_torch_device",
+]
+
+# What the MPS variables are set to where a person has set none of them.
+MPS_ENV_DEFAULTS: Mapping[str, str] = MappingProxyType({FALLBACK: "1", HIGH: str(DEFAULT_HIGH), LOW: str(DEFAULT_LOW)})
+
+# Arguments of OpenMed's loader that mean nothing here, with their defaults there: tokenizers are always fast ones, torch
+# chooses the attention, and weights are float32 unless ``dtype`` says otherwise.
+ARGUMENTS_ELSEWHERE = {
+    "use_fast_tokenizer": True,
+    "attn_implementation": None,
+    "load_in_4bit": False,
+    "bnb_4bit_use_double_quant": True,
+}
 
 
-def resolve_torch_device(prefer: str | None = "auto") -> str:
+class ModelLoader:
+    """Loads models and builds pipelines on the device of its configuration, or of the session.
+
+    Args:
+        config: The settings, or an object of OpenMed's own ``OpenMedConfig``; ``None`` is ``OpenMedConfig()``.
+
+    Raises:
+        ConfigurationError: For anything else, and for a backend of OpenMed that is not here.
+
+    Example:
+        >>> loader = ModelLoader(OpenMedConfig(device="cpu"))
+        >>> pipe = loader.create_pipeline("bundled_small")
+        >>> [entity["word"] for entity in pipe("He has type 2 diabetes mellitus.")]
+        ['type 2 diabetes mellitus']
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        theirs = getattr(sys.modules.get("openmed.core.config"), "OpenMedConfig", ())
+        if isinstance(config, theirs):
+            known = {one.name for one in fields(OpenMedConfig)}
+            elsewhere = {one.name: one.default for one in fields(config) if one.name not in known}
+            config = OpenMedConfig(**meant_here(vars(config), elsewhere, stacklevel=2))
+        if not isinstance(config, OpenMedConfig | None):
+            raise ConfigurationError(f"A loader cannot be made of {type(config).__name__}.", "Pass an OpenMedConfig.")
+        self.config = config or OpenMedConfig()
+
+    def list_available_models(self, include_registry: bool = True, include_remote: bool = True) -> list[str]:
+        """Return the names of models that can be loaded, in the order of the alphabet; nothing is asked of the network.
+
+        Args:
+            include_registry: Whether those of OpenMed's registry are among them: all of it where the openmed package is
+                installed, else the few that are known here. The bundled models always are.
+            include_remote: Takes what OpenMed's method takes, and changes nothing, as there.
+
+        Example:
+            >>> ModelLoader().list_available_models(include_registry=False)
+            ['bundled', 'bundled_small']
+        """
+        del include_remote
+        return sorted({*BUNDLED, *(all_aliases().values() if include_registry else ())})
+
+    def load_model(self, model_name: str | None = None, force_reload: bool = False, **arguments: Any) -> dict[str, Any]:
+        """Return ``{"model", "tokenizer", "config"}`` of a model, the model on its device and in evaluation mode.
+
+        Args:
+            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            force_reload: Whether to read the files again where the model is loaded already. What a variable or a pipeline
+                holds stays the model of before.
+            arguments: Those of :func:`openmed_nb.load_model`, instead of the configuration's, and those of OpenMed's method.
+
+        Raises:
+            ModelError: If the model cannot be found or loaded; its remedy says what to do.
+            DeviceError: If the device cannot be used.
+        """
+        return SESSION.load_model(model_name, self.config, force_reload, **arguments_here(arguments)).to_dict()
+
+    def create_pipeline(
+        self,
+        model_name: str | None = None,
+        task: str = "token-classification",
+        aggregation_strategy: str | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Return a drop-in for transformers' token-classification pipeline over a model, with the same answers.
+
+        Args:
+            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            task: ``"token-classification"`` or ``"ner"``.
+            aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
+                words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
+            arguments: Those of :func:`openmed_nb.load_pipeline`, and those of OpenMed's method.
+
+        Raises:
+            ModelError: If the model cannot be found or loaded.
+            DeviceError: If the device cannot be used; nothing is loaded then.
+            ConfigurationError: For a task, strategy or option that does not exist.
+        """
+        options = arguments_here(arguments)
+        return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **options)
+
+    def unload(self, model_name: str | None = None) -> tuple[str, ...]:
+        """Forget a model, or all, and hand the memory back; return the names of those that were loaded."""
+        return SESSION.unload(model_name)
+
+
+def arguments_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of OpenMed's loader under their names here, without those that mean nothing here."""
+    named = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
+    return meant_here(named, ARGUMENTS_ELSEWHERE, stacklevel=3)
+
+
+def resolve_torch_device(prefer: str | int | None = "auto") -> str:
     """Return the name of the device, for code that takes the string of OpenMed's function of this name.
 
     Args:
-        prefer: A device, or ``"auto"`` or ``None`` for the one in force.
+        prefer: A device; -1 for the CPU and 0 for the first GPU, as in pipelines; ``"auto"`` or ``None`` for the one in force.
 
     Returns:
         ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for, here, for the session or in a

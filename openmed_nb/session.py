@@ -20,7 +20,7 @@ from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import DEFAULT_MEMORY, Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, precedence, shown_variables
-from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
+from .errors import ConfigurationError, DeviceUnavailable, OpenMedError, check_flag
 from .models.config import OpenMedConfig, with_arguments
 from .progress import Progress
 
@@ -368,14 +368,17 @@ class Session:
         except OpenMedError as error:
             return error
 
-    def load_model(self, name: str | None, config: OpenMedConfig, /, **arguments: Any) -> LoadedModel:
+    def load_model(
+        self, name: str | None, config: OpenMedConfig, /, force_reload: bool = False, **arguments: Any
+    ) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
+        check_flag("force_reload", force_reload)
         with self.unchanged_on_error():
             plan = self.load_plan(name, config, arguments)
             if plan.options:
                 unknown = ", ".join(sorted(plan.options))
                 raise ConfigurationError(f"load_model() has no option {unknown}.", "Leave it out.")
-            return self.models.model(plan.spec, plan.device, plan.follows)
+            return self.models.model(plan.spec, plan.device, plan.follows, force_reload)
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names."""
@@ -396,7 +399,7 @@ class Session:
         arguments = dict(arguments)
         device = arguments.pop("device", None)
         remote_code = bool(arguments.pop("trust_remote_code", False))
-        wish = config.device if device is None else str(device)
+        wish = config.device if device is None else device_of(device)
         config, options = with_arguments(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"
         choice = self.device(wish, source)

@@ -174,3 +174,52 @@ def test_tuning_where_openmed_makes_a_pair_that_torch_refuses(run, shell, low, h
 
     assert env["PYTORCH_MPS_LOW_WATERMARK_RATIO"] == low
     assert env["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] == high
+
+
+def test_settings_of_openmed(run):
+    """The settings that mean nothing here are those of openmed's class that ours lacks, with the same defaults."""
+    code = """
+from dataclasses import fields
+from openmed.core.config import OpenMedConfig as Theirs
+from openmed_nb.models.config import ELSEWHERE
+ours = {one.name for one in fields(nb.OpenMedConfig)}
+answer = [{one.name: one.default for one in fields(Theirs) if one.name not in ours}, ELSEWHERE]"""
+    there, here = run(code)
+
+    assert here == there
+
+
+def test_object_of_openmed(run):
+    """A loader takes an object of openmed's own class, and one warning names the settings that mean nothing here."""
+    code = """
+import warnings
+from openmed.core.config import OpenMedConfig as Theirs
+class OfAPerson(Theirs):
+    pass
+answer = []
+for kind in (Theirs, OfAPerson):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        theirs = kind(device="cpu", cache_dir="there", local_only=True, timeout=60, load_in_4bit=True)
+        ours = nb.compat.ModelLoader(theirs).config
+        plain = nb.compat.ModelLoader(kind()).config
+    answer.append([ours.device, ours.cache_dir, ours.local_only, plain.device, [str(one.message) for one in told]])
+with warnings.catch_warnings(record=True) as told:
+    mapped = nb.OpenMedConfig.from_dict(Theirs(device="cpu").to_dict())
+answer.append([mapped.device, len(told)])"""
+    warning = "OpenMed's load_in_4bit and timeout have no effect in openmed_nb. Leave them out."
+
+    assert run(code) == [["cpu", "there", True, None, [warning]]] * 2 + [["cpu", 0]]
+
+
+def test_available_models_of_openmed(run):
+    """Where openmed is installed, its models for PyTorch are those that our loader lists besides the bundled ones."""
+    code = """
+from openmed.core.models import ModelLoader as Theirs
+ours = {*nb.compat.ModelLoader().list_available_models()}
+answer = [sorted(ours - {*Theirs().list_available_models()}), len(ours)]"""
+    only_here, count = run(code)
+
+    assert {one for one in only_here if not one.startswith("bundled")} <= {"openai/privacy-filter"}
+    assert {"bundled", "bundled_small"} <= {*only_here}
+    assert count > 100

@@ -140,7 +140,7 @@ def test_a_device_is_named_or_has_a_name(ask):
     for thing in ("cpu", torch.device("cpu"), torch.zeros(1)):
         found = ask(thing)
         assert getattr(found, "device", found) == "cpu"
-    for thing in (0, [None], object(), ("x",)):
+    for thing in (0.5, True, [None], object(), ("x",)):
         with pytest.raises(ConfigurationError, match=f"{type(thing).__name__} has no device"):
             ask(thing)
 

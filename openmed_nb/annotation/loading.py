@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ConfigurationError, check_flag
+from ..errors import check_flag
 from ..models.config import OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
 
@@ -30,65 +30,6 @@ def create_pipeline(
         pipe = pipeline_over(loaded, strategy, plan.options)
         pipe.precision = plan.precision
         return pipe
-
-
-class ModelLoader:
-    """Loads models and builds pipelines on the device of its configuration, or of the session.
-
-    Args:
-        config: The settings; ``None`` is ``OpenMedConfig()``.
-
-    Example:
-        >>> loader = ModelLoader(OpenMedConfig(device="cpu"))
-        >>> pipe = loader.create_pipeline("bundled_small")
-        >>> [entity["word"] for entity in pipe("He has type 2 diabetes mellitus.")]
-        ['type 2 diabetes mellitus']
-    """
-
-    def __init__(self, config: OpenMedConfig | None = None) -> None:
-        if not isinstance(config, OpenMedConfig | None):
-            raise ConfigurationError(f"A loader cannot be made of {type(config).__name__}.", "Pass an OpenMedConfig.")
-        self.config = config or OpenMedConfig()
-
-    def load_model(self, model_name: str | None = None, **arguments: Any) -> dict[str, Any]:
-        """Return ``{"model", "tokenizer", "config"}`` of a model, the model on its device and in evaluation mode.
-
-        Args:
-            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
-            arguments: Those of :func:`openmed_nb.load_model`, instead of the configuration's.
-
-        Raises:
-            ModelError: If the model cannot be found or loaded; its remedy says what to do.
-            DeviceError: If the device cannot be used.
-        """
-        return SESSION.load_model(model_name, self.config, **arguments).to_dict()
-
-    def create_pipeline(
-        self,
-        model_name: str | None = None,
-        task: str = "token-classification",
-        aggregation_strategy: str | None = None,
-        **arguments: Any,
-    ) -> Any:
-        """Return a drop-in for transformers' token-classification pipeline over a model, with the same answers.
-
-        Args:
-            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
-            task: ``"token-classification"`` or ``"ner"``.
-            aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
-                words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
-            arguments: Those of :func:`openmed_nb.load_pipeline`.
-
-        Raises:
-            ModelError: If the model cannot be found or loaded.
-            DeviceError: If the device cannot be used; nothing is loaded then.
-            ConfigurationError: For a task, strategy or option that does not exist.
-        """
-        return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **arguments)
-
-    def unload(self, model_name: str | None = None) -> tuple[str, ...]:
-        """Forget a model, or all, and hand the memory back; return the names of those that were loaded."""
-        return SESSION.unload(model_name)
 
 
 def load_pipeline(model: str | None = None, device: str | None = None, **arguments: Any) -> Any:

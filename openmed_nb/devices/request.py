@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from ..display import Plain
@@ -48,6 +49,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
 AUTO = ("", "auto", "default")
+ONLY_ONE = {"mps:0": "mps", "cpu:0": "cpu"}  # Of these there is no second one, but their number is written, too.
 CUDA = re.compile(r"cuda:(\d{1,4})", re.ASCII)
 NOBODY = "nobody"
 
@@ -84,10 +86,12 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
             return cls("auto", source)
         if match := CUDA.fullmatch(value):
             return cls(f"cuda:{int(match[1])}", source)
-        if value in SPELLINGS:
-            return cls("mps" if value == "mps:0" else value, source)
+        if value in (*SPELLINGS, *ONLY_ONE):
+            return cls(ONLY_ONE.get(value, value), source)
         kind, _, index = value.partition(":")
         near = nearest(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default")) or "auto"
+        if kind.startswith(("apple", "metal")):  # Whose GPU it is, and what drives it: by these names it is asked for.
+            near = "mps"
         suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
         shown = shorten(masked(source, str(spelling)))
         raise UnknownDevice(
@@ -149,11 +153,20 @@ def canonical(device: str) -> str:
 
     Accelerate calls the CPU ``cpu:0`` in one of several processes (its ``PartialState.set_device``).
     """
-    return {"cuda": "cuda:0", "mps:0": "mps", "cpu:0": "cpu"}.get(device, device)
+    return {"cuda": "cuda:0", **ONLY_ONE}.get(device, device)
 
 
 def device_of(thing: Any) -> str:
-    """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``."""
+    """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``.
+
+    A whole number is what it is to pipelines of transformers: -1 is the CPU, and 0 the first GPU.
+
+    Example:
+        >>> device_of(-1), device_of(0), device_of(1), device_of("mps")
+        ('cpu', 'gpu', 'cuda:1', 'mps')
+    """
+    if not isinstance(thing, bool) and isinstance(thing, Integral):
+        return {-1: "cpu", 0: "gpu"}.get(int(thing), f"cuda:{thing}")
     device = getattr(thing, "device", thing)
     if isinstance(device, str):
         return device

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
-from ..devices.request import DeviceRequest
-from ..errors import ConfigurationError
+from ..devices.request import DeviceRequest, device_of
+from ..errors import ConfigurationError, OpenMedWarning, offered, shorten
+
+Settings = TypeVar("Settings", bound=type)
 
 BACKEND = "hf"
 
@@ -17,6 +22,42 @@ BACKENDS_ELSEWHERE = {
     "mlx": "python -m pip install 'openmed[mlx]'",
     "onnx": "python -m pip install 'openmed[onnx]'",
     "remote": "python -m pip install openmed",
+}
+
+# The settings of OpenMed 3.1's own class (openmed/core/config.py) that mean nothing here, with their defaults there.
+ELSEWHERE: dict[str, Any] = {
+    "log_level": "INFO",
+    "timeout": 300,
+    "use_medical_tokenizer": True,
+    "medical_tokenizer_exceptions": None,
+    "chinese_segmentation_backend": "jieba",
+    "chinese_user_dict_path": None,
+    "chinese_pkuseg_domain": "medicine",
+    "clinical_protect_enabled": True,
+    "clinical_protect_terms": None,
+    "clinical_protect_use_builtin": True,
+    "batch_size": None,
+    "num_workers": None,
+    "lazy_model_loading": True,
+    "pii_model": None,
+    "pii_model_revision": None,
+    "onnx_variant": "auto",
+    "onnx_intra_op_num_threads": None,
+    "torch_attention_backend": "auto",
+    "load_in_4bit": False,
+    "bnb_4bit_use_double_quant": True,
+    "cjk_width_convention": "cjk",
+    "chinese_target_script": None,
+    "transliteration_aware_name_matching": False,
+    "indic_name_similarity_threshold": 0.8,
+    "profile": None,
+    "remote_inference_endpoint": None,
+    "remote_inference_protocol": "http",
+    "remote_inference_model_name": None,
+    "remote_inference_model_version": None,
+    "remote_inference_tokenizer": None,
+    "remote_inference_timeout_seconds": 30.0,
+    "remote_inference_verify_tls": True,
 }
 
 # What the settings may be; a text where a flag is meant, such as "no", would count as yes.
@@ -43,13 +84,41 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
 
 
+def meant_here(given: Mapping[str, Any], elsewhere: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
+    """Return what OpenMed's code gives without what means nothing here; one warning names what of it is not OpenMed's default."""
+    # As text, because of a tensor or an array nobody knows whether it equals something.
+    lost = sorted(name for name in given if name in elsewhere and repr(given[name]) != repr(elsewhere[name]))
+    if lost:
+        one = len(lost) == 1
+        what = f"OpenMed's {' and '.join(lost)} {'has' if one else 'have'} no effect in openmed_nb."
+        warnings.warn(f"{what} Leave {'it' if one else 'them'} out.", OpenMedWarning, stacklevel=stacklevel + 1)
+    return {name: value for name, value in given.items() if name not in elsewhere}
+
+
+def takes_settings_of_openmed(kind: Settings) -> Settings:
+    """Let a class of settings take those of OpenMed's too; its signature stays."""
+    written: Any = vars(kind)["__init__"]
+
+    @functools.wraps(written)
+    def init(self: Any, *given: Any, **settings: Any) -> None:
+        written(self, *given, **meant_here(settings, ELSEWHERE, stacklevel=2))
+
+    kind.__init__ = init  # type: ignore[misc]
+    return kind
+
+
+@takes_settings_of_openmed
 @dataclass(frozen=True)
 class OpenMedConfig:
-    """How models are found and loaded.
+    """How models are found and loaded; it also takes what OpenMed's own class of this name takes, by keyword.
+
+    A setting of OpenMed's that means nothing here, such as ``timeout``, is named in a warning, all in one, unless it has
+    the value that it has there anyway.
 
     Args:
         backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
-        device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session.
+        device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session, -1 is the CPU, and
+            0 the first GPU.
         dtype: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU; ``"auto"`` takes one
             of these three where :func:`openmed_nb.runbook.validate_precision` has accepted it here and it is faster.
         revision: The branch, tag or commit of hub models.
@@ -93,7 +162,8 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         if self.backend not in (BACKEND, None):
             raise ConfigurationError(f"There is no backend {backend!r}.", f"Use {BACKEND!r}.")
         if self.device is not None:
-            DeviceRequest.parse(self.device, "OpenMedConfig")
+            object.__setattr__(self, "device", device_of(self.device))
+            DeviceRequest.parse(str(self.device), "OpenMedConfig")
         for name, types in TYPES.items():
             _check_type(name, getattr(self, name), types)
         allowed: Any = self.remote_code_allowed
@@ -105,6 +175,39 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         if dtype not in DTYPES:
             raise ConfigurationError(f"Models cannot be loaded as {dtype!r}.", f"Use one of {', '.join(DTYPES)}.")
         object.__setattr__(self, "dtype", dtype)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> OpenMedConfig:
+        """Return settings from a mapping, such as :meth:`to_dict` gives, or OpenMed's own method of that name.
+
+        Args:
+            settings: The settings by name; those that are missing are the defaults.
+
+        Raises:
+            ConfigurationError: For what is no mapping, and for a name that neither this class nor OpenMed's has.
+
+        Example:
+            >>> OpenMedConfig.from_dict({"device": "cpu", "timeout": 300}).device
+            'cpu'
+        """
+        if not isinstance(settings, Mapping):
+            raise ConfigurationError(f"{type(settings).__name__} holds no settings.", "Pass a mapping, such as a dict.")
+        known = [*(one.name for one in fields(cls)), *ELSEWHERE]
+        for name in settings:
+            if name not in known:
+                raise ConfigurationError(f"There is no setting {shorten(repr(name))}.", offered(str(name), known))
+        return cls(**meant_here(settings, ELSEWHERE, stacklevel=2))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values, ready for JSON, without the token.
+
+        Example:
+            >>> OpenMedConfig.from_dict(OpenMedConfig(device="cpu").to_dict()) == OpenMedConfig(device="cpu")
+            True
+        """
+        cache_dir = None if self.cache_dir is None else os.fspath(self.cache_dir)
+        shown = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
+        return {**shown, "cache_dir": cache_dir, "remote_code_allowed": list(self.remote_code_allowed)}
 
 
 def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:

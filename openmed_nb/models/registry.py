@@ -96,12 +96,17 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
 
 def unknown_model(name: str, hint: str = "") -> UnknownModel:
     """Return the error for a name that stands for no model, with the nearest names that do, and perhaps a hint."""
-    aliases = {**ALIASES, **openmed_aliases()}
+    aliases = all_aliases()
     known = {one.lower(): one for one in ("bundled_small", *aliases, *aliases.values())}
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
     offered = "".join(f"{known[one]!r}, " for one in nearest) + ("or " if nearest else "")
     what = f"There is no model named {shorten(name)!r}: no folder, alias or hub id."
     return UnknownModel(what, f"{hint} Use {offered}'bundled', which works offline.".strip())
+
+
+def all_aliases() -> dict[str, str]:
+    """Return every alias that works here, and the hub id that it stands for."""
+    return {**ALIASES, **openmed_aliases()}
 
 
 def openmed_aliases() -> dict[str, str]:

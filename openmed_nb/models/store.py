@@ -115,12 +115,12 @@ class ModelStore:
         self._tell, self._arriving = tell, arriving
         self._models: dict[ModelKey, LoadedModel] = {}
 
-    def model(self, spec: LoadSpec, device: str, follows: bool) -> LoadedModel:
-        """Return a model on a confirmed device, loaded the first time; one that follows brings all others that do."""
+    def model(self, spec: LoadSpec, device: str, follows: bool, anew: bool = False) -> LoadedModel:
+        """Return a model on a confirmed device, loaded the first time, or anew; one that follows brings all others that do."""
         key = ModelKey(spec, None if follows else canonical(device))
         if follows:
             self.follow(device)
-        if key not in self._models:
+        if anew or key not in self._models:
             self._tell(Activity(LOADING, spec.reference.name))
             self._arriving(key, device)
             loaded = load(spec, device)

@@ -30,6 +30,7 @@ MEANINGS = {
     **{name: name for name in ("cpu", "cuda", "cuda:0", "cuda:7", "mps", "gpu")},
     **dict.fromkeys(("auto", "default", ""), "auto"),
     "mps:0": "mps",
+    "cpu:0": "cpu",
     "cuda:0012": "cuda:12",
 }
 
@@ -52,7 +53,9 @@ SUGGESTIONS = {
     "msp": "mps",
     "mps:1": "mps",
     "cpus": "cpu",
-    "cpu:0": "cpu",
+    "cpu:1": "cpu",
+    "metal": "mps",
+    "apple": "mps",
     "cdua:1": "cuda:1",
     "cude:12": "cuda:12",
     "cuda:": "cuda",
@@ -146,7 +149,7 @@ def test_what_has_a_device():
         (SimpleNamespace(device=torch.device("cuda", 0)), "cuda:0"),
     ):
         assert device_of(thing) == device
-    for thing in (None, 7, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object):
+    for thing in (None, True, 7.5, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object):
         with pytest.raises(ConfigurationError, match="has no device"):
             device_of(thing)
 
