@@ -155,18 +155,6 @@ def test_ci_runs_the_slow_lane_part_by_part():
         assert f"`{part}`" in documented
 
 
-def test_every_file_that_the_readme_names_is_there():
-    """No link and no path of the README leads nowhere."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    links = re.findall(r"\]\(([^):]+)\)", text) + re.findall(
-        r"\b((?:scripts|benchmarks|binder|notebooks)/[\w.]+)", text
-    )
-
-    assert links
-    for link in links:
-        assert (ROOT / link).exists(), link
-
-
 def test_changelog_tells_of_this_version():
     """The changelog has a section for the version of the package."""
     assert f"## {openmed_nb.__version__}" in (ROOT / "CHANGELOG.md").read_text()

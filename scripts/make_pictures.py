@@ -1,0 +1,170 @@
+"""Take the pictures of the README and the docs in a real browser: JupyterLab, in light and dark.
+
+python scripts/make_pictures.py [NAME ...] [--folder FOLDER]
+
+It needs the test extra, and Chromium or Google Chrome. The cells are those of the README; those that need a GPU to be of
+interest run on a simulated Mac, which says so in the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import runpy
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests" / "browser"
+HELD = {name: runpy.run_path(str(TESTS / f"{name}.py")) for name in ("conftest", "servers", "fronts")}
+THEMES = ("light", "dark")
+SIZE, MOVING_SIZE = {"width": 960, "height": 7000}, {"width": 900, "height": 620}
+SHARPNESS, COLOURS, MARGIN = 2, 128, 8
+BORDER = 2
+"""How far above an output the frame of its cell ends."""
+
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)
+DEVICE, NER, PANEL, MANY = (code for language, code in BLOCKS if not language)
+LEAK = """import torch
+
+kept = []
+for epoch in (loop := nb.epochs(8)):
+    kept.append(torch.ones(1_000_000, requires_grad=True).square())
+loop.curve"""
+CELLS = {
+    "device": DEVICE,
+    "ner": NER,
+    "summary": MANY,
+    "doctor": "%openmed_doctor",
+    "sweep": 'nb.sweep("bundled")',
+    "curve": LEAK,
+    "simulated": "%openmed_device --simulate mps",
+    "panel": PANEL,
+}
+"""The cells of one notebook; each but that which begins the simulation gives a picture."""
+
+TYPED = (
+    "%load_ext openmed_nb\n%openmed_device --simulate mps",
+    "%%openmed_ner\nPatient with type 2 diabetes mellitus and hypertension. No history of asthma.",
+    "%openmed_panel",
+)
+"""The cells of the moving picture."""
+
+
+def main() -> None:
+    """Take every picture, or those that are named."""
+    command = argparse.ArgumentParser(description="Take the pictures of the README and the docs.")
+    names = [name for name in (*CELLS, "demo") if name != "simulated"]
+    command.add_argument("names", nargs="*", choices=[*names, []], help="the pictures; all if left out")
+    command.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures")
+    asked = command.parse_args()
+    asked.folder.mkdir(exist_ok=True)
+    wanted = asked.names or names
+    conftest = HELD["conftest"]
+    found = conftest["shutil"].which(conftest["MAC_BROWSER"]) or next(
+        filter(None, map(conftest["shutil"].which, conftest["BROWSERS"]))
+    )
+    with (
+        tempfile.TemporaryDirectory() as home,
+        HELD["servers"]["serving"](Path(home)) as server,
+        sync_playwright() as play,
+    ):
+        browser = play.chromium.launch(executable_path=found, args=conftest["ARGUMENTS"])
+        expect.set_options(timeout=conftest["PATIENCE"])
+        for theme in THEMES:
+            if set(wanted) - {"demo"}:
+                still(server, browser, theme, wanted, asked.folder)
+            if "demo" in wanted:
+                moving(server, browser, theme, asked.folder)
+        browser.close()
+
+
+def opened(server: Any, browser: Browser, theme: str, cells: list[str], **context: Any) -> Any:
+    """Open a notebook of some cells in JupyterLab, with nothing beside it."""
+    name = f"{theme}{len(cells)}.ipynb"
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=HELD["conftest"]["KERNEL"])
+    nbformat.write(notebook, server.notebooks / name)
+    page = browser.new_context(**context).new_page()
+    page.set_default_timeout(HELD["conftest"]["PATIENCE"])
+    front = HELD["fronts"]["FRONTS"]["lab"](server, page, name, theme)
+    page.keyboard.press("ControlOrMeta+b")
+    return front
+
+
+def still(server: Any, browser: Browser, theme: str, wanted: list[str], folder: Path) -> None:
+    """Run all cells, and take a picture of the last output of each."""
+    front = opened(server, browser, theme, list(CELLS.values()), viewport=SIZE, device_scale_factor=SHARPNESS)
+    front.run_all()
+    for number, name in enumerate(CELLS):
+        if name not in wanted:
+            continue
+        shown = front.page.locator(".jp-CodeCell").nth(number).locator(".jp-OutputArea-output").last
+        if name == "panel":
+            front.button("Annotate").click()
+            expect(front.region("Try it").locator("mark").first).to_be_visible()
+            front.page.mouse.move(1, 1)
+        image = Image.open(io.BytesIO(taken(front.page, shown)))
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+            folder / f"{name}_{theme}.png", optimize=True
+        )
+
+
+def taken(page: Page, element: Locator) -> bytes:
+    """Return a picture of an element and a margin around it."""
+    box = element.bounding_box()
+    assert box is not None  # noqa: S101 - it is on the page
+    place = {"x": box["x"] - MARGIN, "y": box["y"] - BORDER}
+    return page.screenshot(clip={**place, "width": box["width"] + 2 * MARGIN, "height": box["height"] + 2 * BORDER})
+
+
+def moving(server: Any, browser: Browser, theme: str, folder: Path) -> None:
+    """Type, run and click, and make a moving picture of it."""
+    front = opened(server, browser, theme, [""], viewport=MOVING_SIZE)
+    frames = list(played(front))
+    images = [Image.open(io.BytesIO(picture)).convert("RGB") for picture, _ in frames]
+    together = Image.new("RGB", (images[0].width, images[0].height * len(TYPED)))
+    for number, image in enumerate(images[:: -len(images) // (len(TYPED) + 1)][: len(TYPED)]):
+        together.paste(image, (0, number * image.height))
+    palette = together.quantize(COLOURS)
+    first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    times = [time for _, time in frames]
+    first.save(folder / f"demo_{theme}.gif", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
+
+
+def played(front: Any) -> Iterator[tuple[bytes, int]]:
+    """Yield the pictures, each with how many milliseconds it is shown."""
+    page = front.page
+    seen = page.locator(".jp-NotebookPanel-notebook")
+    page.locator(".jp-CodeCell .cm-content").first.click()
+    for number, cell in enumerate(TYPED):
+        for character in cell:
+            page.keyboard.type(character)
+            yield seen.screenshot(), 45
+        page.keyboard.press("Shift+Enter")
+        prompt = page.locator(".jp-CodeCell .jp-InputPrompt").nth(number)
+        while not re.search(r"\[\d+\]", prompt.inner_text()):
+            yield seen.screenshot(), 150
+            page.wait_for_timeout(250)
+        page.wait_for_timeout(1000)
+        yield seen.screenshot(), 2000
+    front.panel.scroll_into_view_if_needed()
+    yield seen.screenshot(), 1500
+    front.device_button("cpu").hover()
+    yield seen.screenshot(), 800
+    front.device_button("cpu").click()
+    front.expect_pressed("cpu")
+    page.wait_for_timeout(1000)
+    yield seen.screenshot(), 4000
+
+
+if __name__ == "__main__":
+    main()
