@@ -18,6 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from .errors import visible
@@ -66,11 +67,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a running text, with the label and the details that mark it; without a label it is plain."""
+    """A piece of a running text, with the label that marks it; without a label it is plain.
+
+    Attributes:
+        score: How sure the label is; the HTML shows it to who points at the mark, and tells it to screen readers.
+        details: What else it shows to who points at the mark.
+        begins: Whether another text begins with this piece.
+    """
 
     text: str
     label: str = ""
+    score: str = ""
     details: str = ""
+    begins: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,6 +210,9 @@ CELL = "padding:0.2em 1.2em 0.2em 0;vertical-align:top"
 FOLDED = "margin:0.4em 0"
 SUMMARY = "cursor:pointer"
 BADGE = "display:inline-block;min-width:1.3em;line-height:1.3;text-align:center;border-radius:3px;color:#ffffff;font-weight:700"
+TEXT = "white-space:pre-wrap"
+SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
+HEARD = "font-size:0"  # Screen readers tell it, and eyes do not see it; no other way to do so is left to a page without trust.
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 
 # Backgrounds for labels, on which black has a contrast of at least 7 to 1. With thirteen of them, labels differ that
@@ -365,17 +377,20 @@ def _without_empty_columns(table: Table) -> Table:
 
 
 def _html_text(pieces: tuple[Piece, ...]) -> str:
-    """Return the text with its marks; each names its label."""
-    text = "".join(_html_piece(piece) for piece in pieces)
-    return f'<div dir="auto" style="white-space: pre-wrap">{text}</div>'
+    """Return the text with its marks, each of which names its label; several texts stand below each other with lines between."""
+    starts = [place for place, piece in enumerate(pieces) if piece.begins or not place]
+    texts = ["".join(map(_html_piece, pieces[a:b])) for a, b in pairwise([*starts, len(pieces)])]
+    style = TEXT if len(texts) == 1 else f"{TEXT};{SEPARATED}"
+    return "".join(f'<div dir="auto" style="{style}">{text.rstrip()}</div>' for text in texts)
 
 
 def _html_piece(piece: Piece) -> str:
     if not piece.label:
         return escape(piece.text)
-    label, details = escape(piece.label), escape(piece.details)
-    content = f'{escape(piece.text)} <small style="font-weight:600">{label}</small>'
-    return f'<mark style="{label_style(piece.label)}" title="{label} {details}">{content}</mark>'
+    label, score, details = escape(piece.label), escape(piece.score), escape(piece.details)
+    heard = f'<span style="{HEARD}"> {score}</span>' if score else ""
+    content = f'{escape(piece.text)} <small style="font-weight:600">{label}{heard}</small>'
+    return f'<mark style="{label_style(piece.label)}" title="{label} {score}, {details}">{content}</mark>'
 
 
 def picture(svg: str, label: str) -> str:

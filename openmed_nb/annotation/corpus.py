@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
 from ..devices.machine import shown_device
@@ -17,17 +17,21 @@ from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, 
 from ..models.config import OpenMedConfig
 from ..session import SESSION, Session
 from .loading import create_pipeline
-from .references import Reference, check_series, stream_of
+from .references import Reference, check_series, fingerprint_of, stream_of
 from .results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers
-from .resume import ResultsFile, answers_in, differences, fingerprint_of, settings_of
+from .resume import ResultsFile, answers_in, differences, settings_of
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
     from .stream import Source
 
 
+@overload
+def annotate(texts: str, model: Any = None, **options: Any) -> AnnotatedText: ...
+@overload
+def annotate(texts: Any, model: Any = None, **options: Any) -> Annotations: ...
 def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
-    texts: str | Iterable[str],
+    texts: Any,
     model: Any = None,
     *,
     client: Any = None,
@@ -37,11 +41,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     on_error: str = "raise",
     show_text: bool = True,
     **arguments: Any,
-) -> Annotations:
-    """Return the entities that a model finds in many texts, near the speed of the bare model.
+) -> Annotations | AnnotatedText:
+    """Return the entities that a model finds in one text, or in many, near the speed of the bare model.
 
     Args:
-        texts: One text, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything
+        texts: One text as a string, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything
             that gives strings one by one. They are read as they are needed; kept are the first texts, 16 bytes for
             each text and 24 for each entity, and each word once. Or the ``pathlib.Path`` of files that are a text
             each, with ``*`` for any name, or a list of such paths. Or a column of ``dask.dataframe``, of which a
@@ -64,7 +68,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         arguments: Those of :func:`load_pipeline`, such as ``device`` or ``aggregation_strategy``.
 
     Returns:
-        A sequence with one list of entities for each text, in the order of the texts.
+        For many texts :class:`Annotations`, a sequence with one list of entities for each text, in their order. For a single
+        string :class:`AnnotatedText`, the sequence of its entities.
 
     Raises:
         UnreadableText: For a text that cannot be read, with ``on_error="raise"``.
@@ -79,9 +84,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
         >>> [[entity["word"] for entity in entities] for entities in found]
         [['asthma'], []]
+        >>> [entity["word"] for entity in annotate("She has asthma.", "bundled_small", device="cpu")]
+        ['asthma']
     """
     # All is checked before a model is loaded.
-    texts = [texts] if isinstance(texts, str) else texts
+    one, texts = isinstance(texts, str), [texts] if isinstance(texts, str) else texts
     choice("on_error", on_error, ("raise", "record"))
     check_flag("show_text", show_text)
     batch_tokens = whole_or_none("batch_tokens", batch_tokens)
@@ -108,7 +115,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             with contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file:
                 run.replay(file or earlier)
                 run.go_on(on_error, file, tell)
-            return run.annotations(chosen, show_text)
+            found = run.annotations(chosen, show_text)
+            return found.show(0) if one else found
         except (KeyboardInterrupt, Exception) as error:
             if run and len(run.answers) >= len(earlier):  # It may end while earlier answers are taken over.
                 done = run.annotations(chosen, show_text)
@@ -179,7 +187,7 @@ class CorpusRun(Iterator[Any]):
     def __init__(self, texts: Any, source: Source) -> None:
         settings, self.source = source.settings, source
         self.answers = Answers("entity" if settings["aggregation_strategy"] == "none" else "entity_group")
-        self._stream, self._delimiter = stream_of(texts), settings["delimiter"] or ""
+        self._texts, self._stream, self._delimiter = texts, stream_of(texts), settings["delimiter"] or ""
         self._first_texts: list[str] = []  # to be shown
         self._pulled: deque[int] = deque()  # the fingerprints of texts without an answer
 
@@ -194,7 +202,7 @@ class CorpusRun(Iterator[Any]):
     def replay(self, earlier: ResultsFile | Annotations) -> None:
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
-            other = differences(self.source.settings, earlier.settings)
+            other = differences({**self.source.settings, "only": None}, earlier.settings)  # Some entities are left out.
             if other and earlier:  # Without a text, it is of no run.
                 what = f"The annotations are of a run with other settings ({other})."
                 raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
@@ -225,7 +233,8 @@ class CorpusRun(Iterator[Any]):
     def annotations(self, model: str, show_text: bool) -> Annotations:
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source
         shapes = None if source.shapes is None else len(source.shapes)
-        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes)
+        again = None if isinstance(self._texts, Iterator) else self._texts
+        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again)
 
 
 def known_length(texts: Any) -> int | None:

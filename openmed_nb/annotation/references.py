@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import errno
 import glob
+import hashlib
 import os
 import socket
 import stat
@@ -33,6 +34,10 @@ class Reference(abc.ABC):
     @abc.abstractmethod
     def text(self) -> str:
         """Read the text; raise whatever its reader fails with."""
+
+    def now(self) -> Reference:
+        """Return the reference as it would be made now."""
+        return self
 
 
 @dataclass(frozen=True, repr=False)  # Names of files can be names of people.
@@ -64,6 +69,26 @@ class FileText(Reference):
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         with open(self.path, "rb") as file:
             return file.read().decode()
+
+    def now(self) -> FileText:
+        """Return the file with its size and time of change of now."""
+        return self.at(self.path)
+
+
+def fingerprint_of(text: Any) -> int:
+    """Return a number that tells one text from another; of anything else, only its kind counts."""
+    digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def readable(text: Any) -> str:
+    """Return a text, the words of one that is split, the identity of one that is elsewhere, or the kind of anything else."""
+    if isinstance(text, str):
+        return text
+    if isinstance(text, Reference):
+        return f"\0{text.identity}"
+    words = map(readable, text) if isinstance(text, list) else ()
+    return "\0".join((f"\0{type(text).__name__}", *words))
 
 
 def read(text: Any, number: int) -> Any:

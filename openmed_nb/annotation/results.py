@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..display import Json, Piece, Report, Shown, Table, counted
-from ..errors import ConfigurationError, OpenMedError
+from ..display import Json, Piece, Report, Shown, Table, counted, to_text
+from ..errors import (
+    ConfigurationError,
+    OpenMedError,
+    OpenMedWarning,
+    UnreadableText,
+    cannot_be,
+    offered,
+    shorten,
+    whole,
+)
+from ..errors import number as in_range
+from .references import Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -234,6 +246,23 @@ class Answers(Sequence[list[Entity]]):
             entity["index"] = self._indices[row]
         return {**entity, "word": texts[self._words[row]], "start": self._starts[row], "end": self._ends[row]}
 
+    def only(self, labels: Collection[str], score: float) -> Answers:
+        """Return the same answers with those entities alone that have one of the labels, in any case, and at least a score."""
+        import numpy as np
+
+        count, found = self._bounds[-1], Answers(self._key)
+        numbers = [place for place, name in enumerate(self._numbers.texts) if name.casefold() in labels]
+        kept = np.isin(self._labels[:count], numbers) if labels else np.ones(count, bool)
+        kept &= np.array(self._scores[:count]) >= score
+        found.errors, found.fingerprints, found._numbers = dict(self.errors), self.fingerprints[:], self._numbers
+        bounds = np.concatenate(([0], np.cumsum(kept)))[np.array(self._bounds)]
+        found._bounds = array("q", bounds.tobytes())
+        for name in ("_starts", "_ends", "_indices", "_labels", "_words", "_scores"):
+            column = getattr(self, name)
+            if column:
+                setattr(found, name, array(column.typecode, np.array(column[:count])[kept].tobytes()))
+        return found
+
     def counts(self) -> Iterator[int]:
         return (last - first for first, last in pairwise(self._bounds))
 
@@ -297,17 +326,22 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         return {"text": self.text, "entities": entities, "model": self.model, "device": self.device}
 
     def report(self) -> Report:
-        """Return what there is to show: the text with its entities marked, and a table of them."""
-        title = f"{len(self)} {'entity' if len(self) == 1 else 'entities'} found by {self.model} on {self.device}"
+        """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
+        title = f"{counted(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
+        if not self.show_text:
+            return Report(title, (HIDDEN,), tables=(self._table(),))
+        return Report(title, pieces=tuple(marked(self.text, self.entities)))
+
+    def __str__(self) -> str:
+        return to_text(replace(self.marked(), tables=(self._table(),)))  # Its marks have no scores.
+
+    def _table(self) -> Table:
         rows = []
         for entity in self.entities:
             start, end, label = span_of(entity)
             word = " ".join(self.text[start:end].split()) if self.show_text else "…"
             rows.append((shown_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
-        table = Table("Entities", ("label", "score", "characters", "text"), tuple(rows), folded=self.show_text)
-        if not self.show_text:
-            return Report(title, (HIDDEN,), tables=(table,))
-        return Report(title, pieces=tuple(marked(self.text, self.entities)), tables=(table,))
+        return Table("Entities", ("label", "score", "characters", "text"), tuple(rows))
 
 
 def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
@@ -317,8 +351,9 @@ def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
         start, end, label = span_of(entity)
         if start >= position < end:
             yield Piece(text[position:start])
-            details = f"{float(entity['score']):.3f}, characters {start} to {end}"
-            yield Piece(text[start:end], shown_label(label), details)
+            yield Piece(
+                text[start:end], shown_label(label), f"{float(entity['score']):.3f}", f"characters {start} to {end}"
+            )
             position = end
     yield Piece(text[position:])
 
@@ -340,6 +375,7 @@ class Summary(Shown):
         labels: Each label, and how many entities have it.
         words: Each word or phrase in lower case, and how often it was found, the most frequent first.
         shapes: As in :class:`Annotations`.
+        only: What entities were left out, as sentences; see :meth:`Annotations.only`.
     """
 
     model: str
@@ -350,6 +386,7 @@ class Summary(Shown):
     labels: tuple[tuple[str, int], ...]
     words: tuple[tuple[str, int], ...]
     shapes: int | None = None
+    only: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain mappings, lists, strings and numbers."""
@@ -361,6 +398,7 @@ class Summary(Shown):
         entities = counted(sum(count for _label, count in self.labels), "entity", "entities")
         labels = ", ".join(f"{shown_label(label)} {count:,}" for label, count in self.labels)
         sentences = (
+            *self.only,
             f"By label: {labels}." if labels else "",
             f"Texts without any: {self.empty:,}." if self.empty else "",
             f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
@@ -382,6 +420,9 @@ class Summary(Shown):
 class Annotations(Shown, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
 
+    ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`only` keeps the
+    entities of some labels or scores.
+
     Attributes:
         answers: The entities of all texts.
         first_texts: The first texts, to be shown.
@@ -390,6 +431,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         show_text: Whether texts, and the words in them, are part of what is shown.
         settings: What tells its run from another: the model and everything that changes its answers.
         shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
+        texts: What the texts can be read from again, as it was passed, no copy; ``None`` for a stream of them.
     """
 
     answers: Answers
@@ -399,6 +441,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
     show_text: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     shapes: int | None = None
+    texts: Any = None
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -436,6 +479,87 @@ class Annotations(Shown, Sequence[list[Entity]]):
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         return pd.DataFrame(self.answers.columns())
 
+    def show(self, text: int) -> AnnotatedText:
+        """Return one of the texts with its entities marked.
+
+        Args:
+            text: Its number, from 0.
+
+        Returns:
+            The text as ``annotate`` returns it for a single one; files, and texts that were not kept, are read again.
+
+        Raises:
+            ConfigurationError: For a number that no text has, and for a text that has changed since, or that came from
+                a generator, of which only the first are kept.
+            UnreadableText: For a text without an answer, and for one that cannot be read again.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> print(annotate(["No pain.", "She has asthma."], "bundled_small", device="cpu").show(1))
+            1 entity found by bundled_small on cpu
+            She has [asthma](DISEASE).
+            Labels: DISEASE 1
+            Entities
+              label    score  characters  text
+              DISEASE  1.00   8-14        asthma
+        """
+        if not len(self):
+            raise ConfigurationError("There are no texts to show.", "Annotate some.")
+        which = whole("text", text, 0, len(self) - 1)
+        if why := self.answers.errors.get(which):
+            raise UnreadableText(why, "Read another text; .errors has those without an answer.")
+        shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
+        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text)
+
+    def _text(self, which: int) -> str:
+        """Read a text again, if it still is the one that was annotated."""
+        remedy = "Annotate it again to see it."
+        if self.texts is None:
+            what = f"Text {which} came from a generator, and only the first {len(self.first_texts)} were kept."
+            raise ConfigurationError(what, remedy)
+        found = next(islice(stream_of(self.texts), which, None), None)
+        found = found.now() if isinstance(found, Reference) else found
+        if fingerprint_of(found) != self.answers.fingerprints[which]:
+            raise ConfigurationError(f"Text {which} has changed since it was annotated.", remedy)
+        found = read(found, which)
+        if isinstance(found, OpenMedError):
+            raise found
+        return (self.settings.get("delimiter") or "").join([found] if isinstance(found, str) else found)
+
+    def only(self, *labels: str, score: float = 0.0) -> Annotations:
+        """Return the same texts with some of their entities alone.
+
+        Args:
+            labels: The labels to keep, in capitals or not; all where none is named.
+            score: The least score to keep, from 0 to 1.
+
+        Returns:
+            Annotations of the same texts: a text whose entities are all left out has an empty list. Nothing goes on from
+            them: ``resume`` refuses them.
+
+        Raises:
+            ConfigurationError: For a label that is not a text, and a score that is none.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
+            >>> [[one["word"] for one in entities] for entities in found.only("disease", score=0.9)]
+            [['asthma'], []]
+        """
+        least = in_range("score", score, 1.0, such_as="0.9")
+        there = {label.casefold() for label in self.answers.labels}
+        for label in labels:
+            if not isinstance(label, str):
+                raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
+            if there and label.casefold() not in there:
+                what = f"No entity has the label {shorten(label)!r}."
+                warnings.warn(f"{what} {offered(label.casefold(), sorted(there))}", OpenMedWarning, stacklevel=2)
+        named = " or ".join(map(shorten, labels))
+        sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
+        settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
+        kept = self.answers.only({label.casefold() for label in labels}, least)
+        return replace(self, answers=kept, settings=settings)
+
     def summary(self) -> Summary:
         """Return counts: of texts, of entities by label, and of the words that were found most often."""
         words = Counter(word.lower() for word in self.answers.words)
@@ -448,6 +572,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
             labels=tuple(sorted(Counter(self.answers.labels).items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
             shapes=self.shapes,
+            only=self.settings.get("only", ()),
         )
 
     def report(self) -> Report:
@@ -455,15 +580,19 @@ class Annotations(Shown, Sequence[list[Entity]]):
         summary = self.summary().report()
         if not self.show_text:
             return Report(summary.title, (*summary.sentences, HIDDEN), tables=summary.tables[:1])
-        some = 0 < len(self.first_texts) < len(self)
-        shown = (f"Shown: the first {len(self.first_texts)} texts.",) if some else ()
-        return Report(
-            summary.title, (*summary.sentences, *shown), tables=summary.tables[:1], pieces=tuple(self._pieces())
-        )
+        first, count = len(self.first_texts), len(self)
+        shown: tuple[str, ...] = ()
+        spoken: tuple[str, ...] = ()
+        if 0 < first < count:
+            another = "" if self.texts is None else f" found.show({first}) shows another, where found is this result."
+            shown = (f"Shown: the first {first} texts.",)
+            spoken = summary.title, *summary.sentences, f"The first {first} of {count:,} texts.{another}"
+        said = (*summary.sentences, *shown)
+        return Report(summary.title, said, summary.tables[:1], tuple(self._pieces()), spoken=spoken)
 
     def _pieces(self) -> Iterator[Piece]:
         for number, (text, entities) in enumerate(zip(self.first_texts, self, strict=False)):
-            yield Piece(f"{number}: ")
+            yield Piece(f"{number}: ", begins=True)
             if number in self.answers.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
                 yield Piece("(no answer)\n")
                 continue

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError, cause, given_path
 from ..models.loading import packed_layers
-from .references import Reference
 from .results import Answered, Answers, is_entity
 
 if TYPE_CHECKING:
@@ -43,22 +42,6 @@ LONGEST_HEADER = 2**20
 
 # How many numbers of each weight are looked at, evenly over the whole.
 SAMPLE = 64
-
-
-def fingerprint_of(text: Any) -> int:
-    """Return a number that tells one text from another; of anything else, only its kind counts."""
-    digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-def readable(text: Any) -> str:
-    """Return a text, the words of one that is split, the identity of one that is elsewhere, or the kind of anything else."""
-    if isinstance(text, str):
-        return text
-    if isinstance(text, Reference):
-        return f"\0{text.identity}"
-    words = map(readable, text) if isinstance(text, list) else ()
-    return "\0".join((f"\0{type(text).__name__}", *words))
 
 
 def settings_of(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any]:

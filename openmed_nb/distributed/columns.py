@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.references import Reference, files_matching, located, reason, unless_failed
-from ..annotation.resume import fingerprint_of
+from ..annotation.references import Reference, files_matching, fingerprint_of, located, reason, unless_failed
 from ..errors import ConfigurationError
 from .client import ask_workers, cancel, compute, killed_as_cluster_error, lost_as_unusable, submit
 

@@ -17,7 +17,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
 from openmed_nb.annotation.pipeline import BUDGETS
-from openmed_nb.annotation.results import SHOWN_TEXTS
+from openmed_nb.annotation.results import SHOWN_TEXTS, AnnotatedText
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
@@ -83,8 +83,28 @@ class TestSeries:
         assert found.first_texts == tuple(TEXTS)
 
     def test_one_text(self, annotated, pipe):
-        """One text is annotated as a list with it alone."""
-        assert list(annotated(pipe, "the patient has asthma .")) == list(annotated(pipe, ["the patient has asthma ."]))
+        """One string gives the entities of that text, as a list with it alone has them."""
+        alone = annotated(pipe, "the patient has asthma .")
+        assert isinstance(alone, AnnotatedText)
+        assert list(alone) == annotated(pipe, ["the patient has asthma ."])[0]
+        assert alone.text == "the patient has asthma ."
+
+    @pytest.mark.parametrize("on_error", ["raise", "record"])
+    def test_one_text_that_cannot_be_read(self, annotated, pipe, on_error):
+        """One string that has no answer is an error, also where errors are recorded: there is nothing else to return."""
+        with pytest.raises(UnreadableText, match="half of a surrogate pair"):
+            annotated(pipe, "asthma \ud800", on_error=on_error)
+
+    @pytest.mark.parametrize("series", SERIES.values(), ids=SERIES)
+    def test_a_text_beyond_the_first_is_read_again(self, annotated, pipe, monkeypatch, series):
+        """Of whatever can be read again each text can be shown; of a stream only the first, and what has passed is an error."""
+        monkeypatch.setattr("openmed_nb.annotation.corpus.SHOWN_TEXTS", 1)
+        found = annotated(pipe, series())
+        again = annotated(pipe, found.texts) if found.texts is not None else None
+        assert (again is None) == (series in {SERIES["generator"], SERIES["iterator"]})
+        for number in range(1, len(TEXTS)) if again else ():
+            assert found.show(number).text == TEXTS[number]
+            assert [one["word"] for one in found.show(number)] == WORDS[number]
 
     @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=type)
     def test_no_text(self, annotated, pipe, series):
@@ -369,6 +389,11 @@ class TestResumeFromMemory:
         ):
             with pytest.raises(ConfigurationError, match=rf"of a run with other settings \({name}\)"):
                 annotated(pipe, TEXTS, resume=annotated(other, TEXTS))
+
+    def test_entities_that_were_left_out(self, annotated, pipe):
+        """From annotations of which some entities were left out no run goes on."""
+        with pytest.raises(ConfigurationError, match=r"of a run with other settings \(only\)"):
+            annotated(pipe, TEXTS, resume=annotated(pipe, TEXTS).only("disease"))
 
 
 class TestOptions:

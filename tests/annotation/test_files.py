@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.annotation.references import FileText, files_matching, located
-from openmed_nb.annotation.resume import fingerprint_of
+from openmed_nb.annotation.references import FileText, files_matching, fingerprint_of, located
 from openmed_nb.annotation.stream import weight
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 

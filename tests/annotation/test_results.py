@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from openmed_nb.annotation.references import fingerprint_of
 from openmed_nb.annotation.results import (
     SHOWN_CHARACTERS,
     SHOWN_ROWS,
@@ -20,7 +21,7 @@ from openmed_nb.annotation.results import (
     Answers,
     Summary,
 )
-from openmed_nb.annotation.resume import fingerprint_of
+from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnreadableText
 
 TEXT = "He has asthma and type 2 diabetes."
 
@@ -136,6 +137,13 @@ class TestHtmlOfOneText:
             "DISEASE 0.500, characters 18 to 33",
         ]
 
+    def test_scores_are_heard_and_no_table_repeats_the_marks(self):
+        """Each mark has its score as text for screen readers, of no size; the text form alone has the table."""
+        page = one_text(ASTHMA)._repr_html_()
+        assert 'DISEASE<span style="font-size:0"> 0.900</span></small></mark>' in page
+        assert "<table" not in page
+        assert "<table" in one_text(ASTHMA, show_text=False)._repr_html_()
+
     def test_labels_have_colours_of_their_own(self):
         """Two labels have two colours, and a label has one."""
         found = one_text(placed(0, 2, "A"), placed(3, 6, "B"), placed(7, 13, "A"))
@@ -150,7 +158,7 @@ class TestHtmlOfOneText:
     def test_text_is_shown_as_it_is(self):
         """White space stays, and dollar signs are no formulas: the element says so to MathJax."""
         page = one_text(text="one\n\n  two\tthree for $5 and $6")._repr_html_()
-        assert "white-space: pre-wrap" in page
+        assert "white-space:pre-wrap" in page
         assert 'class="openmed-nb tex2jax_ignore"' in page
         assert "one\n\n  two\tthree for $5 and $6" in page
 
@@ -315,10 +323,16 @@ class TestManyTextsShown:
         """Of many texts only the first are shown, and it says so."""
         texts = [f"note {number} asthma" for number in range(20)]
         many = annotations([[entity(text, "asthma")] for text in texts], texts)
+        assert f"Shown: the first {SHOWN_TEXTS} texts." in str(many)
+        assert f"The first {SHOWN_TEXTS} of 20 texts." in many._repr_html_()
         for shown in (str(many), many._repr_html_()):
-            assert f"Shown: the first {SHOWN_TEXTS} texts." in shown
             assert f"note {SHOWN_TEXTS - 1} " in shown
             assert f"note {SHOWN_TEXTS} " not in shown
+
+    def test_texts_stand_apart(self):
+        """In the HTML each text is an element of its own with a line above it, so that each has its own direction."""
+        page = found()._repr_html_()
+        assert re.findall(r'<div dir="auto" style="[^"]*border-top[^"]*">(\d): ', page) == ["0", "1", "2", "3"]
 
     def test_ten_thousand_texts_are_shown_in_a_few_lines(self):
         """What is shown of 10,000 texts, a thousand of which failed, is some lines, not thousands."""
@@ -350,6 +364,133 @@ class TestManyTextsShown:
     def test_control_characters_cannot_steer_a_terminal(self):
         """A control character of a text is shown as a picture."""
         assert "\x1b" not in str(annotations([[]], ["\x1b[2Jnote"]))
+
+
+def rereadable(texts, kept=1, settings=None):
+    """Return annotations of texts that can be read again, of which the first few were kept."""
+    columns = Answers()
+    for text in texts:
+        columns.add(fingerprint_of(text), [entity(text, "asthma")] if "asthma" in text else [])
+    return Annotations(columns, tuple(texts[:kept]), "bundled", "cpu", settings=settings or {}, texts=texts)
+
+
+class TestOneOfMany:
+    """One of the texts, shown alone."""
+
+    @pytest.mark.parametrize("number", [0, 1, 3])
+    def test_a_text_with_its_entities(self, number):
+        """It is the text as it was passed, kept or read again, with its own entities."""
+        shown = rereadable(TEXTS).show(number)
+        assert (shown.text, list(shown)) == (TEXTS[number], rereadable(TEXTS)[number])
+        assert (shown.model, shown.device) == ("bundled", "cpu")
+
+    def test_it_is_not_copied(self):
+        """The texts are held as they were passed."""
+        texts = list(TEXTS)
+        assert rereadable(texts).texts is texts
+
+    def test_a_split_text_is_joined(self):
+        """Of a text that is split, the words are joined as they were read."""
+        words = [["no", "pain"], ["has", "asthma"]]
+        columns = Answers()
+        for one in words:
+            columns.add(fingerprint_of(one), [])
+        split = Annotations(columns, (), "bundled", "cpu", settings={"delimiter": " "}, texts=words)
+        assert split.show(1).text == "has asthma"
+
+    def test_a_hidden_text(self):
+        """What may not show the texts does not show one either, and says where the entities are."""
+        assert "asthma" not in str(found(show_text=False).show(0))
+
+    @pytest.mark.parametrize("number", [4, -1, 1.0, "1", True])
+    def test_a_number_that_no_text_has(self, number):
+        """Any other number is refused, with those that there are."""
+        with pytest.raises(ConfigurationError, match=r"text cannot be .*\. Pass a whole number from 0 to 3\."):
+            rereadable(TEXTS).show(number)
+
+    def test_a_text_without_an_answer(self):
+        """Its reason is the error."""
+        with pytest.raises(UnreadableText, match="Text 2 must be a string"):
+            found().show(2)
+
+    def test_a_text_that_has_changed(self):
+        """Where the text is another one by now, nothing is marked in it."""
+        texts = list(TEXTS)
+        many = rereadable(texts)
+        texts[3] = "She has no asthma."
+        with pytest.raises(ConfigurationError, match=r"Text 3 has changed since it was annotated\. Annotate it again"):
+            many.show(3)
+        del texts[3]
+        with pytest.raises(ConfigurationError, match="Text 3 has changed"):
+            many.show(3)
+
+    def test_a_stream_is_gone(self):
+        """Of a generator only the first texts are there."""
+        with pytest.raises(ConfigurationError, match=r"came from a generator, and only the first 1 were kept"):
+            annotations(ANSWERS, TEXTS[:1]).show(3)
+
+    def test_no_text_at_all(self):
+        """Of no text none is shown."""
+        with pytest.raises(ConfigurationError, match="There are no texts"):
+            annotations((), ()).show(0)
+
+
+MIXED = (
+    [entity("asthma drug", "asthma", "DISEASE", 0.9), entity("asthma drug", "drug", "DRUG", 0.4)],
+    FAILURE,
+    [entity("asthma drug", "drug", "DRUG", 0.8)],
+)
+
+
+class TestSomeOfTheEntities:
+    """Entities of some labels or scores alone."""
+
+    @pytest.mark.parametrize(
+        ("labels", "score", "words"),
+        [
+            ((), 0.0, [["asthma", "drug"], [], ["drug"]]),
+            (("disease",), 0.0, [["asthma"], [], []]),
+            (("Drug",), 0.5, [[], [], ["drug"]]),
+            (("DRUG", "DISEASE"), 0.8, [["asthma"], [], ["drug"]]),
+            ((), 0.95, [[], [], []]),
+        ],
+    )
+    def test_labels_and_scores(self, labels, score, words):
+        """Kept are the entities with one of the labels, in any case, from a score on; texts and errors stay."""
+        some_of_them = annotations(MIXED, ("asthma drug", "", "asthma drug")).only(*labels, score=score)
+        assert [[one["word"] for one in entities] for entities in some_of_them] == words
+        assert some_of_them.errors == {1: FAILURE}
+        assert some_of_them.to_frame()["word"].tolist() == [word for one in words for word in one]
+        assert some_of_them.summary().texts == 3
+
+    def test_tokens_keep_their_index(self):
+        """Tokens that are not joined keep what they have."""
+        assert list(annotations([TOKENS], ["x" * 20]).only("b-d")) == [TOKENS[:1]]
+
+    def test_it_says_what_was_left_out(self):
+        """Each step is a sentence of what is shown, in the text, in the summary and in the HTML."""
+        some_of_them = annotations(MIXED, ("asthma drug",)).only("drug", "disease").only(score=0.5)
+        for shown in (some_of_them, some_of_them.summary()):
+            assert "  Only drug or disease.\n  Only entities with a score from 0.5.\n  By label" in str(shown)
+            assert "Only drug or disease." in shown._repr_html_()
+
+    def test_the_first_stays_as_it_was(self):
+        """A filter makes another value."""
+        many = annotations(MIXED, ())
+        many.only("drug")
+        assert [len(entities) for entities in many] == [2, 0, 1]
+
+    def test_a_label_that_no_entity_has(self):
+        """A label that nothing has is a warning that names the nearest, and leaves nothing; where there is no entity it is none."""
+        with pytest.warns(OpenMedWarning, match=r"No entity has the label 'diseas'\. Did you mean 'disease'\?"):
+            assert list(annotations(MIXED, ()).only("diseas")) == [[], [], []]
+        assert list(annotations([[]], ["x"]).only("disease")) == [[]]
+
+    @pytest.mark.parametrize(("labels", "score"), [((5,), 0.0), ((None,), 0.0), ((), 2), ((), -0.1), ((), "high")])
+    def test_what_is_neither(self, labels, score):
+        """Anything else than texts, and a number from 0 to 1, is refused."""
+        with pytest.raises(ConfigurationError, match="cannot be"):
+            annotations(MIXED, ()).only(*labels, score=score)
 
 
 class TestManyHiddenTexts:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ...annotation.references import stream_of
-from ...annotation.resume import readable
+from ...annotation.references import readable, stream_of
 from ...devices.backend import TENSOR_LOCK
 from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.request import MASK, masked

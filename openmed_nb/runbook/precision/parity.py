@@ -352,7 +352,7 @@ class Tally:
     def add(self, prepared: Prepared) -> None:
         """Run a chunk of texts both ways, and count."""
         from ...annotation.forward import ForwardRun, settled
-        from ...annotation.resume import fingerprint_of
+        from ...annotation.references import fingerprint_of
 
         sides = (self.pair.reference, self.pair.candidate)
         outputs: tuple[list[Any], list[Any]] = ([], [])
@@ -393,8 +393,8 @@ class Tally:
         self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
     ) -> None:
         """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
+        from ...annotation.references import fingerprint_of
         from ...annotation.results import span_of
-        from ...annotation.resume import fingerprint_of
 
         for place, answers in enumerate(zip(reference, candidate, strict=True)):
             number, text = prepared.first + place, prepared.texts[place]
@@ -425,7 +425,7 @@ class Tally:
         """Return what was counted."""
         import numpy as np
 
-        from ...annotation.resume import fingerprint_of
+        from ...annotation.references import fingerprint_of
 
         if not self.texts:
             raise no_text()

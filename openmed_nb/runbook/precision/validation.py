@@ -178,7 +178,7 @@ def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
         >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
-    from ...annotation.resume import fingerprint_of
+    from ...annotation.references import fingerprint_of
 
     gold = list(gold) if isinstance(gold, Iterator) else gold
     if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):

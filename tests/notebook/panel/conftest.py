@@ -25,7 +25,7 @@ PLAIN: dict[str, set[str]] = {
     "small": {"style"},
     "details": {"open"},
     "div": {"class", "dir", "role", "style", "aria-hidden"},
-    "span": {"class", "aria-hidden"},
+    "span": {"class", "style", "aria-hidden"},
     "th": {"scope"},
     "td": {"data-column"},
     "mark": {"style", "title"},
