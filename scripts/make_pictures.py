@@ -63,12 +63,21 @@ TYPED = (
 def main() -> None:
     """Take every picture, or those that are named."""
     command = argparse.ArgumentParser(description="Take the pictures of the README and the docs.")
-    names = [name for name in (*CELLS, "demo") if name != "simulated"]
+    names = [name for name in (*CELLS, "demo", "house") if name != "simulated"]
     command.add_argument("names", nargs="*", choices=[*names, []], help="the pictures; all if left out")
     command.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures")
     asked = command.parse_args()
     asked.folder.mkdir(exist_ok=True)
     wanted = asked.names or names
+    if "house" in wanted:
+        for theme in THEMES:
+            (asked.folder / f"house_{theme}.svg").write_text(house(theme), "utf-8")
+    if set(wanted) - {"house"}:
+        photograph(wanted, asked.folder)
+
+
+def photograph(wanted: list[str], folder: Path) -> None:
+    """Start a server and a browser, and take the pictures."""
     conftest = HELD["conftest"]
     found = conftest["shutil"].which(conftest["MAC_BROWSER"]) or next(
         filter(None, map(conftest["shutil"].which, conftest["BROWSERS"]))
@@ -81,11 +90,36 @@ def main() -> None:
         browser = play.chromium.launch(executable_path=found, args=conftest["ARGUMENTS"])
         expect.set_options(timeout=conftest["PATIENCE"])
         for theme in THEMES:
-            if set(wanted) - {"demo"}:
-                still(server, browser, theme, wanted, asked.folder)
+            if set(wanted) & set(CELLS):
+                still(server, browser, theme, wanted, folder)
             if "demo" in wanted:
-                moving(server, browser, theme, asked.folder)
+                moving(server, browser, theme, folder)
         browser.close()
+
+
+def house(theme: str) -> str:
+    """Return the floors of the table in docs/architecture.md, one upon the other under a roof, as SVG."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    floors = re.findall(r"^\| (`.*`) \| (.*?) \|", text, flags=re.MULTILINE)
+    line, ink, fill = {"light": ("#8c959f", "#1f2328", "#f6f8fa"), "dark": ("#6e7681", "#f0f6fc", "#151b23")}[theme]
+    high, roof = 40, 56
+    bottom = roof + high * len(floors)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {bottom + 8}" width="720" stroke-width="1.5">',
+        f'<g font-size="15" font-family="system-ui, sans-serif" fill="{ink}">',
+        f'<path d="M20 {roof} L360 6 L700 {roof} Z" fill="{fill}" stroke="{line}"/>',
+        f'<text x="360" y="{roof - 14}" text-anchor="middle">a notebook, a shell, Python</text>',
+    ]
+    for number, (names, purpose) in enumerate(floors):
+        top = roof + number * high
+        ground = number == len(floors) - 1
+        wide = (8, 704) if ground else (40, 640)
+        parts.append(
+            f'<rect x="{wide[0]}" y="{top}" width="{wide[1]}" height="{high}" fill="{fill}" stroke="{line}"/>'
+            f'<text x="{wide[0] + 20}" y="{top + 25}" font-weight="bold">{names.replace("`", "")}</text>'
+            f'<text x="{wide[0] + wide[1] - 20}" y="{top + 25}" text-anchor="end">{purpose}</text>'
+        )
+    return "\n".join([*parts, "</g>", "</svg>\n"])
 
 
 def opened(server: Any, browser: Browser, theme: str, cells: list[str], **context: Any) -> Any:

@@ -143,6 +143,22 @@ def test_a_page_is_short(page):
     assert len(FENCE.sub("", PAGES[page]).split()) <= MOST_WORDS[page]
 
 
+def test_architecture_names_every_floor():
+    """The table of the house has every folder and module of the package that stands on a floor of its own."""
+    named = set(re.findall(r"^\| (`.*`) \|", PAGES["docs/architecture.md"], flags=re.MULTILINE))
+    floors = {
+        path.stem
+        for path in (ROOT / "openmed_nb").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+
+    assert {name for row in named for name in re.findall(r"`(\w+)`", row)} == floors - {
+        "__init__",
+        "__main__",
+        "compat",
+    }
+
+
 def test_pictures():
     """Each picture has a form for dark pages and one for light ones, words for who cannot see it, and is not too heavy."""
     used = set()
