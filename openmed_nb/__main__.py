@@ -2,6 +2,7 @@
 
 ``python -m openmed_nb doctor`` looks at the computer instead, and its exit status says whether something failed.
 ``python -m openmed_nb report`` measures it from end to end, and writes what it found into a folder.
+``python -m openmed_nb ladder`` brings a model up on it in five stages, and stops at the first that is not passed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
 # The first words of the commands that look at the computer; a note in a file of that name is called ``./doctor``.
-DOCTOR, REPORT = "doctor", "report"
+DOCTOR, REPORT, LADDER = "doctor", "report", "ladder"
 
 # The exit status after Ctrl-C, as a shell gives it for a program that SIGINT ended.
 INTERRUPTED = 130
@@ -34,7 +35,7 @@ NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and print its answer; return the exit status, 2 for one of our errors."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands = {DOCTOR: examine, REPORT: measure}
+    commands = {DOCTOR: examine, REPORT: measure, LADDER: climb}
     run, rest = (commands[words[0]], words[1:]) if words and words[0] in commands else (annotate, words)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
@@ -72,7 +73,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     command = argparse.ArgumentParser(
         "python -m openmed_nb",
         description="Find diseases in a note, offline.",
-        epilog="'python -m openmed_nb doctor' looks at the computer instead, 'report' measures it; see 'report --help'.",
+        epilog="'python -m openmed_nb doctor' looks at the computer instead, 'report' measures it, 'ladder' brings a model up; see 'report --help'.",
     )
     command.add_argument("note", nargs="?", type=Path, default=NOTE, help="a text file; a synthetic note if left out")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
@@ -126,6 +127,29 @@ def measure(arguments: list[str]) -> tuple[str, int]:
     finally:
         stop()
     return f"{found}\n\n{LOOK_FIRST.format(folder=asked.folder)}", found.exit_code
+
+
+def climb(arguments: list[str]) -> tuple[str, int]:
+    """Bring a model up; return how far it came, and the exit status: 1 where a stage is not passed."""
+    from .runbook.bring_up import FOLDER, ladder
+
+    command = argparse.ArgumentParser(
+        "python -m openmed_nb ladder",
+        description="Bring a model up on the device in five stages, each with an exit criterion.",
+        epilog="The same command goes on at the first stage that is not passed. Status 1 until all are.",
+    )
+    command.add_argument("model", nargs="?", help="an alias, a hub id or a folder; the bundled model if left out")
+    command.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"{FOLDER} if left out")
+    command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
+    command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
+    asked = command.parse_args(arguments)
+    SESSION.start()
+    stop = SESSION.listen(show_progress)
+    try:
+        found = ladder(asked.model, folder=asked.folder, device=asked.device, training=asked.training)
+    finally:
+        stop()
+    return str(found), found.exit_code
 
 
 def show_progress(activity: Activity | None) -> None:

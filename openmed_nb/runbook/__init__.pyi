@@ -1,3 +1,5 @@
+from .bring_up import Ladder as Ladder
+from .bring_up import ladder as ladder
 from .comparison import Comparison as Comparison
 from .doctor.report import DoctorReport as DoctorReport
 from .handoff.bundle import Handoff as Handoff

@@ -1,0 +1,193 @@
+"""The ladder stops at the stage whose criterion is not met, says what to do, and goes on there after the mend."""
+
+import json
+import os
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.devices.environment import FALLBACK
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.bring_up import STAGES, Ladder, not_met
+from openmed_nb.runbook.verdict.evidence import Evidence
+from openmed_nb.runbook.verdict.verdict import judge
+
+TEXTS = ["Patient has asthma.", "No fever, but diabetes mellitus.", "Longstanding hypertension."]
+PRIVATE = "Zephyrine Quackenbush has asthma."
+NAMES = [one.name for one in STAGES]
+STAGE = {one.name: one for one in STAGES}
+
+# What is known when all is well, on MPS.
+WELL = {
+    "device": "mps",
+    "task": "annotation",
+    "doctor_failures": (),
+    "device_faults": (),
+    "silent_errors": (),
+    "entity_agreement": 1.0,
+    "logits": 1e-6,
+    "shares": {"data": 0.05, "forward": 0.95},
+    "knee": 32,
+    "knee_gain": 0.0,
+    "headroom": 0.5,
+    "memory_growth": 0.01,
+    "memory_verdict": "flat",
+    "fallback_operators": (),
+    "speed_up_low": 2.0,
+    "speed_up": 2.1,
+    "speed_up_high": 2.2,
+    "utilisation": 0.9,
+    "synchronisations": (),
+    "states": (),
+}
+
+# The figure that is bad, its value, and the stage that it stops.
+BAD = [
+    ("device_faults", ("MPS",), "gates"),
+    ("doctor_failures", ("MPS",), "gates"),
+    ("entity_agreement", 0.9, "gates"),
+    ("logits", 1.0, "gates"),
+    ("not_numbers", 3, "gates"),
+    ("shares", {"data": 0.6, "forward": 0.4}, "throughput"),
+    ("shares", {"data": 0.0, "transfer": 0.9, "forward": 0.1}, "throughput"),
+    ("knee_gain", 0.8, "throughput"),
+    ("out_of_memory_at", 1, "memory"),
+    ("headroom", 0.01, "memory"),
+    ("refused_operators", ("aten::mode",), "split"),
+    ("fallback_time", 0.5, "split"),
+]
+
+
+def stopped_at(**figures):
+    """Return the first stage whose criterion a verdict on figures does not meet."""
+    judged = judge(Evidence(**figures))
+    return next((one.name for one in STAGES if not_met(judged, one, 30)[0]), None)
+
+
+def test_nothing_stops_work_that_is_well():
+    """Where every figure is within its gate, each stage is passed."""
+    assert stopped_at(**WELL) is None
+
+
+@pytest.mark.parametrize(("name", "value", "stage"), BAD)
+def test_a_figure_beyond_its_gate_stops_its_stage(name, value, stage):
+    """A figure on the wrong side of its gate stops the stage that it belongs to, with something to do."""
+    figures = {**WELL, name: value}
+
+    assert stopped_at(**figures) == stage
+    assert not_met(judge(Evidence(**figures)), STAGE[stage], 30)[1]
+
+
+def test_memory_that_grows_stops_the_stage_of_memory():
+    """A curve that grows beyond its gate stops that stage, and none before it."""
+    assert stopped_at(**{**WELL, "memory_growth": 0.9, "memory_verdict": "growing"}) == "memory"
+
+
+def test_a_device_that_gains_little_stops_the_last_stage():
+    """A device that is busy and hardly faster than the CPU stops the split, which says where the work belongs."""
+    slow = {**WELL, "speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}
+
+    assert stopped_at(**slow) == "split"
+    assert "nb.use('cpu')" in not_met(judge(Evidence(**slow)), STAGE["split"], 30)[1]
+
+
+def test_a_sweep_that_found_nothing_asks_for_more_seconds():
+    """Where the sweep had too little time, its stage stops, and names the seconds to call with."""
+    what, remedy = not_met(judge(Evidence(**{**WELL, "knee": None, "knee_gain": None})), STAGE["throughput"], 30)
+
+    assert "best batch" in what
+    assert "seconds=60" in remedy
+
+
+def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
+    """A fallback that is set after torch has read it stops the first stage, and nothing of the texts is written."""
+    with nb.simulated_mps(fallback=False):
+        os.environ[FALLBACK] = "1"
+        found = nb.runbook.ladder("bundled_small", [PRIVATE], folder=tmp_path)
+        book = nb.logbook(found, model="bundled_small")
+    written = "".join(one.read_text("utf-8") for one in tmp_path.iterdir())
+
+    assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
+    assert [one.stage for one in found.rungs] == ["freeze"]
+    assert "too late" in found.final
+    assert "%load_ext openmed_nb" in found.rungs[0].remedy
+    assert "Quackenbush" not in written + str(found) + found._repr_html_()
+    assert json.loads((tmp_path / "ladder.json").read_text("utf-8"))["rungs"][0]["status"] == "failed"
+    assert book.figures[-1].values == {"stages": 5.0, "stages_passed": 0.0}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": "openmed_nb/ladder/2"}'])
+def test_a_file_that_is_something_else_is_refused(tmp_path, text):
+    """A ladder.json that is no ladder is an error, and stays as it was."""
+    (tmp_path / "ladder.json").write_text(text)
+
+    with pytest.raises(ConfigurationError, match=r"'ladder\.json' is not a ladder"):
+        nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path)
+    assert (tmp_path / "ladder.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seconds": 0}, "seconds"),
+        ({"training": 1}, "training"),
+        ({"texts": 3}, "text"),
+        ({"folder": 7}, "folder"),
+        ({"folder": "/proc/none"}, "cannot be written"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(tmp_path, arguments, message):
+    """A wrong argument is an error before anything is measured."""
+    with pytest.raises(ConfigurationError, match=message):
+        nb.runbook.ladder("bundled_small", **{"folder": tmp_path, **arguments})
+
+
+@pytest.mark.slow
+def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
+    """Wrong numbers stop at gates and growing memory at memory; after each mend the next call goes on from there."""
+    kept = []
+
+    def shifted(module, _inputs, output):
+        """Give other logits on the device than on the CPU, as a wrong kernel would."""
+        if next(module.parameters()).device.type == "mps":
+            output.logits[..., 0] += 9
+
+    def retained(_module, _inputs, output):
+        kept.append(output.logits.repeat(400, 1, 1))
+
+    def climb():
+        return nb.runbook.ladder(pipe, TEXTS, folder=tmp_path, seconds=40)
+
+    with nb.simulated_mps():
+        pipe = nb.load_pipeline("bundled_small")
+        hook = pipe.model.register_forward_hook(shifted)
+        wrong = climb()
+        hook.remove()
+        hook = pipe.model.register_forward_hook(retained)
+        growing = climb()
+        hook.remove()
+        kept.clear()
+        mended = climb()
+
+    assert (wrong.rungs[-1].stage, wrong.passed) == ("gates", ("freeze",))
+    assert "entities" in wrong.final
+    assert (growing.rungs[-1].stage, growing.passed) == ("memory", ("freeze", "gates", "throughput"))
+    assert growing.note == "Kept from an earlier run: 1 stage."
+    assert "who_holds" in growing.rungs[-1].remedy
+    assert "memory" in mended.passed
+    assert mended.note == "Kept from an earlier run: 3 stages."
+    assert {f"{name}.json" for name in ("doctor", "device", "parity", "sweep", "memory")} <= {
+        one.name for one in tmp_path.iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_the_ladder_on_the_real_cpu_is_climbed(tmp_path):
+    """On the CPU of this computer no stage but the last stops it, and a second call keeps what is passed."""
+    found = nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
+    again = nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
+
+    assert set(NAMES[:4]) <= set(found.passed)
+    assert again.passed[:4] == found.passed[:4]
+    assert again.note.startswith("Kept from an earlier run")
+    assert isinstance(again, Ladder)
