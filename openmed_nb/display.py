@@ -227,7 +227,9 @@ SHORT = 24  # How many characters a cell may have that is not broken into lines.
 # A number or two, with a unit, and perhaps with a share in parentheses.
 NUMBER = re.compile(r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?")
 # What can be typed: a name of the package, perhaps with arguments, or a magic; in text that is escaped already.
-CODE = re.compile(r"^%%?\w[^.]*$|(?<![\w.])(?:openmed_)?nb(?:\.\w+)+(?:\([^()]*\))?|%%?openmed\w*(?: --?\w+)*")
+CODE = re.compile(
+    r"^%%?\w[^.]*$|(?<![\w.])(?:(?:openmed_)?nb|found)(?:\.\w+)+(?:\([^()]*\))?|%%?openmed\w*(?: --?\w+)*"
+)
 
 
 class Json(str):

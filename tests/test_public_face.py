@@ -71,6 +71,38 @@ def test_what_is_public_is_described():
     assert [name for name, value in (*public, *methods) if not inspect.getdoc(value)] == []
 
 
+def test_a_word_means_the_same_everywhere():
+    """What is called device, model, texts, training, seconds or progress is the same in every function that takes it."""
+    loader = nb.training.loader
+    faces = ((face, name) for face in (nb, nb.training, nb.runbook) for name in face.__all__)
+    public = {name: getattr(face, name) for face, name in faces if callable(getattr(face, name))}
+    others = {"settings": loader.settings, "check": loader.check, "ladder": loader.ladder}
+    takes = {
+        name: inspect.signature(one).parameters
+        for name, one in {**public, **others}.items()
+        if not (isinstance(one, type) and issubclass(one, (Shown, Exception)) and one is not nb.Guards)
+    }
+
+    def said(word, what):
+        return {name: getattr(one[word], what) for name, one in takes.items() if word in one}
+
+    required = inspect.Parameter.empty
+    assert {name for name, default in said("device", "default").items() if default is not None} == {"use"}
+    assert said("devices", "default") == {"compare": None}
+    assert set(said("training", "default").values()) == {False}
+    assert set(said("seconds", "default").values()) == {30.0}
+    assert set(said("progress", "default").values()) == {True}
+    assert set(said("progress", "kind").values()) == {inspect.Parameter.KEYWORD_ONLY}
+    assert set(said("texts", "annotation").values()) == {"Any", "Iterable[Any] | None"}
+    assert set(said("model", "default").values()) <= {None, required}
+    before = {name: [*one][: [*one].index("model")] for name, one in takes.items() if "model" in one}
+    assert {name: one for name, one in before.items() if one} == {
+        "annotate": ["texts"],
+        "handoff": ["folder"],
+        "logbook": ["reports"],
+    }
+
+
 def test_one_place_renders_every_report():
     """No report marks or escapes itself: all come from one place. In text gates fold tables and a note lists its marks; a sweep draws."""
     face()  # It imports every module.

@@ -9,10 +9,12 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.annotation.corpus import annotate_text
+from openmed_nb.distributed.members import PACKAGES, Member, Members
 from openmed_nb.runbook.logbook.sections import ReportFigures, Software
 from openmed_nb.runbook.report.record import SCHEMA, Bar, Outcome, Picture, Subject
 from openmed_nb.runbook.report.report import DeviceReport
 from openmed_nb.session import SESSION
+from openmed_nb.training.release import MemoryLimit
 
 torch = pytest.importorskip("torch")
 
@@ -39,7 +41,7 @@ MODEL = "bundled_small"
 
 VARYING = {
     *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
-    *("comparison", "profile", "curve", "sample", "loader_check", "release"),
+    *("comparison", "profile", "curve", "sample", "loader_check", "release", "simulated_device"),
 }
 """Reports whose text names this computer, or figures of this run: only the names in their JSON are kept."""
 
@@ -80,6 +82,7 @@ def reports(folder):
     yield "environment", lambda: SESSION.computer.environment("mps")
     yield "inventory", lambda: (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1]
     yield "annotations", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
+    yield "annotations_only", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False).only("disease", score=0.5)
     yield "annotated_text", lambda: annotate_text(SESSION, TEXTS[1], MODEL, "cpu")
     yield "doctor", nb.doctor
     yield "signals", nb.signals
@@ -100,9 +103,23 @@ def reports(folder):
     yield "holders", lambda: nb.training.who_holds({"weights": torch.ones(1)})
     yield "loader_settings", lambda: nb.training.loader.settings([1, 2], "cpu")
     yield "loader_check", lambda: nb.training.loader.check(loader, torch.nn.Linear(8, 1), "cpu", batches=3)
+    yield "guards", lambda: nb.Guards(off="labels")
+    yield "memory_limit", lambda: MemoryLimit("mps", 0.8, 12 << 30, 0.7)
+    yield "no_memory_limit", lambda: MemoryLimit("mps", 0.0, 12 << 30, 0.7)
+    yield (
+        "members",
+        lambda: Members((Member("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)),
+    )
+    yield "simulated_device", simulated_device
     yield "precision", lambda: nb.training.precision(device="cpu")
     yield "adamw", lambda: nb.training.adamw.explain(linear.parameters())
     yield "dtype_choice", lambda: nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision
+
+
+def simulated_device():
+    """Return a simulated MPS device after its end."""
+    with nb.simulated_mps("8 GiB") as mps:
+        return mps
 
 
 def snapshot(folder):
@@ -133,6 +150,32 @@ def test_reports_stay(made):
     shown = {name: looks_of(name, report) for name, report in made.items()}
 
     assert shown == json.loads(SNAPSHOT.read_text("utf-8"))
+
+
+SIGNS = {"parity": "✓", "precision_verdict": "!", "forecast": "✓", "guards": None, "members": None}
+"""The sign before the headline of some reports; three texts are too few for a precision, and what is no judgement has none."""
+
+HEADLINES = {
+    "parity": "bundled_small on cpu in bfloat16 answers as on cpu in float32",
+    "precision_verdict": "It is not known yet whether bundled_small may be used in bfloat16 on cpu",
+    "guards": "5 of 6 guards are on",
+    "no_memory_limit": "No memory limit on mps: macOS may swap and then stop the process",
+    "members": "1 worker (mps) on 1 computer",
+}
+"""What stands first in the HTML, as a person would say it."""
+
+
+@pytest.mark.real_computer
+@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
+def test_what_judges_has_a_sign_and_a_headline(made):
+    """A report that judges begins with the sign of its worst finding, and a headline says what came of it."""
+    first = {
+        name: re.search(r"<p [^>]*>(?:<span[^>]*>(.)</span> )?<strong>(.*?)</strong>", made[name]._repr_html_())
+        for name in {*SIGNS, *HEADLINES}
+    }
+
+    assert {name: first[name][1] for name in SIGNS} == SIGNS
+    assert {name: first[name][2] for name in HEADLINES} == HEADLINES
 
 
 LENGTH = r"\d+(\.\d+)?(em|px|%)?"

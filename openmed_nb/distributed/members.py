@@ -136,7 +136,8 @@ class Members(Shown):
         reasons = sorted({f"{member.device}: {member.reason}" for member in self.members})
         rows = tuple((one.host, one.device, one.reason, one.system, *one.versions.values()) for one in self.members)
         columns = ("computer", "device", "why", "system", *PACKAGES)
-        return Report(f"{self.label} on {hosts}", tuple(reasons), figures=(Table("Workers", columns, rows),))
+        title = f"{self.label} on {hosts}"
+        return Report(title, tuple(reasons), figures=(Table("", columns, rows),), spoken=(title,))
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,8 @@ class Cluster(Shown):
     def report(self) -> Report:
         """Return who takes part, or took part."""
         report = self.members.report()
-        return replace(report, title=f"Closed: {report.title}") if self.closed else report
+        title = f"Closed: {report.title}"
+        return replace(report, title=title, spoken=(title,)) if self.closed else report
 
 
 ROLES = ("client", "scheduler", "worker")  # Dask's kinds of processes; each has a certificate.

@@ -24,7 +24,7 @@ from ..devices.computer import Computer
 from ..devices.machine import own_name, shows_simulated
 from ..devices.moving import level_of_caller
 from ..devices.request import kind_of
-from ..display import MARK, Plain, Report, Shown, Table, counted
+from ..display import MARK, OK, Plain, Report, Shown, Table, counted
 from ..errors import ConfigurationError, OpenMedWarning, cause, one_line
 from ..plain import Least, from_plain, write_whole
 from .files import content_of
@@ -137,6 +137,23 @@ class CertificateEvidence(EntityCounts):
         return 0.0 if self.recall_reference is None or self.recall is None else self.recall_reference - self.recall
 
 
+# What is shown of the evidence first, in words.
+MEASURED = {
+    "texts": "texts, each of other words",
+    "tokens": "tokens",
+    "not_numbers": "tokens with NaN or infinity",
+    "exact": "entities that are the same",
+    "moved": "entities with other borders",
+    "relabelled": "entities with another label",
+    "missing": "entities that were not found",
+    "extra": "entities that float32 does not find",
+    "distinct": "entities of other words or labels",
+    "recall_reference": "recall in float32",
+    "recall": "recall in this type",
+    "speed_up": "times as fast as float32",
+}
+
+
 @dataclass(frozen=True, repr=False)
 class Certificate(Shown):
     """That a model kept its answers.
@@ -179,12 +196,23 @@ class Certificate(Shown):
 
     def report(self) -> Report:
         """Return what it is of and what it says; what it was measured with stands among the figures."""
-        identity = self.identity
+        identity, evidence = self.identity, self.evidence
         of_what = {**asdict(identity), "device": identity.shown_device}
-        facts = {**of_what, **asdict(self.evidence), "date": self.date, **self.gate}
-        rows = tuple((name, str(value)) for name, value in facts.items() if value is not None)
-        title = f"Certificate: {identity.model} in {identity.dtype} on {identity.shown_device}"
-        return Report(title, (self.summary,), figures=(Table("Measured", ("what", "value"), rows),))
+        facts = {**of_what, **asdict(evidence), "date": self.date, **self.gate}
+        known = {name: str(value) for name, value in facts.items() if value is not None}
+        measured = tuple((said, known[name]) for name, said in MEASURED.items() if name in known)
+        rest = tuple((name.replace("_", " "), value) for name, value in known.items() if name not in MEASURED)
+        type_and_device = f"{identity.dtype} on {identity.shown_device}"
+        return Report(
+            f"Certificate: {identity.model} in {type_and_device}",
+            (self.summary,),
+            figures=(
+                Table("Measured", ("what", "value"), measured),
+                Table("What it counts for, and what was required", ("what", "value"), rest, folded=True),
+            ),
+            spoken=(f"{identity.model} is validated in {type_and_device} since {self.date}", self.summary),
+            status=OK,
+        )
 
 
 def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> Identity:

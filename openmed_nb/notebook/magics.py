@@ -64,7 +64,9 @@ CHEATS = (
     ("%openmed_log --diff run.json", "what is different now"),
     ("%openmed_release", "hand memory back; with names, those variables too"),
     ("%openmed_report --quick", "measure this computer from end to end"),
-    ("nb.annotate(notes)", "many texts, with a bar; nb is openmed_nb"),
+    ("found = nb.annotate(notes)", "many texts, with a bar; nb is openmed_nb"),
+    ("found.show(17)", "one of them, with its entities marked"),
+    ('found.only("disease", score=0.9)', "some of the entities alone"),
     ("nb.compare()", "how much faster than the CPU, and where the time goes"),
 )
 

@@ -26,7 +26,7 @@ from ..devices.computer import Computer
 from ..devices.environment import FALLBACK
 from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine
 from ..devices.profilers import modes_on
-from ..display import Report, Shown, Table
+from ..display import Report, Shown, Table, counted
 from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
 from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
@@ -124,7 +124,9 @@ class SimulatedMps(Shown):
             Table("Fell back to the CPU", ("operator", "times"), counts),
             Table("Silent errors that it was given", ("issue", "what goes wrong"), errors),
         )
-        return Report("MPS device (SIMULATED)", tables=tables)
+        fell = counted(sum(self.fallbacks.values()), "call")
+        held = f"{in_units(figures['allocated'])} of {in_units(figures['recommended'])} in use, {fell} fell back to the CPU"
+        return Report("MPS device (SIMULATED)", tables=tables, spoken=(f"MPS device (SIMULATED): {held}",))
 
 
 @contextlib.contextmanager

@@ -147,7 +147,13 @@ Give the model as many labels as the data has (num_labels), or number the labels
         rows = tuple((name, *ABOUT[name]) for name in self.on)
         off = tuple(name for name in NAMES if name not in self.on)
         sentences = (f"Off: {', '.join(off)}.",) if off else ()
-        return Report(f"Guards: {len(rows)} on", sentences, (Table("", ("guard", "what it does", "issue"), rows),))
+        table = Table("", ("guard", "what it does", "issue"), rows)
+        return Report(
+            f"Guards: {len(rows)} on",
+            sentences,
+            (table,),
+            spoken=(f"{len(rows)} of {len(NAMES)} guards are on", *sentences),
+        )
 
     def watch(
         self,

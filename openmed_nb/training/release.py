@@ -62,7 +62,15 @@ class MemoryLimit(Shown):
             elif self.fraction and low > self.fraction:
                 does = f", below the low one ({low:g}), so unused blocks are collected only when the limit is reached."
             sentences.append(f"The high watermark is {self.fraction:g} now{does}")
-        return Report(f"Memory limit on {self.device}: {most}", tuple(sentences))
+        spoken: tuple[str, ...] = ()
+        if self.size is None:
+            recommended = f"{self.device} recommends {in_bytes(self.recommended)}."
+            spoken = (
+                f"No memory limit on {self.device}: macOS may swap and then stop the process",
+                recommended,
+                *sentences[1:],
+            )
+        return Report(f"Memory limit on {self.device}: {most}", tuple(sentences), spoken=spoken)
 
 
 def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:

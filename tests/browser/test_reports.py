@@ -10,21 +10,55 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from openmed_nb.annotation.results import AnnotatedText
+from openmed_nb.annotation.references import fingerprint_of
+from openmed_nb.annotation.results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.distributed.members import PACKAGES, Member, Members
+from openmed_nb.models.certificates import Certificate, CertificateEvidence, Gate, GateRefusal, Identity
 from openmed_nb.runbook.doctor.report import DoctorReport
+from openmed_nb.runbook.precision.report import Change, Differences, ParityReport, Spans
+from openmed_nb.runbook.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_knee import Point
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import Gates
 from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.training.guards import Guards
+from openmed_nb.training.release import MemoryLimit
 
 pytestmark = pytest.mark.slow
 
 TEXT = "The patient takes metformin for type 2 diabetes; no asthma."
 ENTITIES = (("DRUG", 18, 27), ("DISEASE", 32, 47), ("DISEASE", 52, 58))
+FOUND = tuple({"entity_group": label, "score": 0.9, "word": "", "start": a, "end": b} for label, a, b in ENTITIES)
+
+
+def annotations(count):
+    """Return annotations of a text that is there some times."""
+    answers, texts = Answers(), [TEXT] * count
+    for text in texts:
+        answers.add(fingerprint_of(text), FOUND)
+    return Annotations(answers, tuple(texts[:SHOWN_TEXTS]), "m", "cpu", texts=texts)
+
+
+PARITY = ParityReport(
+    *("m", "cpu", "bfloat16", 20, "09b4", 1000, 22, Differences(0.6, 1e-7, 2e-7, 1e-6), 1, 0),
+    Spans(exact=98, moved=2, changes=(Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE")),)),
+)
+EVIDENCE = CertificateEvidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
+IDENTITY = Identity("m", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=True)
+
 REPORTS = {
+    "annotations": annotations(300),
+    "certificate": Certificate(IDENTITY, EVIDENCE, "2026-03-01", {"span_agreement": 0.99}),
+    "guards": Guards(off="labels"),
+    "limit": MemoryLimit("mps", 0.8, 12 << 30, 0.7, simulated=True),
+    "members": Members(
+        (Member("mini", "Darwin arm64", "mps", "It is the best one here.", dict.fromkeys(PACKAGES, "1.0")),)
+    ),
+    "parity": PARITY,
+    "precision": PrecisionVerdict(PARITY, Gate(), (GateRefusal("98 of 100 are the same.", "Use float32."),)),
     "device": DeviceChoice(
         *("cpu", "auto", "nobody", "No device was asked for, and mps and cuda cannot be used here.", True),
         (Rejection("mps", "this computer runs Linux", ""), Rejection("cuda", "no driver is loaded", "Install it.")),
@@ -38,9 +72,7 @@ REPORTS = {
             Finding("CUDA", NOT_APPLICABLE, "no NVIDIA driver is loaded"),
         )
     ),
-    "entities": AnnotatedText(
-        TEXT, tuple({"entity_group": label, "score": 0.9, "start": a, "end": b} for label, a, b in ENTITIES), "m", "cpu"
-    ),
+    "entities": AnnotatedText(TEXT, FOUND, "m", "cpu"),
     "gates": Gates(speed_up=0.3),
     "sweep": SweepReport(
         *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, (8.0, 10.0), rows << 20, 0.5, 9) for rows in (1, 2))),
@@ -131,6 +163,14 @@ def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):
         given = [one.replace(" ", "") for one in styles_in(REPORTS[name]._repr_html_().partition("<img")[0])]
 
         assert kept == given, name
+
+
+def test_a_score_is_heard_and_not_seen(pages):
+    """A screen reader is told the score of an entity, which takes no room on the page, also where nothing is trusted."""
+    mark = shown(pages("untrusted", "light"))["entities"].locator("mark").first
+
+    assert mark.aria_snapshot() == "- mark: metformin DRUG 0.900"
+    assert mark.locator("span").evaluate("one => one.getBoundingClientRect().width") == 0
 
 
 def test_a_picture_is_shown_where_nothing_is_trusted(pages):

@@ -275,11 +275,12 @@ def test_what_is_shown():
     single = replace(EVIDENCE, texts=1, exact=0, missing=1)
     assert replace(CERTIFICATE, evidence=single).summary == "On 1 text it kept 0 of 1 entity."
 
-    (figures,) = CERTIFICATE.report().figures
+    measured, rest = CERTIFICATE.report().figures
     known = {**vars(HERE), **vars(EVIDENCE), "date": "2026-03-01", **CERTIFICATE.gate}
-    assert (figures.caption, figures.columns) == ("Measured", ("what", "value"))
-    assert dict(figures.rows) == {name: str(value) for name, value in known.items() if value is not None}
-    assert all(value in CERTIFICATE._repr_html_() for _, value in figures.rows)
+    shown = [value for _, value in (*measured.rows, *rest.rows)]
+    assert sorted(shown) == sorted(str(value) for value in known.values() if value is not None)
+    assert (measured.rows[3], rest.folded) == (("entities that are the same", "60"), True)
+    assert "mine is validated in bfloat16 on mps since 2026-03-01" in CERTIFICATE._repr_html_()
 
 
 def test_certificate_of_a_simulated_device_says_so():
@@ -287,7 +288,7 @@ def test_certificate_of_a_simulated_device_says_so():
     simulated = replace(CERTIFICATE, identity=replace(HERE, simulated=True))
 
     assert str(simulated).splitlines()[0] == "Certificate: mine in bfloat16 on mps (SIMULATED)"
-    assert ("device", "mps (SIMULATED)") in simulated.report().figures[0].rows
+    assert ("device", "mps (SIMULATED)") in simulated.report().figures[1].rows
     assert "SIMULATED MPS: no figure here is one of MPS." in str(simulated)
 
 

@@ -27,11 +27,12 @@ from packaging.utils import canonicalize_name
 from ...activity import Activity
 from ...devices.machine import distribution_of
 from ...devices.request import MASK
-from ...display import Report, Shown, Table, counted, in_bytes, plain
+from ...display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
 from ...errors import ConfigurationError, cause, check_flag, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
+from ...training.curve import FLAT
 from ..benches import TEXTS as SHORT_TEXTS
 from ..benches import checked_texts
 from ..logbook.gathering import TOOLKIT
@@ -140,11 +141,14 @@ class Handoff(Shown):
         tops = {"".join(name.partition("/")[:2]) for name, _ in self.files}  # Files, and folders with a slash.
         rows = tuple((name, what) for name, what in WHAT.items() if name in tops)
         sizes = tuple((name, in_bytes(size)) for name, size in self.files)
+        said = tuple(one.replace("**", "").replace("`", "") for one in sentences)
         return Report(
             f"Handoff bundle {self.folder.name!r}",
-            tuple(one.replace("**", "").replace("`", "") for one in sentences),
+            said,
             (Table("", ("file", "what it is"), rows),),
-            figures=(Table("Sizes", ("file", "size"), sizes), *self.trial.report().figures),
+            figures=(Table("Sizes", ("file", "size"), sizes, folded=True), *self.trial.report().figures),
+            spoken=(f"{self.folder.name!r} can be handed over: copy the folder, and run sh {RUN} in it", *said),
+            status=OK if self.trial.curve.verdict == FLAT else WARNING,
         )
 
 

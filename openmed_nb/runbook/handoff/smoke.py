@@ -23,7 +23,19 @@ from ...devices.computer import Computer
 from ...devices.machine import now, read_machine, shown_device, shows_simulated
 from ...devices.memory import empty_cache
 from ...devices.request import DeviceRequest
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table
+from ...display import (
+    FAILED,
+    NOT_APPLICABLE,
+    OK,
+    WARNING,
+    Finding,
+    Report,
+    Shown,
+    Table,
+    counted,
+    findings_table,
+    worst,
+)
 from ...errors import (
     ConfigurationError,
     DeviceUnavailable,
@@ -175,9 +187,15 @@ class Trial(Shown):
     def report(self) -> Report:
         """Return what became of the memory; times stand in the HTML alone."""
         rows = (("fastest round", f"{self.fastest:.1f}"), ("middle round", f"{median(self.texts_per_second):.1f}"))
+        memory = [
+            replace(
+                one, caption=one.caption.replace("epoch", "round"), columns=("round", *one.columns[1:]), folded=True
+            )
+            for one in self.curve.report().tables[:1]
+        ]
         return Report(
             f"Trial of {self.name} on {self.device}: memory is {self.curve.verdict}",
-            figures=(Table("Texts a second", ("round", "texts a second"), rows), *self.curve.report().tables),
+            figures=(Table("Texts a second", ("round", "texts a second"), rows), *memory),
         )
 
 
@@ -430,7 +448,9 @@ class SmokeReport(Shown):
         failed = [one.name for one in self.findings if one.status == FAILED]
         title = f"Smoke test failed: {', '.join(failed)}" if failed else "Smoke test passed"
         figures = self.seen.trial.report().figures if self.seen.trial else ()
-        return Report(title, (), (findings_table("", self.findings),), figures=figures)
+        said = title if failed else f"{title}: this computer does what the one did where the bundle was written"
+        table = findings_table("", self.findings)
+        return Report(title, (), (table,), figures=figures, spoken=(said,), status=worst(self.findings))
 
 
 def smoke(

@@ -17,7 +17,7 @@ from ...annotation.loading import create_pipeline
 from ...devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
 from ...devices.machine import mps_is_simulated
 from ...devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
-from ...display import Report, Shown, Table, counted
+from ...display import OK, WARNING, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, check_flag
 from ...models.config import OpenMedConfig
 from ...session import SESSION
@@ -419,7 +419,7 @@ class Forecast(Shown):
             Table("What the model calls", ("phase", "calls", "operators", "leave MPS"), tuple(phases)),
         )
         sentences = (self.verdict, *self.notes, *more, about, LIMITS)
-        return Report(f"Forecast of {self.model} on MPS", sentences, tables)
+        return Report(f"Forecast of {self.model} on MPS", sentences, tables, status=WARNING if self.exit_code else OK)
 
     # Nothing in a forecast is measured on the simulated device.
     WHEN_SIMULATED = ("SIMULATED MPS is on; the forecast does not depend on it.", "")

@@ -233,6 +233,9 @@ TOLERANCES = {
     "int8": Tolerance(None, None),
 }
 
+# What becomes of the answers, by the worst of the findings.
+WORDS = {OK: "answers as on", WARNING: "answers nearly as on", FAILED: "gives other answers than on"}
+
 LOAD_AGAIN = "Load the model again."
 ENTITIES_DECIDE = "Look at the entities: they decide."
 
@@ -372,8 +375,10 @@ class ParityReport(Shown):
         first = f" (the first {len(changes)} of {count})" if count > len(changes) else ""
         differing = Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), changes)
         tables = (findings_table("", self.findings), differing)
-        figures = Table("Figures", ("figure", "value"), tuple(self._figures()))
-        return Report(title, (*sentences, *self.notes), tables, figures=(figures,))
+        figures = Table("Figures", ("figure", "value"), tuple(self._figures()), folded=True)
+        said = (*sentences, *self.notes)
+        spoken = (f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}", *said)
+        return Report(title, said, tables, figures=(figures,), spoken=spoken, status=self.status)
 
     def _figures(self) -> Iterator[tuple[str, str]]:
         logits, same = self.logits, self.tokens - self.other_labels

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...activity import Activity
 from ...devices.machine import seconds_of
 from ...devices.request import kind_of
-from ...display import Report, Shown, counted
+from ...display import FAILED, OK, WARNING, Report, Shown, counted
 from ...errors import ConfigurationError, ModelUnusable
 from ...models.certificates import (
     REDUCED,
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 # How often both ways read the texts, in turn, to be timed; and about how many characters of the texts.
 PAIRS = 9
 TIMED_CHARACTERS = 16384
+
+HEADLINES = {
+    OK: "{} may be used in {} on {}",
+    WARNING: "It is not known yet whether {} may be used in {} on {}",
+    FAILED: "{} should not be used in {} on {}",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,13 +83,16 @@ class PrecisionVerdict(Shown):
         verdict = "Accepted" if self.accepted else "Refused"
         title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
         asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, in every strategy."
+        status = FAILED if any(one.against for one in self.refusals) else OK if self.accepted else WARNING
         reasons, figures = [f"{one.reason} {one.remedy}" for one in self.refusals], measured.figures
         if self.certificate:
             faster, simulated = "where it is faster than float32", "under the simulation, where no speed is measured"
             where = simulated if self.simulated else faster
             reasons = [self.certificate.summary, f"dtype='auto' takes it from now on {where}."]
-            figures = (*self.certificate.report().figures, *figures)
-        return Report(title, (*reasons, asked, *measured.sentences), measured.tables, figures=figures)
+            figures = (*(replace(one, folded=True) for one in self.certificate.report().figures), *figures)
+        said = (*reasons, asked, *measured.sentences)
+        spoken = (HEADLINES[status].format(parity.model, parity.dtype, parity.device), *said)
+        return Report(title, said, measured.tables, figures=figures, spoken=spoken, status=status)
 
 
 def validate_precision(  # noqa: PLR0913 - each is one thing that a person may want to say

@@ -217,7 +217,9 @@ class Verdict(Shown):
         return ReportFigures("verdict", subject, here.device, self.recommendation, self.simulated, values)
 
 
-def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, texts: int | None = None) -> Verdict:
+def verdict(
+    *reports: Any, gates: Gates | None = None, task: str | None = None, texts_to_do: int | None = None
+) -> Verdict:
     """Join reports into one recommendation: what to do about this device, with the figures that led to it.
 
     Args:
@@ -227,7 +229,7 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
         gates: Thresholds of your own: ``nb.runbook.gates(speed_up=0.3)``.
         task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; ``None`` for what the reports say. Forward
             passes of a module of your own are inference.
-        texts: How many texts are to be done, from which follows how long they take.
+        texts_to_do: How many texts are to be done, from which follows how long they take.
 
     Returns:
         The verdict: ``recommendation``, one of ``"stay on this device"``, ``"fix the data plane"``, ``"fix the batch"``,
@@ -250,7 +252,7 @@ def verdict(*reports: Any, gates: Gates | None = None, task: str | None = None, 
     """
     if gates is not None and not isinstance(gates, Gates):
         raise ConfigurationError(f"gates cannot be {type(gates).__name__}.", "Pass nb.runbook.gates(speed_up=0.3).")
-    return judge(evidence_of(*reports, gates=gates, task=task, texts=texts), gates)
+    return judge(evidence_of(*reports, gates=gates, task=task, texts_to_do=texts_to_do), gates)
 
 
 def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
@@ -288,7 +290,7 @@ def _reason(holding: list[tuple[VerdictRule, Figures]], shown: dict[str, str]) -
 
 
 def evidence_of(
-    *reports: Any, gates: Gates | None = None, task: str | None = None, texts: int | None = None
+    *reports: Any, gates: Gates | None = None, task: str | None = None, texts_to_do: int | None = None
 ) -> Evidence:
     """Return the figures of reports, in any order; an :class:`Evidence` among them has a person's own, which count most."""
     from ..comparison import Comparison  # These import numpy.
@@ -317,7 +319,7 @@ def evidence_of(
             "models": models,
             "device": device,
             "task": task,
-            "texts_to_do": own.texts_to_do if texts is None else texts,
+            "texts_to_do": own.texts_to_do if texts_to_do is None else texts_to_do,
             "simulated": own.simulated or simulated or getattr(found.get(Signals), "simulated", False),
         },
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING
 from openmed_nb.models.files import Content
 from openmed_nb.runbook.handoff.smoke import SCHEMA, FoundEntity, Golden, Observed, SmokeReport, Trial
 from openmed_nb.runbook.logbook.sections import Background
@@ -74,6 +74,7 @@ def test_what_is_wrong_is_named(seen, changes, expected):
 
     assert statuses(other) == expected
     assert SmokeReport(other).exit_code == int(FAILED in expected.values())
+    assert SmokeReport(other).report().status == max([OK, *expected.values()], key=SEVERITY.index)
     for name, status in expected.items():
         assert status != FAILED or name in SmokeReport(other).report().title
 

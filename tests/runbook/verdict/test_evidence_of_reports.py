@@ -354,7 +354,7 @@ def test_signals_and_doctor():
 def test_what_counts_most():
     """A person's own figures count most, then those of the comparison, then the profile's."""
     slower = replace(COMPARISON, devices=(CPU, replace(MPS, seconds=0.02)))
-    own = evidence_of(COMPARISON, Evidence(batch=4, texts_to_do=100, texts_per_second=7.0), texts=500)
+    own = evidence_of(COMPARISON, Evidence(batch=4, texts_to_do=100, texts_per_second=7.0), texts_to_do=500)
 
     assert (own.batch, own.texts_to_do, own.texts_per_second, own.speed_up) == (4, 500, 7.0, 4.0)
     assert evidence_of(PROFILE, slower).texts_per_second == 800.0
