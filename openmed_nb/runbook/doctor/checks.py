@@ -66,6 +66,7 @@ class DoctorFacts:
     computed: Computation | None = None  # What came of computing on the device in force; None if there is none.
     ruled_out: Computation | None = None  # The same on a GPU that is not in force because it gave wrong numbers.
     packages: tuple[Finding, ...] = ()  # What was found about packages.
+    launching: tuple[Finding, ...] = ()  # What was found about the settings of accelerate launch.
     signals: Signals = field(default_factory=Signals)  # The state of the computer.
     models: tuple[Finding, ...] = ()  # What was found about each model.
 
@@ -156,6 +157,7 @@ def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
 
         yield from bug_findings(SILENT_ERRORS, suspected.probes, suspected.device)
     yield from facts.packages
+    yield from facts.launching
     yield from facts.signals.findings()
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
 

@@ -24,6 +24,7 @@ from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ..signals import read_signals
 from .checks import Computation, DoctorFacts, findings_of, model_findings, package_findings, read_packages
+from .launching import accelerate_findings
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 
@@ -120,7 +121,8 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
     probes of errors that are known to give wrong numbers in silence, each compared with the CPU and run twice, with an
     empty cache and with dirty memory (``runbook.doctor.silent_errors`` names the issues). They run on a GPU that is not in
     force too where it gave wrong numbers when it was tried. They take some megabytes and a few seconds, and random numbers
-    go on as if they had not run. The device, the override and the models stay as they are.
+    go on as if they had not run. The device, the override and the models stay as they are. Where ``accelerate config`` has
+    left a file, a row names each setting of it that does not fit this computer.
 
     Example:
         >>> report = doctor()
@@ -194,6 +196,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             computed=compute(device) if device else None,
             ruled_out=compute(wrong) if wrong else None,
             packages=package_findings(*read_packages(), torch_for(computer.machine)),
+            launching=() if torch_error else accelerate_findings(shell, computer.machine, computer.torch),
             signals=read_signals(computer.machine, device or "cpu", uuid=backend.gpu_uuid(device or "cpu")),
             models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),
         )

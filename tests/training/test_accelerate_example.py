@@ -1,0 +1,52 @@
+"""The example for Accelerate learns as it stands there, on every device, in one process and in several."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.state import AcceleratorState
+
+import openmed_nb as nb
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_with_accelerate.py"
+LAUNCH = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
+
+
+def check_learned(text, device):
+    """Check that one process printed the loss of each of four epochs on a device, and that it fell to a fifth."""
+    losses = [float(loss) for loss in re.findall(rf"^epoch \d on {device}: loss ([\d.]+)$", text, flags=re.MULTILINE)]
+
+    assert len(losses) == 4, text
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 5
+    assert re.search(r"^memory: (flat|too short to tell)$", text, flags=re.MULTILINE), text
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("launcher", [LAUNCH, pytest.param(TORCHRUN, marks=pytest.mark.slow)])
+def test_example_on_the_cpu(launcher, tmp_path):
+    """A launcher runs the script; with two processes, each has half of the sentences, and the first one tells."""
+    environ = {**os.environ, "HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, *launcher, SCRIPT], env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_learned(done.stdout, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_example_on_mps(capsys):
+    """The same script finds an MPS device and learns there, with nothing that MPS refuses."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with nb.simulated_mps("8 GiB"):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+    check_learned(capsys.readouterr().out, "mps")
