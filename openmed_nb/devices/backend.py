@@ -58,6 +58,9 @@ class TorchFacts:
     cuda_names: tuple[str, ...] | None = None  # One name for each GPU that torch finds.
     # Pairs of a device and why a tiny computation on it failed, empty where it did not.
     probes: tuple[tuple[str, str], ...] = ()
+    metal: str = (
+        ""  # The Metal device that torch finds, such as ``"Apple M2, 10 GPU cores"``; empty where it is not known.
+    )
 
     @functools.cached_property
     def release(self) -> tuple[int, ...]:
@@ -171,13 +174,15 @@ def loaded_torch() -> TorchFacts:
     ``torch.backends.mps.is_available`` reads no watermark; memory queries would (torch's ``MPSAllocator.mm``).
     """
     torch = import_torch()
+    mps = torch.backends.mps
     return TorchFacts(
         version=torch.__version__,
         loaded=True,
         gpu_build=gpu_build(torch.version.cuda, getattr(torch.version, "hip", None)),
-        mps_built=torch.backends.mps.is_built(),
-        mps_available=torch.backends.mps.is_available(),
+        mps_built=mps.is_built(),
+        mps_available=mps.is_available(),
         cuda_names=tuple(_gpu_name(torch, index) for index in range(torch.cuda.device_count())),
+        metal=_metal_name(mps) if mps.is_available() else "",
     )
 
 
@@ -187,6 +192,17 @@ def _gpu_name(torch: Any, index: int) -> str:
         return str(torch.cuda.get_device_name(index))
     except RuntimeError:
         return f"GPU {index}"
+
+
+def _metal_name(mps: Any) -> str:
+    """Return the name and the cores of the Metal device; the allocator is not touched."""
+    try:
+        return f"{mps.get_name()}, {mps.get_core_count()} GPU cores"
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # The cores are asked for since torch 2.9 (pytorch#160414), of a driver of Apple's.
+        return ""
 
 
 # How the probe of a device begins to say that it computes, and computes wrongly.

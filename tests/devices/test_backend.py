@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from openmed_nb.devices.backend import (
     MINIMUM_TORCH,
     OTHER_NUMBERS,
     TorchFacts,
+    _metal_name,
     arrays_to_device,
     collector_at_rest,
     gpu_build,
@@ -96,6 +98,18 @@ def test_files_and_torch_agree():
     assert (planned.loaded, confirmed.loaded) == (False, True)
     assert None not in (confirmed.mps_built, confirmed.mps_available, confirmed.cuda_names)
     assert confirmed.release >= MINIMUM_TORCH
+
+
+def test_name_of_the_metal_device():
+    """The Metal device is named with its cores; where torch or the driver do not know them, nothing is said of it."""
+
+    def unknown():
+        raise RuntimeError("Failed to find the service")
+
+    named = SimpleNamespace(get_name=lambda: "Apple M2", get_core_count=lambda: 10)
+    assert _metal_name(named) == "Apple M2, 10 GPU cores"
+    assert _metal_name(SimpleNamespace(get_name=lambda: "Apple M2")) == ""
+    assert _metal_name(SimpleNamespace(get_name=lambda: "Apple M2", get_core_count=unknown)) == ""
 
 
 def test_release():

@@ -125,7 +125,7 @@ COMPUTER = (
         "mps",
         (*rules.NO_APPLE_GPU, *rules.MACOS_CAUSES, *NO_TORCH, rules.NOT_BUILT),
         (rules.NO_METAL, rules.BAD_WATERMARKS, rules.FAILED_PROBE),
-        lambda _facts: "torch finds the Metal device",
+        lambda facts: f"torch finds the Metal device{facts.torch.metal and f': {facts.torch.metal}'}",
     ),
     RuleCheck(
         "CUDA",

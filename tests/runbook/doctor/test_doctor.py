@@ -230,6 +230,12 @@ EVIDENCE = [
     (on_cpu(PLAIN, PLAIN_TORCH), "CUDA", "no NVIDIA driver is loaded"),
     (on_mac(), "CUDA", "this computer runs macOS, which has no CUDA"),
     (on_cpu(PLAIN, PLAIN_TORCH), "MPS", "this computer runs Linux, and MPS is the GPU backend of macOS"),
+    (on_mac(), "MPS", "torch finds the Metal device"),
+    (
+        on_mac(torch=replace(MAC_TORCH, metal="Apple M2, 10 GPU cores")),
+        "MPS",
+        "torch finds the Metal device: Apple M2, 10 GPU cores",
+    ),
     (on_cpu(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
     (on_mac(), "computation", "right, and its result is on mps"),
     (on_mac(), FALLBACK, "1, set by openmed_nb: in force"),

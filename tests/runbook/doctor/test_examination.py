@@ -163,6 +163,7 @@ class TestThisComputer:
             assert str(nb.doctor()) == str(report)
         assert report.simulated
         assert "SIMULATED" in str(report)
+        assert "torch finds the Metal device: Apple" in str(report)
 
     def test_all_that_can_be_wrong_on_mps(self):
         """On a device with every known defect each is found, under its issue, and so is a model with 64 bits."""
