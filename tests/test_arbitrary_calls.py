@@ -42,7 +42,8 @@ CALLABLES = {
 """All else that is public and can be called."""
 
 MEASURING = {f"{room}{name}" for room in ("", "runbook.") for name in (
-    "compare", "doctor", "fallbacks", "forecast", "handoff", "logbook", "parity", "profile", "sweep", "validate_precision",
+    "compare", "doctor", "fallbacks", "forecast", "handoff", "logbook", "loss_parity", "parity", "profile", "sweep",
+    "validate_precision",
 )}  # fmt: skip
 """They measure the bundled model where none is named, for seconds."""
 

@@ -110,6 +110,7 @@ ALLOWED = {
     "notebook.panel.view": {"ipywidgets"},
     "runbook.doctor.silent_errors": {"torch"},
     "runbook.operators.recorders": {"torch"},
+    "runbook.precision.rounding": {"torch"},
     "runbook.profile_watch": {"torch"},
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},

@@ -90,6 +90,7 @@ def reports(folder):
     yield "comparison", lambda: comparison
     yield "profile", lambda: profile
     yield "parity", lambda: parity
+    yield "losses", lambda: nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3)
     yield "precision_verdict", lambda: precision
     yield "forecast", lambda: forecast
     yield "gates", lambda: nb.runbook.gates(speed_up=0.3)

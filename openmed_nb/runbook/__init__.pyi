@@ -11,6 +11,8 @@ from .operators.forecast import Forecast as Forecast
 from .operators.forecast import forecast as forecast
 from .precision.parity import parity as parity
 from .precision.report import ParityReport as ParityReport
+from .precision.trajectory import LossParity as LossParity
+from .precision.trajectory import loss_parity as loss_parity
 from .precision.validation import PrecisionVerdict as PrecisionVerdict
 from .precision.validation import validate_precision as validate_precision
 from .profiling import Profile as Profile

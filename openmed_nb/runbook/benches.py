@@ -437,17 +437,22 @@ class OwnBench:
 
 def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
     """Return a function that does a step, with its batches; it is measured as it is, and changes what it changes."""
+    name = named(step)
+    if not callable(data):
+        check_series(name, data, "a DataLoader, a list of batches, or a function that makes a batch of a size")
+    return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device), data)
+
+
+def check_series(name: str, data: Any, such_as: str = "a DataLoader, or a list of batches") -> None:
+    """Refuse data for a model or a function of a name that are no batches, or none that can be read again."""
     import torch
 
-    name = named(step)
     if isinstance(data, (torch.Tensor, Mapping, str)):
         what = f"{type(data).__name__} is one batch for {name}, not a series of batches."
         raise ConfigurationError(what, "Pass [batch].")
-    if isinstance(data, Iterator) or not (callable(data) or isinstance(data, Iterable)):
+    if isinstance(data, Iterator) or not isinstance(data, Iterable):
         what = f"{type(data).__name__} does not give {name} batches again and again."
-        remedy = "Pass a DataLoader, a list of batches, or a function that makes a batch of a size."
-        raise ConfigurationError(what, remedy)
-    return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device), data)
+        raise ConfigurationError(what, f"Pass {such_as}.")
 
 
 def read_ahead(loader: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .logbook.sections import ReportFigures, Run, numbers
 from .operators.fallbacks import FELL_BACK, REFUSED, Fallback, FallbackLedger
 from .operators.forecast import Forecast
 from .precision.report import ParityReport
+from .precision.trajectory import LossParity
 from .precision.validation import PrecisionVerdict
 from .profiling import SYNCHRONISATION, TINY_BATCH, Profile
 from .signals import CONDITIONS, Signals
@@ -28,7 +29,7 @@ from .sweep import SweepReport
 from .sweep_knee import LARGEST, TIME, Point, best_of, fitting
 from .verdict.evidence import INFERENCE, TRAINING
 from .verdict.gates import Gates
-from .workloads import ANNOTATION
+from .workloads import ANNOTATION, TRAINING_STEP
 
 REPORTS = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
 
@@ -221,6 +222,24 @@ def _parity_evidence(report: ParityReport, context: Context) -> dict[str, Any]:
     }
 
 
+def _loss_figures(report: LossParity) -> ReportFigures:
+    values = {
+        "steps": report.steps,
+        "parted": report.parted,
+        "drift": max(report.drift),
+        "tolerance": report.tolerance[report.steps - 1],
+        "first_loss": report.candidate[0],
+        "last_loss": report.candidate[-1],
+    }
+    subject, run = f"{short_path(report.model)} in {report.dtype}", Run(TRAINING_STEP)
+    return ReportFigures("losses", subject, report.device, report.status, report.simulated, numbers(values), run)
+
+
+def _loss_evidence(report: LossParity, _context: Context) -> dict[str, Any]:
+    where = (str(report.origin),) if report.origin else (f"from step {report.parted}",)
+    return {"training_parts": where if report.parted else ()}
+
+
 def _precision_figures(report: PrecisionVerdict) -> ReportFigures:
     parity = _parity_figures(report.parity)
     gain = report.certificate and report.certificate.evidence.speed_up
@@ -380,6 +399,7 @@ READERS: tuple[tuple[type, FiguresReader | None, EvidenceReader | None], ...] = 
     (Comparison, _comparison_figures, _comparison_evidence),
     (Profile, _profile_figures, _profile_evidence),
     (ParityReport, _parity_figures, _parity_evidence),
+    (LossParity, _loss_figures, _loss_evidence),
     (PrecisionVerdict, _precision_figures, _precision_evidence),
     (SweepReport, _sweep_figures, _sweep_evidence),
     (MemoryCurve, _curve_figures, _curve_evidence),

@@ -171,7 +171,9 @@ def _write_new(content: bytes, folder: Path, step: int) -> Path:
     return file
 
 
-Kind = Literal["input", "weight", "output", "loss", "input gradient", "weight gradient", "output gradient", "unknown"]
+Kind = Literal[
+    "input", "weight", "output", "loss", "input gradient", "weight gradient", "output gradient", "update", "unknown"
+]
 
 UNCLEAR = "Lower the learning rate, clip gradients, or compute in float32."
 # Of each kind of origin, where that is, and what to do about it.
@@ -189,6 +191,7 @@ ORIGINS: dict[Kind, tuple[str, str]] = {
     "input gradient": ("it first appears in the backward pass of {}", UNCLEAR),
     "weight gradient": ("it first appears in the gradient of {}", UNCLEAR),
     "output gradient": ("it first appears in the gradient that comes back to {}", UNCLEAR),
+    "update": ("it first appears in the optimizer's step of {}", "Make the optimizer with fused=False."),
     "unknown": ("where it first appears was not found ({})", UNCLEAR),
 }
 
@@ -274,7 +277,14 @@ def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
 
     outputs: list[str] = []
     arrivals: Arrivals = []
-    with watched_layers(model, outputs, arrivals, held.module):
+
+    def look(origin: Origin, tensors: list[torch.Tensor]) -> None:
+        if origin.kind != "output":
+            arrivals.append((origin, is_finite(tensors)))
+        elif not is_finite(tensors):
+            outputs.append(origin.name)
+
+    with watched_layers(model, look, held.module):
         loss = loss_of(model(*held.args, **held.kwargs))
         if outputs:
             return Origin("output", outputs[0])
@@ -288,23 +298,25 @@ def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
 
 
 @contextmanager
-def watched_layers(model: torch.nn.Module, outputs: list[str], arrivals: Arrivals, prefix: str) -> Iterator[None]:
-    """Note the layers whose outputs are not finite, innermost first, and the gradients that come to each layer."""
+def watched_layers(
+    model: torch.nn.Module, look: Callable[[Origin, list[torch.Tensor]], object], prefix: str = ""
+) -> Iterator[None]:
+    """Look at what each layer of a model returns, innermost first, and at the gradients that come to it."""
 
     def note(kind: Kind, name: str, gradient: torch.Tensor) -> None:
-        arrivals.append((Origin(kind, name), is_finite([gradient])))
+        look(Origin(kind, name), [gradient])
 
-    def look(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        returned = list(tensors_in(output))
-        if layer is not model and not is_finite(returned):
-            outputs.append(name)
-        for tensor in (tensor for tensor in returned if tensor.requires_grad):
+    def returned(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        tensors = list(tensors_in(output))
+        if layer is not model:
+            look(Origin("output", name), tensors)
+        for tensor in (tensor for tensor in tensors if tensor.requires_grad):
             tensor.register_hook(partial(note, "output gradient", name))
         for tensor in (tensor for tensor in tensors_in([args, kwargs]) if tensor.requires_grad):
             tensor.register_hook(partial(note, "input gradient", name))
 
     layers = list(model.named_modules(prefix=prefix))
-    hooks = [layer.register_forward_hook(partial(look, name), with_kwargs=True) for name, layer in layers]
+    hooks = [layer.register_forward_hook(partial(returned, name), with_kwargs=True) for name, layer in layers]
     weights = ((name, weight) for name, weight in model.named_parameters(prefix) if weight.requires_grad)
     hooks += [weight.register_hook(partial(note, "weight gradient", name)) for name, weight in weights]
     try:

@@ -108,6 +108,7 @@ class Evidence(Shown):
         not_numbers: How many tokens became NaN or infinity.
         recall_loss: How much of the recall of gold entities is lost.
         gradients: The largest relative difference of a gradient from the CPU, in float32.
+        training_parts: Where training parts from the CPU's by more than rounding explains; empty if it does not.
         refused_dtype: A reduced type in which the model does not keep its entities.
         refused_operators: What does not run on MPS at all.
         fallback_operators: The operators that fall back to the CPU.
@@ -153,6 +154,7 @@ class Evidence(Shown):
     not_numbers: int | None = figure("tokens with NaN or infinity", COUNT)
     recall_loss: float | None = figure("recall lost", SHARE)
     gradients: float | None = figure("largest relative difference of a gradient", DIFFERENCE)
+    training_parts: tuple[str, ...] | None = figure("training parts from the CPU's", NAMES)
     refused_dtype: str | None = figure("type in which the entities are not kept", WORDS)
     refused_operators: tuple[str, ...] | None = figure("operators that MPS refuses", NAMES)
     fallback_operators: tuple[str, ...] | None = figure("operators that fell back", NAMES)
@@ -366,13 +368,16 @@ class Case:
     def numbers_are_known(self) -> bool:
         """Tell whether it is known that the numbers are right, or that they are not.
 
-        For entities only parity tells. A model of the person's own has none, so its logits, or the doctor's probes, stand for it.
+        For entities only parity tells. A model of the person's own has none, so its logits, its losses, or the doctor's probes stand for it.
         """
         evidence = self.evidence
         if evidence.entity_agreement is not None:
             return True
         doubtful = self.is_rounding and self.beyond("logits")
-        shown = (evidence.logits is not None and not doubtful) or evidence.silent_errors == ()
+        shown = (evidence.logits is not None and not doubtful) or () in {
+            evidence.silent_errors,
+            evidence.training_parts,
+        }
         return evidence.task not in {None, ANNOTATION} and shown
 
     @property

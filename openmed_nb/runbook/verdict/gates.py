@@ -264,7 +264,7 @@ def narrow(table: Table) -> Table:
 def wrong_numbers(case: Case) -> Figures:
     """Return what is not as on the CPU in float32."""
     return (
-        *case.known("device_faults", "not_numbers"),
+        *case.known("device_faults", "not_numbers", "training_parts"),
         *case.beyond("entity_agreement"),
         *(() if case.is_rounding else case.beyond("logits")),
         *case.beyond("recall_loss"),
@@ -356,7 +356,8 @@ class VerdictRule:
 
 WRONG = (
     "fewer than {entity_agreement} of the entities are the same as on the CPU, more than {recall_loss} of the recall is lost, "
-    "logits differ by more than {logits} or gradients by more than {gradients}, or NaN appears"
+    "logits differ by more than {logits} or gradients by more than {gradients}, NaN appears, "
+    "or the losses of a training part"
 )
 RIGHT_AGAIN = "Parity within {entity_agreement} of the entities in float32, such as with another torch or macOS: nb.runbook.parity(...)."
 WAITS = "the device is less than {speed_up} faster than the CPU while it is busy for less than {utilisation}"

@@ -223,8 +223,8 @@ def verdict(
     """Join reports into one recommendation: what to do about this device, with the figures that led to it.
 
     Args:
-        reports: What :func:`compare`, :func:`sweep`, :func:`profile`, :func:`parity`, :func:`validate_precision`,
-            :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`openmed_nb.training.last_curve` return, and the ledger of
+        reports: What :func:`compare`, :func:`sweep`, :func:`profile`, :func:`parity`, :func:`loss_parity`,
+            :func:`validate_precision`, :func:`forecast`, :func:`doctor`, :func:`signals` and :func:`openmed_nb.training.last_curve` return, and the ledger of
             :func:`fallbacks`; at most one of each kind, of one model on one device, in any order.
         gates: Thresholds of your own: ``nb.runbook.gates(speed_up=0.3)``.
         task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``; ``None`` for what the reports say. Forward

@@ -20,6 +20,7 @@ from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.operators.table import FALLS_BACK, ModulePlace
 from openmed_nb.runbook.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
+from openmed_nb.runbook.precision.trajectory import LossParity
 from openmed_nb.runbook.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.profile_watch import CodePlace, OperatorTime, Synchronisation
 from openmed_nb.runbook.profiling import Profile
@@ -31,6 +32,7 @@ from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.verdict import evidence_of
 from openmed_nb.runbook.workloads import Split
 from openmed_nb.training.curve import MemoryCurve, MemorySample
+from openmed_nb.training.nonfinite import Origin
 
 MIB = 1 << 20
 SPLIT = Split({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
@@ -221,6 +223,24 @@ def test_parity_and_reduced_types(reports, agreement, refused):
     if reports == (PARITY,):
         assert (evidence.recall_loss, evidence.gradients) == (pytest.approx(0.01), 1e-5)
         assert (evidence.logits, evidence.not_numbers) == (3e-6, 0)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "origin", "parts", "recommendation"),
+    [
+        ((1.0, 1.0), None, (), "measure first"),
+        ((1.0, 2.0), None, ("from step 2",), "compute on the CPU"),
+        ((1.0, 2.0), Origin("output", "fc"), ("it first appears in what fc computes",), "compute on the CPU"),
+    ],
+)
+def test_losses_that_part(candidate, origin, parts, recommendation):
+    """A training whose losses part from the CPU's by more than rounding speaks for the CPU, and says where they part."""
+    found = LossParity("bundled", "mps", "float32", (1.0, 1.0), (1.0, 1.0), candidate, origin)
+    evidence = evidence_of(found)
+
+    assert (evidence.task, evidence.device, evidence.training_parts) == ("training", "mps", parts)
+    assert nb.verdict(found).recommendation == recommendation
+    assert ("parity" in [one.name for one in nb.verdict(found).unknown]) == bool(parts)
 
 
 @pytest.mark.parametrize(
