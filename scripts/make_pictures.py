@@ -12,6 +12,7 @@ import argparse
 import io
 import re
 import runpy
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,7 @@ def main() -> None:
     """Take every picture, or those that are named."""
     command = argparse.ArgumentParser(description="Take the pictures of the README and the docs.")
     names = [name for name in (*CELLS, "demo", "house") if name != "simulated"]
-    command.add_argument("names", nargs="*", choices=[*names, []], help="the pictures; all if left out")
+    command.add_argument("names", nargs="*", choices=names, help="the pictures; all if left out")
     command.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures")
     asked = command.parse_args()
     asked.folder.mkdir(exist_ok=True)
@@ -79,9 +80,7 @@ def main() -> None:
 def photograph(wanted: list[str], folder: Path) -> None:
     """Start a server and a browser, and take the pictures."""
     conftest = HELD["conftest"]
-    found = conftest["shutil"].which(conftest["MAC_BROWSER"]) or next(
-        filter(None, map(conftest["shutil"].which, conftest["BROWSERS"]))
-    )
+    found = next(filter(None, map(shutil.which, (conftest["MAC_BROWSER"], *conftest["BROWSERS"]))))
     with (
         tempfile.TemporaryDirectory() as home,
         HELD["servers"]["serving"](Path(home)) as server,
