@@ -35,6 +35,9 @@ BORDER = 2
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)
 DEVICE, NER, PANEL, MANY = (code for language, code in BLOCKS if not language)
+DEFECT = """with nb.simulated_mps(defects=["pytorch#177116"]):
+    found = nb.doctor("bundled_small")
+found"""
 LEAK = """import torch
 
 kept = []
@@ -45,7 +48,7 @@ CELLS = {
     "device": DEVICE,
     "ner": NER,
     "summary": MANY,
-    "doctor": "%openmed_doctor",
+    "doctor": DEFECT,
     "sweep": 'nb.sweep("bundled")',
     "curve": LEAK,
     "simulated": "%openmed_device --simulate mps",
@@ -88,11 +91,10 @@ def photograph(wanted: list[str], folder: Path) -> None:
     ):
         browser = play.chromium.launch(executable_path=found, args=conftest["ARGUMENTS"])
         expect.set_options(timeout=conftest["PATIENCE"])
-        for theme in THEMES:
-            if set(wanted) & set(CELLS):
-                still(server, browser, theme, wanted, folder)
-            if "demo" in wanted:
-                moving(server, browser, theme, folder)
+        if set(wanted) & set(CELLS):
+            still(server, browser, wanted, folder)
+        for theme in THEMES if "demo" in wanted else ():
+            moving(server, browser, theme, folder)
         browser.close()
 
 
@@ -133,22 +135,22 @@ def opened(server: Any, browser: Browser, theme: str, cells: list[str], **contex
     return front
 
 
-def still(server: Any, browser: Browser, theme: str, wanted: list[str], folder: Path) -> None:
-    """Run all cells, and take a picture of the last output of each."""
-    front = opened(server, browser, theme, list(CELLS.values()), viewport=SIZE, device_scale_factor=SHARPNESS)
+def still(server: Any, browser: Browser, wanted: list[str], folder: Path) -> None:
+    """Run all cells, and take a picture of the last output of each, in each theme."""
+    front = opened(server, browser, THEMES[0], list(CELLS.values()), viewport=SIZE, device_scale_factor=SHARPNESS)
     front.run_all()
-    for number, name in enumerate(CELLS):
-        if name not in wanted:
-            continue
-        shown = front.page.locator(".jp-CodeCell").nth(number).locator(".jp-OutputArea-output").last
-        if name == "panel":
-            front.button("Annotate").click()
-            expect(front.region("Try it").locator("mark").first).to_be_visible()
-            front.page.mouse.move(1, 1)
-        image = Image.open(io.BytesIO(taken(front.page, shown)))
-        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
-            folder / f"{name}_{theme}.png", optimize=True
-        )
+    front.button("Annotate").click()
+    expect(front.region("Try it").locator("mark").first).to_be_visible()
+    for theme in THEMES:
+        if front.theme != theme:
+            front.choose_theme(theme)
+        front.page.mouse.move(1, 1)
+        for number, name in enumerate(CELLS):
+            if name in wanted:
+                shown = front.page.locator(".jp-CodeCell").nth(number).locator(".jp-OutputArea-output").last
+                image = Image.open(io.BytesIO(taken(front.page, shown))).convert("RGB")
+                image = image.quantize(COLOURS, dither=Image.Dither.NONE)
+                image.save(folder / f"{name}_{theme}.png", optimize=True)
 
 
 def taken(page: Page, element: Locator) -> bytes:
