@@ -106,29 +106,29 @@ UNFIT = (
     ),
     Unfit(
         "use_cpu", WARNING, lambda h: h.device != h.best,
-        "true: scripts train on the CPU, and this computer has {best}", "Set use_cpu: false, unless you want that."
+        "keeps scripts on the CPU, and this computer has {best}", "Set use_cpu: false, unless you want that."
     ),
     Unfit(
         "num_processes", FAILED, lambda h: h.kind not in SINGLE and h.processes > 1 and h.device != "cuda",
-        "{processes}, and with {kind} each trains a model of its own on {device}, because only GPUs of CUDA are joined",
+        "asks for {processes}; without GPUs of CUDA, {kind} lets each train a model of its own on {device}",
         "Set distributed_type: 'NO' and num_processes: 1."
     ),
     Unfit(
         "num_processes", FAILED, lambda h: h.device == "cuda" and h.kind not in SINGLE and h.here > h.gpus,
-        "{here} on this computer, and torch finds {gpus}", "Set num_processes to the number of GPUs."
+        "asks for {here} on this computer, and torch finds {gpus}", "Set num_processes to the number of GPUs."
     ),
     Unfit(
         "num_processes", WARNING, lambda h: h.kind in SINGLE and h.processes > 1 and not h.settings.get("mpirun_config"),
-        "{processes}, and with {kind} one is started all the same",
+        "asks for {processes}, and {kind} starts only one",
         "Set num_processes: 1, or run accelerate config again."
     ),
     Unfit(
         "num_machines", FAILED, lambda h: h.computers > 1 and h.device == "mps",
-        "{computers}, and torch.distributed has no backend for MPS that would join them", "Set num_machines: 1."
+        "asks for {computers}, and torch.distributed has no backend for MPS that could join them", "Set num_machines: 1."
     ),
     Unfit(
         "num_machines", FAILED, lambda h: h.computers > 1 and not h.settings.get("main_process_ip"),
-        "{computers}, and main_process_ip does not say where the first one is",
+        "asks for {computers}, and main_process_ip does not say where the first one is",
         "Set main_process_ip and main_process_port, or num_machines: 1."
     ),
     Unfit(

@@ -167,8 +167,8 @@ def test_doctor_reads_the_file(computers, write, tmp_path):
     file.write_text(write({**PLAIN, **MULTI, "num_processes": 4}), "utf-8")
     report = diagnose(replace(examine(computer.session, compute=lambda _device: None), packages=()))
     assert (
-        "accelerate config: num_processes, failed: 4, and with MULTI_GPU each trains a model of its own on mps, because only "
-        "GPUs of CUDA are joined. Set distributed_type: 'NO' and num_processes: 1." in str(report)
+        "accelerate config: num_processes, failed: asks for 4; without GPUs of CUDA, MULTI_GPU lets each train a model of its "
+        "own on mps. Set distributed_type: 'NO' and num_processes: 1." in str(report)
     )
 
 
