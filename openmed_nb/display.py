@@ -2,7 +2,7 @@
 
 A value describes itself as a Report; this file makes text and HTML of it.
 
-This is the one room that every floor may use; it imports nothing of the package but the errors. HTML made here needs no script
+This is the one room that every floor may use; it imports nothing of the package but pictures and errors. HTML made here needs no script
 and no network. Its styles are inline and of the few kinds that JupyterLab leaves to a notebook that it does not trust
 (https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts): no style sheet, no variables of a theme.
 So text has the colour of the front end, what has a background also has its own ink, and both themes look alike.
@@ -10,7 +10,6 @@ So text has the colour of the front end, what has a background also has its own 
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import re
@@ -21,6 +20,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from .drawing import Picture, badge, drawn
 from .errors import visible
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -92,6 +92,7 @@ class Report:
         spoken: A headline and sentences as a person would say them, which the HTML has in place of title and sentences;
             empty where those will do.
         status: One of :data:`SEVERITY`, shown as a mark before the headline of the HTML; empty for none.
+        pictures: Figures that the HTML draws, above all tables.
     """
 
     title: str
@@ -101,6 +102,7 @@ class Report:
     figures: tuple[Table, ...] = ()
     spoken: tuple[str, ...] = ()
     status: str = ""
+    pictures: tuple[Picture, ...] = ()
 
 
 # Stands first in everything that was measured under the simulation.
@@ -186,7 +188,8 @@ class Shown(Plain):
         headline, *rest = report.spoken or ("",)
         headline = headline if mark in headline else f"{headline}{mark}"
         spoken = (headline, *first, *rest) if report.spoken else ()
-        return replace(report, title=title, sentences=(*first, *report.sentences), spoken=spoken)
+        pictures = tuple(replace(one, caption=f"{one.caption}{mark}") for one in report.pictures)
+        return replace(report, title=title, sentences=(*first, *report.sentences), spoken=spoken, pictures=pictures)
 
     def __str__(self) -> str:
         return to_text(self.marked())
@@ -209,7 +212,6 @@ ROW = "border-top:1px solid rgba(128,128,128,0.35);background:none"
 CELL = "padding:0.2em 1.2em 0.2em 0;vertical-align:top"
 FOLDED = "margin:0.4em 0"
 SUMMARY = "cursor:pointer"
-BADGE = "display:inline-block;min-width:1.3em;line-height:1.3;text-align:center;border-radius:3px;color:#ffffff;font-weight:700"
 TEXT = "white-space:pre-wrap"
 SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
 HEARD = "font-size:0"  # Screen readers tell it, and eyes do not see it; no other way to do so is left to a page without trust.
@@ -276,23 +278,20 @@ def to_text(report: Report) -> str:
 def to_html(report: Report) -> str:
     """Return the report as one HTML element."""
     headline, *sentences = report.spoken or (report.title, *report.sentences)
-    first = f"{_html_mark(report.status)} " if report.status else ""
+    first = f"{badge(report.status)} " if report.status else ""
     title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>'
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
-    text = _html_text(report.pieces) if report.pieces else ""
+    pictures, text = "".join(map(drawn, report.pictures)), _html_text(report.pieces) if report.pieces else ""
     tables, figures = ("".join(map(_html_table, filled(some))) for some in (report.tables, report.figures))
     figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
-    return f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{title}{prose}{text}{tables}{figures}</div>'
+    return (
+        f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{title}{prose}{pictures}{text}{tables}{figures}</div>'
+    )
 
 
 def _html_prose(text: str) -> str:
     """Return a text in which everything that can be typed is set as code."""
     return CODE.sub(r"<code>\g<0></code>", escape(text))
-
-
-def _html_mark(status: str) -> str:
-    sign, colour = MARKS[status]
-    return f'<span style="{BADGE};background-color:{colour}">{sign}</span>'
 
 
 def _html_table(table: Table) -> str:
@@ -307,9 +306,7 @@ def _html_table(table: Table) -> str:
     checks = f"{counted(len(idle), 'check')} {'does' if len(idle) == 1 else 'do'} not apply here"
     figures = f"{counted(len(unknown), 'figure')} {'is' if len(unknown) == 1 else 'are'} not known here"
     asides = (
-        _html_folded(
-            f"{_html_mark(NOT_APPLICABLE)} {summary}", _html_rows(replace(table, caption="", rows=tuple(rows)), [])
-        )
+        _html_folded(f"{badge(NOT_APPLICABLE)} {summary}", _html_rows(replace(table, caption="", rows=tuple(rows)), []))
         for summary, rows in ((checks, idle), (figures, unknown))
         if rows
     )
@@ -329,12 +326,15 @@ def _html_rows(table: Table, results: list[int]) -> str:
     )
     body = []
     for row in table.rows:
-        cells = [f"{_html_mark(cell)} {cell}" if at in results else _html_prose(cell) for at, cell in enumerate(row)]
+        cells = [f"{badge(cell)} {cell}" if at in results else _html_prose(cell) for at, cell in enumerate(row)]
         first = f'<th scope="row" style="{styles[0]}">{cells[0]}</th>'
         rest = (f'<td style="{style}">{cell}</td>' for cell, style in zip(cells[1:], styles[1:], strict=True))
         body.append(f'<tr style="{ROW}">{first}{"".join(rest)}</tr>')
+    line = ";white-space:nowrap" if len(table.caption) <= SHORT else ""
     caption = (
-        "" if table.folded or not table.caption else f'<caption style="{CAPTION}">{escape(table.caption)}</caption>'
+        ""
+        if table.folded or not table.caption
+        else f'<caption style="{CAPTION}{line}">{escape(table.caption)}</caption>'
     )
     head = f'<thead><tr style="{TOP_ROW}">{head}</tr></thead>'
     return f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
@@ -395,12 +395,6 @@ def _html_piece(piece: Piece) -> str:
     return f'<mark style="{label_style(piece.label)}" title="{label} {score}, {details}">{content}</mark>'
 
 
-def picture(svg: str, label: str) -> str:
-    """Return a drawing as an image in the page itself: SVG elements would not survive in a notebook that is not trusted."""
-    source = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(label)}" src="data:image/svg+xml;base64,{source}" style="max-width:100%">'
-
-
 def label_style(label: str) -> str:
     """Return the style of a marked entity: its label alone decides on the colour, so that it is the same everywhere."""
     return f"{ENTITY};background-color:{COLOURS[zlib.crc32(label.encode(errors='replace')) % len(COLOURS)]}"
@@ -422,15 +416,6 @@ NOT_KNOWN = "not known"
 
 # From the mildest to the worst.
 SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
-
-
-# The sign of each status and the background on which it stands in white, with a contrast of at least 4.5 to 1.
-MARKS = {
-    OK: ("✓", "#2b7a39"),
-    WARNING: ("!", "#a85800"),
-    FAILED: ("✕", "#c92a2a"),
-    NOT_APPLICABLE: ("\N{EN DASH}", "#66707a"),
-}
 
 
 @dataclass(frozen=True)

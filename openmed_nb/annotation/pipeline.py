@@ -19,6 +19,7 @@ from ..devices.linear import best_seconds
 from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
+from ..drawing import bars_of
 from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
@@ -89,8 +90,10 @@ class Calibration(Shown):
     def report(self) -> Report:
         """Return the choice, and a table of the speeds."""
         rows = tuple((f"{tokens:,}", f"{speed:,.0f}") for tokens, speed in self.speeds)
-        table = Table("Measured", ("tokens at once", "tokens per second"), rows)
-        return Report(f"{self.batch_tokens:,} tokens at once on {self.device}", tables=(table,))
+        table = Table("Measured", ("tokens at once", "tokens per second"), rows, folded=True)
+        caption, named = "Tokens a second, by tokens at once", [(f"{tokens:,}", speed) for tokens, speed in self.speeds]
+        picture = bars_of(caption, named, "{:,.0f}".format, f"{self.batch_tokens:,}")
+        return Report(f"{self.batch_tokens:,} tokens at once on {self.device}", tables=(table,), pictures=(picture,))
 
 
 @dataclass(frozen=True, repr=False)

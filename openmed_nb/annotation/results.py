@@ -13,6 +13,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..display import Json, Piece, Report, Shown, Table, counted, to_text
+from ..drawing import bars_of
 from ..errors import (
     ConfigurationError,
     OpenMedError,
@@ -397,22 +398,26 @@ class Summary(Shown):
         """Return the counts as sentences and tables."""
         entities = counted(sum(count for _label, count in self.labels), "entity", "entities")
         labels = ", ".join(f"{shown_label(label)} {count:,}" for label, count in self.labels)
-        sentences = (
-            *self.only,
-            f"By label: {labels}." if labels else "",
+        by_label = f"By label: {labels}." if labels else ""
+        rest = (
             f"Texts without any: {self.empty:,}." if self.empty else "",
             f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
             f"Batches had {counted(self.shapes, 'shape')}; the device compiles once for each." if self.shapes else "",
         )
         errors = tuple((str(number), error) for number, error in self.errors[:SHOWN_ROWS])
         words = tuple((word, str(count)) for word, count in self.words[:SHOWN_ROWS])
+        title = f"{entities} found in {counted(self.texts, 'text')} by {self.model} on {self.device}"
+        named = sorted(((shown_label(label), count) for label, count in self.labels), key=lambda one: -one[1])
+        picture = bars_of("Entities by label", named, "{:,}".format)
         return Report(
-            f"{entities} found in {counted(self.texts, 'text')} by {self.model} on {self.device}",
-            tuple(filter(None, sentences)),
+            title,
+            tuple(filter(None, (*self.only, by_label, *rest))),
             tables=(
                 Table("Texts without an answer", ("text", "why"), errors),
                 Table("Found most often", ("words", "times"), words),
             ),
+            spoken=(title, *self.only, *filter(None, rest)),
+            pictures=(picture,),
         )
 
 

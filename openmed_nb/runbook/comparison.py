@@ -17,10 +17,12 @@ from ..devices import backend
 from ..devices.machine import mps_is_simulated, now, shown_device
 from ..devices.request import canonical, kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
+from ..drawing import Bar, Picture
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
 from ..session import SESSION
 from ..training.epochs import named
 from .signals import Busy, busy_reader
+from .sweep import rate
 from .workloads import TRANSFER, Split, StepReport, Workload, put_on_devices, whole_rounds
 
 CPU = "cpu"
@@ -236,6 +238,48 @@ class Comparison(StepReport):
         """What the figures mean, in words."""
         return (*map(self._of_speed, self.devices[1:]), *map(self._of_phases, self.devices))
 
+    @property
+    def fastest(self) -> DeviceFigures | None:
+        """The device that is faster than the others for sure; ``None`` if no difference was shown, or it is simulated."""
+        sure = [one for one in self.devices if one.speed == FASTER]
+        others_slower = all(one.speed == SLOWER for one in self.devices[1:])
+        best = self.devices[0] if others_slower and len(self.devices) > 1 else None
+        return max(sure, key=lambda one: one.rows_per_second, default=best)
+
+    @property
+    def headline(self) -> str:
+        """Which device is how many times as fast as the CPU, in a sentence."""
+        if len(self.devices) == 1:
+            return f"{rate(self.devices[0].rows_per_second)} rows a second on the CPU, with nothing to compare it with"
+        return "; ".join(map(self._said_of, self.devices[1:]))
+
+    def _said_of(self, one: DeviceFigures) -> str:
+        name, gain = self.shown(one.device), one.speed_up
+        if one.simulated or gain is None:
+            return f"{name} has no speed of its own: {SIMULATED_SPEED}"
+        if one.speed == NO_DIFFERENCE:
+            return (
+                f"No difference in speed was shown between {name} and the CPU ({gain.low:.2f} to {gain.high:.2f} times)"
+            )
+        if one.speed == SLOWER:
+            return (
+                f"The CPU is {1 / gain.middle:.2f} times as fast as {name} ({1 / gain.high:.2f} to {1 / gain.low:.2f})"
+            )
+        return f"{name} is {gain.middle:.2f} times as fast as the CPU ({gain.low:.2f} to {gain.high:.2f})"
+
+    def _bar(self, one: DeviceFigures) -> Bar:
+        """Return the speed of a device as a bar, with the quartiles of its steps."""
+        rows, (low, high) = one.mean_rows or one.rows, one.quartiles
+        ends = (rows / high, rows / low) if low and high else (None, None)
+        return Bar(
+            self.shown(one.device),
+            one.rows_per_second,
+            f"{rate(one.rows_per_second)} rows/s",
+            low=ends[0],
+            high=ends[1],
+            strong=one is self.fastest,
+        )
+
     def report(self) -> Report:
         """Return what the figures mean in words; the figures stand in the HTML."""
         names = [self.shown(one.device) for one in self.devices]
@@ -247,11 +291,20 @@ class Comparison(StepReport):
             "Speed",
             ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilisation"),
             tuple(map(self._speed_row, self.devices)),
+            folded=True,
         )
         phases = dict.fromkeys(name for one in self.devices for name in one.split.seconds)
         rows = tuple((name, *(one.split.shown(name) for one in self.devices)) for name in phases)
-        split = Table("Where the time goes", ("phase", *names), rows)
-        return Report(title, sentences, (findings_table("", self.findings),), figures=(speeds, split))
+        split = Table("Where the time goes", ("phase", *names), rows, folded=True)
+        drawing = Picture("Speed, with the quartiles of the steps", tuple(map(self._bar, self.devices)))
+        return Report(
+            title,
+            sentences,
+            (findings_table("", self.findings),),
+            figures=(speeds, split),
+            spoken=(self.headline, f"{title}: {how}"),
+            pictures=(drawing,),
+        )
 
     def _of_speed(self, one: DeviceFigures) -> Finding:
         shown = self.shown(one.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -22,6 +23,7 @@ from ..devices.profilers import (
 )
 from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
+from ..drawing import Bar, Picture, bars_of
 from ..errors import ConfigurationError, check_flag, given_path, whole, whole_or_none
 from ..plain import write_whole
 from ..session import SESSION
@@ -33,6 +35,7 @@ from .workloads import (
     StepReport,
     Workload,
     data_remedy,
+    milliseconds,
     next_batch,
     put_on_devices,
     series,
@@ -65,7 +68,7 @@ WAIT_REMEDIES = {
 }
 
 SHOWN = 3  # How many places a finding names.
-SHOWN_OPERATORS, MOST_OPERATORS = 12, 30  # How many operators the report shows, and how many a profile keeps.
+DRAWN_OPERATORS, SHOWN_OPERATORS, MOST_OPERATORS = 5, 12, 30  # How many are drawn, in the table, and kept.
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,7 +202,41 @@ class Profile(StepReport):
             findings_table("", self.findings),
             Table("What waits for the device", ("call", "where", "times a step"), waits),
         )
-        return Report(title, (how,), tables, figures=(self._time_table(), self._operator_table()))
+        return Report(
+            title,
+            (how,),
+            tables,
+            figures=(self._time_table(), self._operator_table()),
+            spoken=(self.headline, f"{title}: {how}"),
+            pictures=(self._time_picture(), self._operator_picture()),
+        )
+
+    @property
+    def headline(self) -> str:
+        """How long a step takes, and what takes most of it, in a sentence."""
+        most = max(self.shares, key=self.shares.__getitem__, default="")
+        share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most else ""
+        return f"A step takes {milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
+
+    def _time_picture(self) -> Picture:
+        """Return the phases of a step, one after the other."""
+        begins = itertools.accumulate(self.split.seconds.values(), initial=0.0)
+        bars = (
+            Bar(name, seconds, self.split.shown(name), begin, strong=name == self.split.dominating)
+            for (name, seconds), begin in zip(self.split.seconds.items(), begins, strict=False)
+        )
+        return Picture("Where the time of a step goes, from its beginning to its end", tuple(bars))
+
+    def _operator_picture(self) -> Picture:
+        """Return the operators that take longest: on the GPU where its kernels are seen, else on the host."""
+        on_gpu = self.device_seconds is not None
+        times = [
+            (f"{one.operator} ({one.phase})", (one.device_seconds or 0.0) if on_gpu else one.seconds)
+            for one in self.operators
+        ]
+        longest = sorted(times, key=lambda one: -one[1])[:DRAWN_OPERATORS]
+        caption = f"Operators that take longest {'on the GPU' if on_gpu else 'on the host'}, in a step"
+        return bars_of(caption, longest, milliseconds)
 
     def _data(self) -> Finding:
         if self.shares.get(DATA, 0.0) > DATA_SHARE:
@@ -263,7 +300,7 @@ class Profile(StepReport):
             for name, seconds, share in parts
             if seconds is not None and share is not None
         ]
-        return Table("Times of a step", ("what", "figure"), tuple(rows))
+        return Table("Times of a step", ("what", "figure"), tuple(rows), folded=True)
 
     def _operator_table(self) -> Table:
         rows = tuple(
@@ -277,7 +314,7 @@ class Profile(StepReport):
             for one in self.operators[:SHOWN_OPERATORS]
         )
         columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
-        return Table("Operators by the time that they take themselves", columns, rows)
+        return Table("Operators by the time that they take themselves", columns, rows, folded=True)
 
 
 STEPS, WARM_UP = 50, 5

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..activity import Activity
 from ..devices.machine import mps_is_simulated, now
 from ..devices.request import canonical
-from ..display import NOTE, UNITS, Report, Table, counted, in_bytes, picture, plain, to_html
+from ..display import UNITS, Report, Table, counted, in_bytes, plain
+from ..drawing import Axes, Line, Mark, Picture
 from ..errors import ConfigurationError, number, shorten, whole_or_none
 from ..session import SESSION
-from ..training.curve import plotting
-from .sweep_knee import ENDS, KNEE_GAIN, LARGEST, RISING, TIME, Point, Search, best_of, fitting, knee_of
+from ..training.curve import NEAR, memory_exponent, needing
+from .sweep_knee import ENDS, KNEE_GAIN, LARGEST, OUT_OF_MEMORY, RISING, TIME, Point, Search, best_of, fitting, knee_of
 from .sweep_measurement import Measurement, clean, limit_of
 from .workloads import ANNOTATION, Bench, StepReport, Subject, put_on_devices
 
 SECONDS = 30.0  # About how long a sweep takes.
+MOST_SIZES = 9  # More sizes on an axis are named in part.
 SMALLEST_TRAINING = 2  # ``torch.nn.functional.batch_norm`` refuses a single value for each channel.
 
 
@@ -155,18 +157,22 @@ class SweepReport(StepReport):
         elif self.still_rising:
             choice = f"The largest batch that was tried; {self._rising}."
         annotate = f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens})."
-        sentences = (
-            f"{self.name}, {self.task}{rows}{loader}.",
-            choice,
-            annotate if self.batch_tokens else "",
-            f"Memory: {self.method}." if self.method else "",
-        )
+        model, method = f"{self.name}, {self.task}{rows}{loader}.", f"Memory: {self.method}." if self.method else ""
+        sentences = tuple(filter(None, (model, choice, annotate if self.batch_tokens else "", method)))
         reasons = Table(
             "Why", ("of what", "reason"), (("the knee", self.why), ("the end", self.end)) if self.knee else ()
         )
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first pass", "timed steps", "")
-        table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points))
-        return Report(f"Batch sweep {self.heading}", tuple(filter(None, sentences)), figures=(reasons, table))
+        table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points), folded=True)
+        return Report(
+            f"Batch sweep {self.heading}",
+            sentences,
+            spoken=(f"The best batch on {self.shown(self.device)} has {counted(self.knee, 'row')}", *sentences)
+            if self.knee
+            else (),
+            figures=(reasons, table),
+            pictures=self._pictures(),
+        )
 
     def _row(self, point: Point) -> tuple[str, ...]:
         notes = {"did not fit": not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
@@ -181,15 +187,33 @@ class SweepReport(StepReport):
             ", ".join(note for note, holds in notes.items() if holds),
         )
 
-    def _repr_html_(self) -> str:
-        page, note = to_html(self.marked()), f" {NOTE}" if self.simulated else ""
-        label = f"{caption_of(self)}. {self.why} {self.end}{note}"
-        if len(self.points) == 1:  # It would be a picture of a dot.
-            return page
-        try:
-            return page + picture(plotting().svg_of(self.plot(), label), label)
-        except ConfigurationError:  # Without matplotlib the tables say the same.
-            return page
+    def _pictures(self) -> tuple[Picture, ...]:
+        """Return throughput and memory over the sizes; a single size would be a picture of a dot."""
+        points = fitting(self.points)
+        if len(points) < 2:  # noqa: PLR2004 - what a line needs
+            return ()
+        rows = tuple(math.log2(one.rows) for one in points)
+        sizes = [1 << power for power in range(self.points[-1].rows.bit_length())]
+        named = tuple(Mark(math.log2(size), f"{size:,}") for size in sizes[:: 1 + len(sizes) // MOST_SIZES])
+        marks = [Mark(math.log2(self.knee), f"knee: {counted(self.knee, 'row')}")] if self.knee else []
+        marks += [Mark(math.log2(one.rows), OUT_OF_MEMORY) for one in self.points if not one.fits]
+        said = [(counted(one.rows, "row"), f"{rate(one.throughput)} rows/s", in_bytes(one.memory)) for one in points]
+        speed = Line(
+            *("speed", rows, tuple(one.speed for one in points), tuple(": ".join(one[:2]) for one in said)),
+            tuple(one.spread or (one.speed, one.speed) for one in points),
+        )
+        across = Axes("rows/s", "rows in a batch", named, (), tuple(marks))
+        caption = f"Throughput on {self.shown(self.device)}, with the quartiles of the steps"
+        pictures = [Picture(caption, lines=(speed,), axes=across)]
+        most = max((one.memory or 0 for one in points), default=0)
+        exponent = memory_exponent(most)
+        if all(one.memory is not None for one in points):
+            taken = tuple((one.memory or 0) / 1024**exponent for one in points)
+            memory = Line("memory", rows, taken, tuple(f"{one[0]}: {one[2]}" for one in said))
+            limits = [Mark(self.limit / 1024**exponent, "limit")] if self.limit and self.limit <= NEAR * most else []
+            below = replace(across, unit=UNITS[exponent], limits=tuple(limits), marks=(), height=6)
+            pictures.append(Picture("Memory of a step", lines=(memory,), axes=below))
+        return tuple(pictures)
 
 
 def rate(number: float | None) -> str:
@@ -316,13 +340,9 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
     )
 
 
-# The limit is drawn if it is at most so many times the highest memory; otherwise the curve would lie on the axis.
-NEAR = 3
-
-
 def drawn(report: SweepReport) -> Any:
     """Return a matplotlib figure of a sweep: throughput above, memory below, over the batch sizes."""
-    plots = plotting()
+    plots = needing(".plot")
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     figure = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained")
@@ -361,7 +381,7 @@ def draw_memory(axes: Any, report: SweepReport) -> None:
     """Draw the memory of a step, and the limit where it is near."""
     sizes = [(point.rows, point.memory) for point in fitting(report.points) if point.memory is not None]
     most = max((memory for _, memory in sizes), default=0)
-    exponent = plotting().memory_exponent(most)
+    exponent = memory_exponent(most)
     unit = 1024**exponent
     if sizes:
         axes.plot([rows for rows, _ in sizes], [memory / unit for _, memory in sizes], "--s", label="memory of a step")
@@ -377,7 +397,7 @@ def mark_sizes(axes: Any, report: SweepReport, named: bool) -> None:
         label = f"knee: {counted(knee, 'row')}" if named else None
         axes.axvline(knee, color="seagreen", linewidth=6, alpha=0.25, label=label)
     if failed:
-        label, place = "out of memory" if named else None, axes.get_xaxis_transform()
+        label, place = OUT_OF_MEMORY if named else None, axes.get_xaxis_transform()
         heights = [0.03] * len(failed)  # A share of the height, near the axis.
         axes.plot(failed, heights, "x", color="firebrick", transform=place, label=label, clip_on=False)
     axes.set_xscale("log", base=2)

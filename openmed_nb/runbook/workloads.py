@@ -282,7 +282,11 @@ class Split(Plain):
         """Return the time and the share of a phase as they are shown, empty for one that the step does not have."""
         if name not in self.seconds:
             return ""
-        return f"{1000 * self.seconds[name]:.2f} ms ({100 * self.shares[name]:.0f} %)"
+        return f"{milliseconds(self.seconds[name])} ({100 * self.shares[name]:.0f} %)"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f} ms"
 
 
 def split_of(steps: Sequence[Mapping[str, float]], typical: Callable[[list[float]], float] = statistics.fmean) -> Split:

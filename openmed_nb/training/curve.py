@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise, takewhile
@@ -15,7 +16,8 @@ from typing import Any
 from ..devices.machine import Footprint, import_psutil, mps_is_simulated, read_footprint, run_command
 from ..devices.memory import allocator
 from ..devices.request import kind_of
-from ..display import MARK, Plain, Report, Shown, Table, counted, in_bytes
+from ..display import MARK, OK, UNITS, WARNING, Plain, Report, Shown, Table, counted, in_bytes
+from ..drawing import Axes, Line, Mark, Picture, ticks
 from ..errors import ConfigurationError
 from .holders import Holder, living_bytes
 
@@ -232,6 +234,14 @@ DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.training.who
 PAD = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
 KEEP_FEWER = "Keep fewer of them, or keep them outside of the device; nb.training.who_holds() lists what holds tensors."
 
+# What the lines of a picture are called.
+LINES_OF_DEVICE = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
+LINES_OF_PROCESS = {"resident": "process"}
+LARGEST_IN_MEBIBYTES = 2 << 30  # From so many bytes on, an axis counts in GiB.
+NEAR = (
+    3  # A limit is drawn if it is at most so many times the highest memory; otherwise the lines would lie on the axis.
+)
+
 # What most likely makes a figure grow, and what to do about it.
 CAUSES = {
     "allocated": ("Tensors are retained", DETACH),
@@ -246,6 +256,7 @@ CAUSES = {
         f"{PAD} Then look at lists that collect texts or results.",
     ),
 }
+STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, FLAT: OK}
 ADVICE = {
     SAWTOOTH: "Something takes memory in some epochs and gives it back: look at evaluation, logging and checkpoints.",
     TOO_SHORT: "Train on: the first epoch is warm-up, and a trend needs three more.",
@@ -285,6 +296,7 @@ class MemoryCurve(Shown):
         limit: The share of ``recommended`` at which torch refuses more: on MPS the high watermark, on CUDA what
             ``limit_memory`` has set; ``None`` where there is none.
         process: Which process of the training this is, where there are several.
+        planned: How many epochs the training has in all; ``None`` if nobody knows.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]
@@ -299,8 +311,9 @@ class MemoryCurve(Shown):
     holders: tuple[Holder, ...] = ()
     limit: float | None = None
     process: TrainingProcess = TrainingProcess()
+    planned: int | None = None
 
-    HIDDEN = ("process",)
+    HIDDEN = ("process", "planned")
     ALSO = ("simulated", "verdict", "reason", "advice", "trends")
 
     @property
@@ -395,7 +408,57 @@ class MemoryCurve(Shown):
         Raises:
             ConfigurationError: Where matplotlib is not installed.
         """
-        return plotting().draw(self)
+        return needing(".plot").draw(self)
+
+    @property
+    def limits(self) -> tuple[tuple[str, int], ...]:
+        """What the device should not go beyond, and where torch refuses more: names and bytes."""
+        recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
+        on_mps = kind_of(self.device) == "mps"
+        named = [("recommended by Metal" if on_mps else "memory of the device", recommended)]
+        if self.limit:
+            name = f"{'high watermark' if on_mps else 'limit'} ({self.limit:g})"
+            named.append((name, int(recommended * self.limit)))
+        return tuple(one for one in named if one[1])
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The memory of the device, with its limits, and that of the process, both over the epochs."""
+        return (
+            self._picture("Memory of the device", LINES_OF_DEVICE, self.limits, 12),
+            self._picture("Memory of the process", LINES_OF_PROCESS, (), 6),
+        )
+
+    def _picture(
+        self, caption: str, names: dict[str, str], limits: Iterable[tuple[str, int]], height: float
+    ) -> Picture:
+        """Return some of the figures over the epochs that there are to be; limits that are far away are left out."""
+        series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
+        series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
+        most = max(map(max, series.values()), default=0)
+        exponent, across = memory_exponent(most), tuple(places(self.samples))
+        unit = 1024**exponent
+        lines = (
+            Line(names[name], across, tuple(size / unit for size in sizes), tuple(self._said(names[name], sizes)))
+            for name, sizes in series.items()
+        )
+        last = max((self.planned or 0, *(sample.epoch for sample in self.samples)))
+        epochs = ticks(last, whole=True)
+        epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # None close to the last.
+        axes = Axes(
+            UNITS[exponent],
+            "epoch",
+            tuple(Mark(epoch, f"{epoch:g}") for epoch in epochs),
+            tuple(Mark(size / unit, name) for name, size in limits if size <= NEAR * most),
+            tuple(Mark(first.epoch, "warm-up ends") for first in self.boundaries[:1]),
+            height,
+        )
+        return Picture(caption, lines=tuple(lines), axes=axes)
+
+    def _said(self, name: str, sizes: Iterable[int]) -> Iterator[str]:
+        """Yield what each sample says of a figure; those inside of an epoch say nothing."""
+        for sample, size in zip(self.samples, sizes, strict=True):
+            yield f"after epoch {sample.epoch}: {name} {in_bytes(size)}" if sample.boundary else ""
 
     def report(self) -> Report:
         """Return the verdict, why, what to do, and the figures of each epoch."""
@@ -409,15 +472,38 @@ class MemoryCurve(Shown):
         held, caption = tuple(holder.row for holder in self.holders), "What holds more tensors than after the warm-up"
         grown = Table(caption, ("name", "kind", "tensors", "memory"), held)
         title = f"Memory on {self.device}{MARK if self.simulated else ''}: {self.verdict}"
-        return Report(title, tuple(sentences), (Table("Memory after each epoch", columns, tuple(rows)), grown))
+        table = Table("Memory after each epoch", columns, tuple(rows), folded=True)
+        status = STATUS.get(self.verdict, "")
+        return Report(title, tuple(sentences), (table, grown), status=status, pictures=self.pictures)
 
 
-def plotting() -> Any:
-    """Return the module that draws, or say what it needs that is not installed."""
+def places(samples: Sequence[MemorySample]) -> list[float]:
+    """Return where each sample stands among the epochs: a boundary at its number, others evenly before the next one.
+
+    Example:
+        >>> inner, end = MemorySample(0, 5, 1.0, boundary=False), MemorySample(1, 10, 2.0)
+        >>> places([inner, end]), places([end])
+        ([0.5, 1.0], [1.0])
+    """
+    inner = Counter(sample.epoch for sample in samples if not sample.boundary)
+    parts, seen, found = max(inner.values(), default=0) + 1, Counter[int](), []
+    for sample in samples:
+        seen[sample.epoch] += not sample.boundary
+        found.append(float(sample.epoch) if sample.boundary else sample.epoch + seen[sample.epoch] / parts)
+    return found
+
+
+def memory_exponent(most: float) -> int:
+    """Return the power of 1024 in which an axis counts that reaches so many bytes: MiB, or GiB."""
+    return 3 if most >= LARGEST_IN_MEBIBYTES else 2
+
+
+def needing(module: str) -> Any:
+    """Return a module that draws, or say what it needs that is not installed."""
     try:
-        return importlib.import_module(".plot", __package__)
+        return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"The picture needs {error.name}, which is not installed.",
+            f"The picture needs {(error.name or '').partition('.')[0]}, which is not installed.",
             "Install it: python -m pip install 'openmed-nb[train]'.",
         ) from error

@@ -13,8 +13,8 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from ..devices.machine import now
@@ -32,7 +32,7 @@ from ..errors import (
     whole_or_none,
 )
 from ..session import SESSION
-from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, plotting, take_sample
+from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, needing, take_sample
 from .guards import Guards, checked_guards
 from .holders import Holder, Holders, grown_holders, named_holders, who_holds
 
@@ -109,17 +109,18 @@ class EpochHooks:
         if live and process.leads:
             from IPython.display import display
 
-            curve = plotting().LiveCurve()
+            curve = needing(".live").LiveCurve()
             display(curve)
             self.after.append(curve)
 
-    def begin(self, device: str, epoch: int = 0, step: int = 0) -> None:
+    def begin(self, device: str, epoch: int = 0, step: int = 0, planned: int | None = None) -> None:
         """Begin a new training, and a new curve with it.
 
         Args:
             device: Where it runs.
             epoch: How many epochs were done before, where a training goes on from a checkpoint.
             step: How many steps were done before.
+            planned: How many epochs the training has in all, for the axis of the curve; ``None`` if nobody knows.
 
         Raises:
             DeviceUnavailable: For one of several processes on MPS.
@@ -128,7 +129,7 @@ class EpochHooks:
         if kind_of(device) == "mps" and process.count > 1:
             what = f"MPS cannot train in {process.count} processes: gloo and nccl, over which they would talk, do not work with it"
             raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
-        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process)
+        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process, planned=planned)
         self.failures: tuple[HookFailure, ...] = ()
         self._start = now()
         self._epochs, self._steps = epoch, step
@@ -176,7 +177,9 @@ class EpochHooks:
         """
         count = whole_number(epochs)
         if count is not None and count >= 0:
-            return Epochs(self, range(count))
+            epochs = range(count)
+        if isinstance(epochs, Sized):
+            self.curve = replace(self.curve, planned=self._epochs + len(epochs))
         if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
             return Epochs(self, epochs)
         raise ConfigurationError(f"epochs cannot be {shorten(repr(epochs))}.", "Pass a whole number from 0.")
@@ -389,11 +392,13 @@ class GuardedTraining:
         """The samples so far, and the verdict."""
         return self.hooks.curve
 
-    def begin(self, library: str, device: object, epoch: int, step: int, remedy: str) -> str:
+    def begin(  # noqa: PLR0913, PLR0917 - what a trainer says of a training
+        self, library: str, device: object, epoch: int, step: int, planned: int | None, remedy: str
+    ) -> str:
         """Begin a curve on the device that the library uses, and return its name."""
         name = canonical(str(device))
         warn_of_another_device(library, name, self._chosen, remedy)
-        self.hooks.begin(name, epoch, step)
+        self.hooks.begin(name, epoch, step, planned)
         return name
 
 
@@ -417,7 +422,8 @@ def _trainer_class() -> Any:
 
         def on_train_begin(self, args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
             remedy = 'Pass **nb.training.arguments("trainer") to TrainingArguments.'
-            device = self.begin("Trainer", args.device, int(state.epoch or 0), state.global_step, remedy)
+            done, planned = int(state.epoch or 0), state.num_train_epochs
+            device = self.begin("Trainer", args.device, done, state.global_step, planned, remedy)
             self.guards.watch(kwargs["model"], device, self.machine, scaled=args.fp16)
             self.guards.watch_loader(kwargs["train_dataloader"])
 
@@ -449,7 +455,8 @@ def _lightning_class() -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             remedy = f"Pass accelerator={kind_of(self._chosen)!r} to its Trainer."
-            device = self.begin("Lightning", pl_module.device, trainer.current_epoch, trainer.global_step, remedy)
+            done, planned = trainer.current_epoch, max(0, trainer.max_epochs or 0)  # -1 trains without an end.
+            device = self.begin("Lightning", pl_module.device, done, trainer.global_step, planned, remedy)
             self.guards.watch(pl_module, device, self.machine, scaled=trainer.precision == "16-mixed")
             prepare = pl_module.on_before_batch_transfer
 

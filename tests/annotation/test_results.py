@@ -723,9 +723,10 @@ def test_plain_values_of_a_summary_survive_json():
 
 
 def test_html_has_the_counts():
-    """The HTML form has the same counts, as tables."""
+    """The HTML form has the same counts, as tables; the bars of the labels are one."""
     page = Summary("m", "cpu", 2, 0, ((1, "why"),), (("A", 2),), (("asthma", 2),))._repr_html_()
 
     assert "2 entities found in 2 texts by m on cpu" in page
     assert ">2</td>" in page
-    assert page.count("<table ") == 2
+    assert page.count("<table ") == 3
+    assert ">A<" in page.partition("Entities by label")[2]

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.display import Report, Table
+from openmed_nb.drawing import Bar, Picture
 from openmed_nb.runbook.logbook.sections import Software
 from openmed_nb.runbook.report.page import page_of
-from openmed_nb.runbook.report.record import SCHEMA, Bar, Outcome, Picture, Record, Subject
+from openmed_nb.runbook.report.record import SCHEMA, Outcome, Record, Subject
 
 pytestmark = pytest.mark.slow
 
@@ -19,9 +20,9 @@ def page_file(tmp_path_factory):
     """A page with a step of each outcome, long words, wide tables, and pictures of nothing, one bar and many."""
     wide = Table("Wide", tuple("abcdefgh"), (("aten::_scaled_dot_product_flash_attention_for_cpu",) * 8,))
     many = tuple(Bar(f"operator::of_a_long_name_{number}", number, f"{number:,} MiB") for number in range(12))
-    pictures = (Picture("Many", many), Picture("One", (Bar("cpu", 0.0, "0"),)), Picture("None", ()))
-    whole = Report("Found", ("All is well.",), (wide,), figures=(wide,))
-    well = Outcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole, pictures)
+    pictures = (Picture("Many", many), Picture("One", (Bar("cpu", 0.0, "0"),)), Picture("None"))
+    whole = Report("Found", ("All is well.",), (wide,), figures=(wide,), pictures=pictures)
+    well = Outcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole)
     died = Outcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0)
     steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
     software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")

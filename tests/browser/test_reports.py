@@ -11,24 +11,31 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from openmed_nb.annotation.references import fingerprint_of
-from openmed_nb.annotation.results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers
+from openmed_nb.annotation.results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.distributed.members import PACKAGES, Member, Members
 from openmed_nb.models.certificates import Certificate, CertificateEvidence, Gate, GateRefusal, Identity
+from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval
 from openmed_nb.runbook.doctor.report import DoctorReport
 from openmed_nb.runbook.precision.report import Change, Differences, ParityReport, Spans
 from openmed_nb.runbook.precision.validation import PrecisionVerdict
+from openmed_nb.runbook.profile_watch import OperatorTime
+from openmed_nb.runbook.profiling import Profile
 from openmed_nb.runbook.sweep import SweepReport
 from openmed_nb.runbook.sweep_knee import Point
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import Gates
 from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.workloads import Split
+from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.guards import Guards
 from openmed_nb.training.release import MemoryLimit
 
 pytestmark = pytest.mark.slow
 
+SPLIT = Split({"data": 0.01, "transfer": 0.005, "forward": 0.07, "decode": 0.015})
+OPERATORS = (("linear", 0.04), ("_scaled_dot_product_flash_attention_for_cpu", 0.02), ("gelu", 0.008))
 TEXT = "The patient takes metformin for type 2 diabetes; no asthma."
 ENTITIES = (("DRUG", 18, 27), ("DISEASE", 32, 47), ("DISEASE", 52, 58))
 FOUND = tuple({"entity_group": label, "score": 0.9, "word": "", "start": a, "end": b} for label, a, b in ENTITIES)
@@ -80,7 +87,39 @@ REPORTS = {
         stopped="time",
         length=128,
     ),
-    "verdict": judge(Evidence(device="cpu", task="annotation", speed_up=None)),
+    "verdict": judge(
+        Evidence(
+            *(("m",), "mps", "annotation", 2.9, 3.1, 3.3, 0.7, {"data": 0.4, "transfer": 0.1, "forward": 0.5}),
+            entity_agreement=1.0,
+            headroom=0.4,
+            fallback_time=0.01,
+        )
+    ),
+    "curve": MemoryCurve(
+        "mps",
+        tuple(
+            MemorySample(
+                epoch, 9 * epoch, 1.0, True, size << 20, (size + 90) << 20, 300 << 20, (size + 30) << 20, 2 << 30
+            )
+            for epoch, size in enumerate((50, 80, 110, 140, 170, 200), 1)
+        ),
+        limit=1.7,
+        planned=10,
+    ),
+    "comparison": Comparison(
+        *("m", "annotation"),
+        (
+            DeviceFigures("cpu", 0.4, (0.38, 0.45), 32, SPLIT),
+            DeviceFigures("mps", 0.13, (0.12, 0.16), 32, SPLIT, Interval(2.9, 3.1, 3.3, 0.959)),
+        ),
+        20,
+    ),
+    "profile": Profile(
+        *("m", "annotation", "mps", 32, 50, 5, 0.101, SPLIT, 0.01, 0.07),
+        tuple(OperatorTime(f"aten::{name}", "forward", 12.0, seconds) for name, seconds in OPERATORS),
+        40.0,
+    ),
+    "summary": Summary("m", "mps", 300, 2, (), (("DISEASE", 812), ("DRUG", 1340), ("GENE", 7)), (("asthma", 41),)),
 }
 """A report of each kind of thing: prose, results, marked text, long tables, figures with a picture, and commands."""
 
@@ -160,7 +199,7 @@ def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):
     """JupyterLab takes nothing from a report that it does not trust but the width of digits: it looks the same."""
     for name, report in shown(pages("untrusted", "light")).items():
         kept = [one.replace(" ", "").rstrip(";") for one in report.evaluate(STYLES)]
-        given = [one.replace(" ", "") for one in styles_in(REPORTS[name]._repr_html_().partition("<img")[0])]
+        given = [one.replace(" ", "") for one in styles_in(REPORTS[name]._repr_html_())]
 
         assert kept == given, name
 
@@ -174,11 +213,14 @@ def test_a_score_is_heard_and_not_seen(pages):
 
 
 def test_a_picture_is_shown_where_nothing_is_trusted(pages):
-    """The curves of a sweep are an image of the page itself, which JupyterLab also shows in a notebook that it does not trust."""
-    drawing = pages("untrusted", "light").locator(".jp-OutputArea img[src^='data:image/svg']")
+    """Lines are an image of the page itself, which JupyterLab also shows in a notebook that it does not trust; words stay around it."""
+    shown(pages("untrusted", "light"))
+    sweep = pages("untrusted", "light").locator(".openmed-picture").filter(has_text="Throughput on cpu")
+    drawing, tick = sweep.locator("img"), sweep.get_by_text("rows/s", exact=False).first
 
-    assert drawing.evaluate("one => one.complete && one.naturalWidth > 100")
-    assert REPORTS["sweep"].why in drawing.get_attribute("alt")
+    assert drawing.evaluate("one => one.complete && one.getBoundingClientRect().width > 300")
+    assert "Throughput on cpu" in drawing.get_attribute("alt")
+    assert tick.bounding_box()["x"] < drawing.bounding_box()["x"]
 
 
 def styles_in(html):

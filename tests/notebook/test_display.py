@@ -6,7 +6,6 @@ import pytest
 
 from openmed_nb.display import (
     COLOURS,
-    MARKS,
     Finding,
     Piece,
     Report,
@@ -18,6 +17,7 @@ from openmed_nb.display import (
     to_html,
     to_text,
 )
+from openmed_nb.drawing import SIGNS
 
 REPORT = Report("cpu", ("Asked for.",), (Table("Others", ("device", "why"), (("mps", "no Mac"),)),))
 FINDINGS = (
@@ -39,11 +39,11 @@ def test_marked_text_has_contrast(contrast, background):
     assert "color:#000000" in label_style("DISEASE")
 
 
-@pytest.mark.parametrize("status", MARKS)
+@pytest.mark.parametrize("status", SIGNS)
 def test_the_sign_of_a_status_has_contrast(contrast, status):
     """The white sign of each status stands out from its background by 4.5 to 1 or more, and no two signs are the same."""
-    assert contrast(MARKS[status][1], "#ffffff") >= 4.5
-    assert len({sign for sign, _ in MARKS.values()}) == len(MARKS)
+    assert contrast(SIGNS[status][1], "#ffffff") >= 4.5
+    assert len({sign for sign, _ in SIGNS.values()}) == len(SIGNS)
 
 
 def test_a_label_has_one_colour_everywhere():

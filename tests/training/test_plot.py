@@ -1,18 +1,14 @@
-"""The picture of a curve: an SVG of text and lines, the same for the same curve."""
+"""The pictures of a curve, with its limits: a figure of matplotlib, and what its HTML form draws."""
 
-import re
 import sys
 from dataclasses import replace
-from xml.etree import ElementTree as ET
 
 import pytest
-from matplotlib.figure import Figure
 
 from openmed_nb.display import NOTE, escape
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
-from openmed_nb.training.curve import plotting
-from openmed_nb.training.plot import LiveCurve, svg_of, to_svg
+from openmed_nb.training.live import LiveCurve
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -29,52 +25,21 @@ def curve_of(sizes, device="mps", unit=MIB, recommended=None, **options):
 CURVE = curve_of([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
-@pytest.fixture(scope="module")
-def picture():
-    """The picture of the curve."""
-    return to_svg(CURVE)
-
-
 def labels(axes):
     """Return the names of the lines of a plot."""
     return axes.get_legend_handles_labels()[1]
 
 
-def test_the_picture_is_well_formed_and_has_no_script(picture):
-    """The picture can be read as XML, and has no script, no link and no picture of elsewhere in it."""
-    root = ET.fromstring(picture)  # noqa: S314 - it was made here
-    names = {element.tag.rpartition("}")[2] for element in root.iter()}
-
-    assert root.get("role") == "img"
-    assert names.isdisjoint({"script", "a", "image", "foreignObject", "iframe"})
-    assert not [name for element in root.iter() for name in element.attrib if name.lower().startswith("on")]
-
-
-def test_the_picture_describes_itself():
-    """A screen reader gets the verdict and the reason, escaped."""
-    curve = replace(CURVE, device='mps"><script>')
-    drawn = to_svg(curve)
-    root = ET.fromstring(drawn)  # noqa: S314 - it was made here
-
-    assert root.get("aria-label") == f'Memory on mps"><script>: growing. {curve.reason}'
-    assert "<script>" not in drawn
-
-
-def test_the_picture_is_the_same_for_the_same_curve(picture):
-    """Two pictures of one curve are equal, so that a notebook that is run again does not change."""
-    assert to_svg(replace(CURVE)) == picture
-
-
-def test_the_words_are_text(picture):
-    """Title, axes and names of lines are text, which a reader can enlarge and search."""
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
-
-    assert {"mps: growing", "MiB", "epoch", "tensors", "warm-up", "process"} <= set(words)
-
-
 def test_the_limits_are_lines():
     """The recommended memory and the high watermark are lines where they are near enough to be seen."""
     device, process = CURVE.plot().axes
+    drawn = CURVE.pictures[0].axes
+
+    assert [(one.name, one.at) for one in drawn.limits] == [
+        ("recommended by Metal", 300),
+        ("high watermark (1.7)", 510),
+    ]
+    assert curve_of([50, 80], recommended=64 * GIB).pictures[0].axes.limits == ()
 
     assert labels(device) == ["tensors", "recommended by Metal", "high watermark (1.7)", "warm-up"]
     assert labels(process) == ["process", "warm-up"]
@@ -88,6 +53,7 @@ def test_large_memory_is_counted_in_gib():
     assert device.get_ylabel() == "GiB"
     assert list(device.lines[0].get_ydata()) == [11, 12, 13]
     assert list(device.lines[1].get_ydata()) == [20, 20]
+    assert curve_of([11, 12, 13], unit=GIB).pictures[0].axes.unit == "GiB"
 
 
 def test_only_ends_of_epochs_have_markers():
@@ -101,17 +67,22 @@ def test_only_ends_of_epochs_have_markers():
 
 @pytest.mark.parametrize("count", range(3))
 def test_short_curves_can_be_drawn(count):
-    """A curve without samples, or with one, is a picture too."""
-    assert ET.fromstring(to_svg(replace(CURVE, samples=CURVE.samples[:count]))) is not None  # noqa: S314
+    """A curve without samples, or with one, is a figure, and in HTML a picture where there is something to draw."""
+    curve = replace(CURVE, samples=CURVE.samples[:count])
+
+    assert len(curve.plot().axes) == 2
+    assert curve._repr_html_().count("<img") == (2 if count else 0)
 
 
-def test_a_simulated_curve_says_so_in_its_picture():
-    """The title and the description of a simulated curve say that it is simulated."""
+def test_a_simulated_curve_says_so_in_its_pictures():
+    """The figure of a simulated curve and the captions of its pictures say that it is simulated."""
     simulated = replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples))
-    drawn = to_svg(simulated)
 
-    assert "SIMULATED MPS, mps: growing" in drawn
-    assert "SIMULATED" in ET.fromstring(drawn).get("aria-label")  # noqa: S314 - it was made here
+    assert simulated.plot()._suptitle.get_text() == "SIMULATED MPS, mps: growing"
+    assert [one.caption for one in simulated.marked().pictures] == [
+        "Memory of the device (SIMULATED)",
+        "Memory of the process (SIMULATED)",
+    ]
 
 
 def test_a_simulated_live_curve_says_so():
@@ -128,24 +99,17 @@ def test_drawing_leaves_matplotlib_as_it_was():
     from matplotlib import pyplot as plt
 
     before, figures = dict(mpl.rcParams), plt.get_fignums()
-    to_svg(CURVE)
+    CURVE.plot()
 
     assert dict(mpl.rcParams) == before
     assert plt.get_fignums() == figures
 
 
-def test_a_figure_describes_itself():
-    """A figure becomes one SVG element with a label, which cannot become HTML, the same every time."""
-    svg = svg_of(Figure(), "<b>two</b> lines")
-
-    assert svg.startswith('<svg role="img" aria-label="&lt;b&gt;two&lt;/b&gt; lines"')
-    assert svg == svg_of(Figure(), "<b>two</b> lines")
-
-
 def test_nothing_draws(monkeypatch):
     """Where what draws is not installed, the error names it."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "openmed_nb.training.plot")
+    for loaded in ("matplotlib.figure", "openmed_nb.training.plot"):
+        monkeypatch.delitem(sys.modules, loaded)
 
     with pytest.raises(ConfigurationError, match="The picture needs matplotlib, which is not installed"):
-        plotting()
+        CURVE.plot()

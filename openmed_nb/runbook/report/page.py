@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, escape, filled, to_html, to_text
+from ...drawing import drawn
 from ..logbook.logbook import escaped, markdown_of
-from .record import DONE, Outcome, Picture, Record
+from .record import DONE, Outcome, Record
 from .steps import STEPS
 
 ABOUT = {one.name: one.about for one in STEPS}
@@ -15,8 +17,8 @@ FENCE = "~" * 8
 
 # The page follows the light or dark scheme of the browser: every colour is the system's own or half transparent.
 PAGE_STYLE = """<style>
-:root {color-scheme: light dark; --bar: #2f7ed8; --good: #237032; --doubt: #9a4b00; --bad: #c92a2a;}
-@media (prefers-color-scheme: dark) {:root {--bar: #6cb2ff; --good: #69db7c; --doubt: #ffa94d; --bad: #ff8787;}}
+:root {color-scheme: light dark; --good: #237032; --doubt: #9a4b00; --bad: #c92a2a;}
+@media (prefers-color-scheme: dark) {:root {--good: #69db7c; --doubt: #ffa94d; --bad: #ff8787;}}
 body {background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
 section {border-top: 1px solid #8886; margin-top: 2rem;}
 h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-size: 1.2rem;}
@@ -24,10 +26,7 @@ h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-
 .state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
 .ok {color: var(--good);} .warning {color: var(--doubt);} .failed {color: var(--bad);}
 pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid var(--bad); padding-left: 0.7rem;}
-figure {margin: 1rem 0;} figcaption {font-weight: 600;}
-.bars {display: grid; grid-template-columns: fit-content(40%) 1fr max-content; gap: 0.2rem 0.7rem; align-items: center; font-size: 0.9rem;}
-.bars i {display: block; height: 0.8rem; min-width: 1px; background: var(--bar); border-radius: 2px;}
-.bars span {font-variant-numeric: tabular-nums; text-align: right; overflow-wrap: anywhere;}
+.openmed-picture th {overflow-wrap: anywhere;}
 </style>"""
 
 
@@ -72,23 +71,12 @@ def section_of(outcome: Outcome) -> str:
     if outcome.output:
         lines = escape("\n".join(outcome.output))
         parts.append(f'<pre tabindex="0" aria-label="The last lines that it printed">{lines}</pre>')
-    parts += map(picture_of, (one for one in outcome.pictures if one.bars))
     if outcome.report:
+        parts += map(drawn, outcome.report.pictures)
         is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
-        whole = f"<summary>All of it ({outcome.seconds:.0f} s)</summary>{wide(outcome.report)}"
+        whole = f"<summary>All of it ({outcome.seconds:.0f} s)</summary>{wide(replace(outcome.report, pictures=()))}"
         parts.append(f"<details{is_open}>{whole}</details>")
     return "".join([*parts, "</section>"])
-
-
-def picture_of(picture: Picture) -> str:
-    """Return a picture as HTML that needs no image: bars as long as their share of the largest."""
-    largest = max(bar.value for bar in picture.bars) or 1.0
-    bars = "".join(
-        f"<span>{escape(bar.label)}</span>"
-        f'<i style="width: {100 * max(0.0, bar.value) / largest:.1f}%"></i><span>{escape(bar.shown)}</span>'
-        for bar in picture.bars
-    )
-    return f'<figure><figcaption>{escape(picture.caption)}</figcaption><div class="bars">{bars}</div></figure>'
 
 
 def issue_of(record: Record, shown: Report) -> str:

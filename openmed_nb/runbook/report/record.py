@@ -38,34 +38,6 @@ BEFORE_FAULT = 10
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One bar of a picture.
-
-    Attributes:
-        label: What it is of.
-        value: How long it is.
-        shown: The value as people read it.
-    """
-
-    label: str
-    value: float
-    shown: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """Values that are drawn as bars, one below the other.
-
-    Attributes:
-        caption: What is shown, and in which unit.
-        bars: The bars, from above.
-    """
-
-    caption: str
-    bars: tuple[Bar, ...]
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What became of a step.
 
@@ -78,8 +50,7 @@ class Outcome:
         output: The last lines that it printed; empty where it has an answer.
         written: When it ended, in UTC.
         seconds: How long it took, with the start of its process.
-        report: What it says as sentences and tables; null without an answer.
-        pictures: The same as pictures.
+        report: What it says as sentences, tables and pictures; null without an answer.
         data: The same as the report's own JSON, in the schema that it names; null without an answer.
         figures: The same in numbers.
         evidence: What it adds to a verdict, by the names of the figures.
@@ -94,7 +65,6 @@ class Outcome:
     written: Day
     seconds: float
     report: Report | None = None
-    pictures: tuple[Picture, ...] = ()
     data: Any = None
     figures: tuple[ReportFigures, ...] = ()
     evidence: dict[str, Any] | None = None

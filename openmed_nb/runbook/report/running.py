@@ -60,7 +60,6 @@ TO_DO = {
 NOTHING: dict[str, Any] = {
     "status": None,
     "report": None,
-    "pictures": [],
     "data": None,
     "figures": [],
     "evidence": None,
@@ -215,7 +214,6 @@ def told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
         "what": " ".join(filter(None, (says, f"Failed: {failed}." if failed else ""))),
         "status": worst(findings) if findings else OK,
         "report": shown,
-        "pictures": answer.pictures,
         "data": answer.shown,
         "figures": answer.figures or tuple(map(figures_of, answer.judged)),
         "evidence": evidence,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.machine import mps_is_simulated, shown_device
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, findings_table, in_bytes
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, findings_table
+from ...drawing import Picture, bars_of
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
-from ..workloads import put_on_devices
-from .record import MASK, Bar, Picture
+from ..workloads import milliseconds, put_on_devices
+from .record import MASK
 
 if TYPE_CHECKING:
     from ..benches import AnnotationBench
@@ -37,7 +37,6 @@ class Answer:
     """What a step found."""
 
     shown: Shown
-    pictures: tuple[Picture, ...] = ()
     judged: tuple[Any, ...] = ()  # The reports in it that a logbook and a verdict read.
     figures: tuple[ReportFigures, ...] = ()  # Figures of what no logbook reads otherwise.
     says: str = ""  # What it found in a sentence with figures; empty where the report says it itself.
@@ -101,6 +100,7 @@ class Measured(Shown):
         findings: What to think of it.
         values: Its figures, by names that name their units.
         simulated: Whether the device is simulated.
+        pictures: Its figures as pictures.
     """
 
     title: str
@@ -109,24 +109,21 @@ class Measured(Shown):
     findings: tuple[Finding, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
     simulated: bool = field(default_factory=mps_is_simulated)
+    pictures: tuple[Picture, ...] = ()
+
+    HIDDEN = ("pictures",)
 
     def report(self) -> Report:
         """Return what was found; the figures stand in the HTML."""
         rows = tuple((name.replace("_", " "), f"{value:.4g}") for name, value in self.values.items())
         table, figures = findings_table("", self.findings), Table("Figures", ("figure", "value"), rows)
-        return Report(f"{self.title} on {self.device}", self.sentences, (table,), figures=(figures,))
+        return Report(
+            f"{self.title} on {self.device}", self.sentences, (table,), figures=(figures,), pictures=self.pictures
+        )
 
     def figures(self, report: str) -> ReportFigures:
         """Return what a logbook keeps of it."""
         return ReportFigures(report, MODEL, self.device, None, self.simulated, dict(self.values))
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.1f} ms"
-
-
-def size(amount: float) -> str:
-    return in_bytes(round(amount))
 
 
 @contextlib.contextmanager
@@ -137,10 +134,6 @@ def benched(asked: Asked, training: bool = False) -> Iterator[Any]:
     subject, place = subject_of(MODEL, training=training, device=asked.device, arguments={})
     with put_on_devices(subject, [place]) as benches:
         yield benches[place]
-
-
-def bars(caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str]) -> Picture:
-    return Picture(caption, tuple(Bar(label, one, shown(one)) for label, one in values if math.isfinite(one)))
 
 
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
@@ -167,12 +160,11 @@ def shapes(asked: Asked) -> Answer:
         for kind, one in zip(("first", "later"), both, strict=True)
     ]
     values = {f"{name.replace(', ', '_').replace(' ', '_')}_seconds": one for name, one in pairs}
-    found = Measured(
-        "Passes of new shapes", shown_device(asked.device), (f"Rows x tokens: {', '.join(times)}.",), (), values
-    )
+    picture = bars_of("How long a pass takes, by rows x tokens", pairs, milliseconds)
+    sentence = f"Rows x tokens: {', '.join(times)}."
+    found = Measured("Passes of new shapes", shown_device(asked.device), (sentence,), (), values, pictures=(picture,))
     says = f"The first passes of {len(times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
-    picture = bars("How long a pass takes, by rows x tokens", pairs, milliseconds)
-    return Answer(found, (picture,), figures=(found.figures("shapes"),), says=says)
+    return Answer(found, figures=(found.figures("shapes"),), says=says)
 
 
 def rows(asked: Asked) -> Answer:
@@ -181,12 +173,13 @@ def rows(asked: Asked) -> Answer:
         difference = difference_alone(bench, TOGETHER, LENGTH)
     (_, alone), (_, together) = pairs
     values = {"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference}
-    found = Measured("Rows alone and together", shown_device(asked.device), (), (of_difference(difference),), values)
-    row = f"A row takes {milliseconds(alone)} alone and {milliseconds(together)} among {TOGETHER}"
-    picture = bars("How long each row takes, by rows x tokens", pairs, milliseconds)
-    return Answer(
-        found, (picture,), figures=(found.figures("rows"),), says=f"{row}; logits differ by at most {difference:.2g}."
+    picture = bars_of("How long each row takes, by rows x tokens", pairs, milliseconds)
+    found = Measured(
+        *("Rows alone and together", shown_device(asked.device), (), (of_difference(difference),), values),
+        pictures=(picture,),
     )
+    row = f"A row takes {milliseconds(alone)} alone and {milliseconds(together)} among {TOGETHER}"
+    return Answer(found, figures=(found.figures("rows"),), says=f"{row}; logits differ by at most {difference:.2g}.")
 
 
 def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int = 4) -> float:
@@ -224,11 +217,9 @@ def calibration(asked: Asked) -> Answer:
     found = load_pipeline(MODEL, device=asked.device).calibrate()
     fastest = max(speed for _tokens, speed in found.speeds)
     values = {"batch_tokens": found.batch_tokens, "tokens_per_second": fastest}
-    pairs = [(f"{tokens:,}", speed) for tokens, speed in found.speeds]
     figures = ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values)
     says = f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second."
-    picture = bars("Tokens a second, by tokens at once", pairs, lambda speed: f"{speed:,.0f}")
-    return Answer(found, (picture,), figures=(figures,), says=says)
+    return Answer(found, figures=(figures,), says=says)
 
 
 def compare(asked: Asked) -> Answer:
@@ -241,22 +232,15 @@ def compare(asked: Asked) -> Answer:
     speeds = [(found.shown(one.device), one.rows_per_second) for one in found.devices]
     says = [f"{name}: {rate(speed)} rows a second" for name, speed in speeds]
     says += [f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up]
-    return Answer(found, (bars("Rows a second, data included", speeds, rate),), (found,), says=f"{'; '.join(says)}.")
+    return Answer(found, (found,), says=f"{'; '.join(says)}.")
 
 
 def sweep(asked: Asked) -> Answer:
-    from ..sweep import rate, sweep
+    from ..sweep import sweep
 
     largest, seconds = (32, 5.0) if asked.quick else (None, 30.0)
     found = sweep(MODEL, training=asked.training, device=asked.device, largest=largest, seconds=seconds)
-    names = {one: f"{one.rows}{' (the knee)' if one.rows == found.knee else ''}" for one in found.points}
-    speeds = [(name, one.speed) for one, name in names.items()]
-    sizes = [(name, one.memory) for one, name in names.items() if one.memory is not None]
-    pictures = (
-        bars("Rows a second, by rows in a batch", speeds, rate),
-        bars("Memory of a step, by rows in a batch", sizes, size),
-    )
-    return Answer(found, pictures, (found,), says=f"The knee: {found.why} {found.end}")
+    return Answer(found, (found,), says=f"The knee: {found.why} {found.end}")
 
 
 def profile(asked: Asked) -> Answer:
@@ -265,12 +249,8 @@ def profile(asked: Asked) -> Answer:
     steps, warm_up = (5, 2) if asked.quick else (20, 5)
     found = profile(MODEL, steps=steps, warm_up=warm_up, training=asked.training, device=asked.device)
     longest = max(found.shares, key=found.shares.__getitem__)
-    pictures = (
-        bars("Shares of a step", found.shares.items(), lambda share: f"{100 * share:.0f} %"),
-        bars("Operators that take longest", [(one.operator, one.seconds) for one in found.operators[:8]], milliseconds),
-    )
     says = f"A step takes {milliseconds(found.seconds)}; {longest} takes most of it."
-    return Answer(found, pictures, (found,), says=says)
+    return Answer(found, (found,), says=says)
 
 
 def memory(asked: Asked) -> Answer:
@@ -284,13 +264,7 @@ def memory(asked: Asked) -> Answer:
                 for _step in range(steps):
                     workload.run(next(batches))
         found = loop.curve
-    tensors = [(str(one.epoch), one.allocated) for one in found.boundaries if one.allocated is not None]
-    process = [(str(one.epoch), one.resident) for one in found.boundaries if one.resident is not None]
-    pictures = (
-        bars("Memory of tensors, by epochs", tensors, size),
-        bars("Memory of the process, by epochs", process, size),
-    )
-    return Answer(found, pictures, (found,))
+    return Answer(found, (found,))
 
 
 def fallbacks(asked: Asked) -> Answer:

@@ -269,6 +269,13 @@ class Figure:
         return self.name, in_unit(self.unit, self.value), self.gate, limit
 
     @property
+    def measured(self) -> str:
+        """The figure with its value, and with the threshold if it has one."""
+        name, value, _, limit = self.row
+        side = "at least" if self.gate in AT_LEAST else "at most"
+        return f"{name}: {value}{f' (gate: {side} {limit})' if limit else ''}"
+
+    @property
     def words(self) -> str:
         """The figure without what differs from run to run: its name, its gate, and names that it stands for."""
         if self.unit == NAMES:

@@ -7,12 +7,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.request import canonical
-from ...display import MARK, OK, WARNING, Plain, Report, Shown, Table
+from ...display import FAILED, MARK, NOT_APPLICABLE, OK, WARNING, Plain, Report, Shown, Table
+from ...drawing import Lamp, Picture
 from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
 from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
-from .evidence import INFERENCE, RANKS, TRAINING, Case, Evidence, Figures, Requirement
+from .evidence import (
+    BATCH,
+    DATA_PLANE,
+    FALLBACKS,
+    INFERENCE,
+    MEMORY,
+    NUMBERS,
+    RANKS,
+    SPEED,
+    TRAINING,
+    Case,
+    Evidence,
+    Figures,
+    Requirement,
+)
 from .gates import FALL_BACK, LEANING, MEASURING, RULES, STAY, STAYING, Gates, VerdictRule
 
 if TYPE_CHECKING:
@@ -23,6 +38,16 @@ TASK_OF = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAIN
 
 # What torch wraps models into: the class says nothing of the model.
 WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
+
+# The gates of each area, by its rank; the first that was measured is shown.
+GATES_OF = {
+    NUMBERS: ("entity_agreement", "logits", "recall_loss", "gradients"),
+    MEMORY: ("headroom", "memory_growth"),
+    DATA_PLANE: ("data_share", "transfer_share"),
+    BATCH: ("knee_gain",),
+    FALLBACKS: ("fallback_time", "fallback_calls"),
+    SPEED: ("speed_up", "hours"),
+}
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
@@ -177,16 +202,34 @@ class Verdict(Shown):
         ]
         return {**super().to_dict(), "not_known": unknown}
 
+    @property
+    def lamps(self) -> tuple[Lamp, ...]:
+        """How each area is: beyond its gates, within them, not measured, or not asked for here."""
+        return tuple(self._lamp(rank, area) for rank, area in enumerate(RANKS))
+
+    def _lamp(self, rank: int, area: str) -> Lamp:
+        """Return the lamp of an area, with the figure that decides on it."""
+        case = Case(self.evidence, vars(self.gates))
+        beyond = [
+            figure for one in self.reasons if one.rank == rank and one.recommendation != STAY for figure in one.figures
+        ]
+        known = [figure for figure in map(case.gated, GATES_OF[rank]) if figure.value is not None]
+        words = next((figure.measured for figure in (*beyond, *known)), "")
+        if beyond:
+            return Lamp(area, FAILED, words)
+        if any(one.rank == rank and one.needed for one in self.unknown):
+            return Lamp(area, NOT_APPLICABLE, words or "not measured")
+        return Lamp(area, OK if known else NOT_APPLICABLE, words or "nothing to measure here")
+
     def report(self) -> Report:
         """Return the recommendation with its reasons; the figures are among the figures."""
         reason, figures = self.reason, "; ".join(figure.words for figure in self.reason.figures)
-        why = (
-            *((LOGIC_ONLY,) if self.simulated else ()),
-            f"Why: {'; '.join(reason.when)}.",
-            *((f"Figures: {figures}.",) if figures else ()),
+        reasons = (*((LOGIC_ONLY,) if self.simulated else ()), f"Why: {'; '.join(reason.when)}.")
+        to_do = (
             f"What to do: {' '.join(reason.do)}",
             f"What would change it: {' '.join(reason.change)}",
         )
+        named = (f"Figures: {figures}.",) if figures else ()
         also = (*(f"Beside it: {state}" for state in self.states), *self.cautions, *self.gates.changes)
         others = tuple((one.recommendation, *map("; ".join, (one.when, one.do))) for one in self.others)
         table = Table("Other recommendations that have reasons", ("recommendation", "because", "what to do"), others)
@@ -196,17 +239,18 @@ class Verdict(Shown):
         rest = tuple(row for row in self.evidence.rows() if row[0] not in {row[0] for row in led})
         unknown = tuple((one.name, "yes" if one in self.before else "no", one.command) for one in self.unknown)
         tables = (
-            Table("What led to it", ("figure", "speaks for", "value", "gate", "threshold"), led),
+            Table("What led to it", ("figure", "speaks for", "value", "gate", "threshold"), led, folded=True),
             Table("What is not known", ("what", "may change the verdict", "how to measure it"), unknown),
             Table("What else was measured", ("figure", "value"), rest, folded=True),
         )
         return Report(
             title=self.title,
-            sentences=(*why, *self.not_known, *also),
+            sentences=(*reasons, *named, *to_do, *self.not_known, *also),
             tables=(table,),
             figures=tables,
-            spoken=(self.title, *why, *also),
+            spoken=(self.title, *reasons, *to_do, *also),
             status=OK if self.recommendation == STAY and self.sure else WARNING,
+            pictures=(Picture("The gates of this verdict", lamps=self.lamps),),
         )
 
     def logbook_figures(self) -> ReportFigures:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openmed_nb.display import FAILED, Finding, Report, Shown
+from openmed_nb.drawing import Bar, Picture
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.report.record import Bar, Picture
 from openmed_nb.runbook.report.steps import Answer
 
 
@@ -29,14 +29,13 @@ class Found(Shown):
 
     def report(self):
         """Return what there is to show."""
-        return Report(f"Found on {self.device}", ("All is <b>well</b>.",))
+        bars = (Bar("<i>one</i>", 1.0, "1 ms"), Bar("two", 2.0, "2 ms"))
+        return Report(f"Found on {self.device}", ("All is <b>well</b>.",), pictures=(Picture("Bars & more", bars),))
 
 
 def well(asked):
     """Answer at once."""
-    return Answer(
-        Found(asked.device), (Picture("Bars & more", (Bar("<i>one</i>", 1.0, "1 ms"), Bar("two", 2.0, "2 ms"))),)
-    )
+    return Answer(Found(asked.device))
 
 
 def device(_asked):

@@ -1,6 +1,7 @@
 """What a sweep says: the knee in words, why, the tables, the marks of the simulation, and the picture."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -229,9 +230,15 @@ def test_picture():
     assert plt.get_fignums() == []
 
 
-def test_the_same_picture_every_time():
-    """The picture of the same report is the same, describes itself, and is in the page as an image."""
-    first = FULL._repr_html_()
+def test_what_the_page_draws():
+    """The page draws the same, with the knee, what ran out of memory and a near limit; of a single size it draws nothing."""
+    speed, memory = FULL.report().pictures
+    far, single = (replace(OWN, limit=1 << 40).report().pictures, replace(OWN, points=OWN.points[:1]).report().pictures)
 
-    assert first == FULL._repr_html_()
-    assert re.search(r'<img alt="[^"]+" src="data:image/svg', first)[0].count(FULL.why) == 1
+    assert [one.name for one in speed.axes.marks] == ["knee: 32 rows", "out of memory"]
+    assert [one.at for one in speed.axes.marks] == [5.0, math.log2(next(p.rows for p in FULL.points if not p.fits))]
+    assert (speed.axes.unit, memory.axes.unit, speed.axes.below) == ("rows/s", "MiB", "rows in a batch")
+    assert [one.name for one in memory.axes.limits] == ["limit"]
+    assert [one.axes.limits for one in far[1:]] == [()] * len(far[1:])
+    assert single == ()
+    assert FULL._repr_html_().count("<img") == 2

@@ -1,0 +1,369 @@
+"""Draw values as HTML that looks right in every theme: bars, lines in axes, and lamps.
+
+A picture has to survive a notebook that JupyterLab does not trust, and to follow a theme. No form of SVG does both: the sanitiser
+(https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts) takes ``<svg>`` away and leaves the words in
+it, and an ``<img>`` knows the scheme of the system, not the theme of the notebook. So words are words of the page, in its font and
+colour, bars are elements with inline styles, and only lines are an image: an SVG without words, in colours that stand out
+from white and from black. Where styles are lost too, as on GitHub, bars and lamps are tables that can be read, and
+the words of axes are hidden.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import cycle
+
+# For lines and bars, each with a contrast of at least 3 to 1 with white and with #111111, and apart for the colour-blind.
+PALETTE = ("#2f7ed8", "#c8680a", "#2b9460", "#8f6ad8")
+QUIET, LIMIT = "#808080", "#e0413f"
+
+# The sign of each status and the background on which it stands in white, with a contrast of at least 4.5 to 1.
+SIGNS = {
+    "ok": ("✓", "#2b7a39"),
+    "warning": ("!", "#a85800"),
+    "failed": ("✕", "#c92a2a"),
+    "not applicable": ("\N{EN DASH}", "#66707a"),
+}
+BADGE = "display:inline-block;min-width:1.3em;line-height:1.3;text-align:center;border-radius:3px;color:#ffffff;font-weight:700"
+
+WIDTH = "max-width:48em;margin:0.6em 0 1em 0"
+CAPTION = "font-weight:600;margin:0 0 0.3em 0"
+FILL = "position:absolute;left:0;top:0;width:100%;height:100%"
+# A little larger than the axes, so that no line is cut at their edge.
+IMAGE, VIEW = "position:absolute;left:-2%;top:-5%;width:104%;height:110%;max-width:none", "-2 -5 104 110"
+LEGEND = "display:inline-block;margin:0 1.5em 0 0"
+DOT = "width:8px;height:8px;margin:-4px 0 0 -4px;border-radius:50%"
+WORD = "position:absolute;line-height:1;white-space:nowrap"
+SMALL = "font-size:0.9em"
+CELL = "padding:0.15em 0;border:none;text-align:left;vertical-align:middle;font-weight:400;overflow-wrap:break-word"
+DIGITS = "font-variant-numeric:tabular-nums"
+LAMP = "display:inline-block;width:14em;padding:0 1.2em 0.6em 0;text-align:left;vertical-align:top;border:none"
+
+# What tells lines apart beside their colour: how they are dashed, as CSS and as SVG have it.
+DASHES = (("solid", ""), ("dashed", "9 5"), ("dotted", "2 5"))
+LARGEST = 1e300  # What is beyond is not drawn, so that no sum of two is infinite.
+SHORT = 24  # How many characters a value may have that is not broken into lines.
+MOST_DOTS = 60  # A longer line is drawn without the dots that say their values.
+TICKS = 5  # About how many parts an axis has.
+MIDDLE = 50  # Percent; what is marked to the right of it has its name to its left.
+
+# Places across and upwards, each with what it says.
+Points = list[tuple[float, float, str]]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a picture.
+
+    Attributes:
+        label: What it is of.
+        value: How long it is; null if that is not known.
+        shown: The value as people read it.
+        start: Where it begins.
+        low: Where its interval begins; null if it has none.
+        high: Where its interval ends.
+        strong: Whether it stands out from the others.
+    """
+
+    label: str
+    value: float | None
+    shown: str
+    start: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a picture.
+
+    Attributes:
+        name: What it is of.
+        across: Where its points stand on the axis below.
+        up: How high they are.
+        shown: What a point says under the mouse; empty for one without a dot.
+        spread: The two ends of the interval of each point; empty if there are none.
+    """
+
+    name: str
+    across: tuple[float, ...]
+    up: tuple[float, ...]
+    shown: tuple[str, ...]
+    spread: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place on an axis that has a name."""
+
+    at: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What lines are drawn in.
+
+    Attributes:
+        unit: What is counted upwards.
+        below: What the axis below is of.
+        ticks: The places on the axis below that are named.
+        limits: Heights that are named.
+        marks: Places on the axis below that a line and a name above mark.
+        height: How high the drawing is, in lines of text.
+    """
+
+    unit: str
+    below: str
+    ticks: tuple[Mark, ...]
+    limits: tuple[Mark, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    height: float = 12.0
+
+
+@dataclass(frozen=True)
+class Lamp:
+    """A status with its sign.
+
+    Attributes:
+        name: Of what.
+        status: As of a finding: ok, warning, failed or not applicable.
+        words: Why, in a few words.
+    """
+
+    name: str
+    status: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Values that are drawn: bars, one below the other; lines in axes; or lamps, one beside the other.
+
+    Attributes:
+        caption: What is shown, and in which unit.
+        bars: The bars, from above.
+        lines: The lines.
+        axes: What the lines are drawn in.
+        lamps: The lamps, from the left.
+
+    Example:
+        >>> drawn(Picture("Notes a second", (Bar("cpu", 2.0, "2.0"), Bar("mps", math.nan, "not known")))).count("<tr")
+        2
+        >>> drawn(Picture("Nothing"))
+        ''
+    """
+
+    caption: str
+    bars: tuple[Bar, ...] = ()
+    lines: tuple[Line, ...] = ()
+    axes: Axes | None = None
+    lamps: tuple[Lamp, ...] = ()
+
+
+def bars_of(
+    caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str], strong: object = None
+) -> Picture:
+    """Return a picture of a bar for each label with its value; one label may stand out.
+
+    Example:
+        >>> bars_of("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
+        (Bar(label='DRUG', value=2, shown='2', start=0.0, low=None, high=None, strong=False),)
+    """
+    there = ((label, value) for label, value in values if is_drawable(value))
+    return Picture(caption, tuple(Bar(label, value, shown(value), strong=label == strong) for label, value in there))
+
+
+def drawn(picture: Picture) -> str:
+    """Return a picture as HTML, empty if there is nothing to draw."""
+    lines = [(line, found) for line in picture.lines if (found := points_of(line))]
+    if picture.bars:
+        inside = _bars(picture.bars)
+    elif picture.lamps:
+        inside = _lamps(picture.lamps)
+    elif lines and picture.axes:
+        inside = _lines(picture.caption, lines, picture.axes)
+    else:
+        return ""
+    return f'<div class="openmed-picture" style="{WIDTH}"><div style="{CAPTION}">{escape(picture.caption)}</div>{inside}</div>'
+
+
+def badge(status: str) -> str:
+    """Return the coloured sign of a status."""
+    sign, colour = SIGNS[status]
+    return f'<span style="{BADGE};background-color:{colour}">{sign}</span>'
+
+
+def is_drawable(value: float | None) -> bool:
+    """Tell whether a number can stand in a picture: it is there, and neither NaN nor beyond what can be added up."""
+    return value is not None and abs(value) <= LARGEST
+
+
+def ticks(most: float, whole: bool = False) -> tuple[float, ...]:
+    """Return round numbers from 0 up to at least a number, about five of them; whole ones on request.
+
+    Example:
+        >>> ticks(170), ticks(2, whole=True), ticks(9, whole=True), ticks(0)
+        ((0, 50, 100, 150, 200), (0, 1, 2), (0, 2, 4, 6, 8, 10), (0, 1))
+    """
+    if not most > 0:
+        return (0, 1)
+    power = 10.0 ** math.floor(math.log10(most / TICKS)) if most / TICKS > 1 / LARGEST else most
+    parts = [part * power for part in (1, 2, 2.5, 5, 10) if not whole or (part * power).is_integer()]
+    step = next((one for one in parts if one * TICKS >= most), 1.0)
+    step = int(step) if step.is_integer() else step
+    return tuple(step * number for number in range(math.ceil(most / step) + 1))
+
+
+def points_of(line: Line) -> Points:
+    """Return the points of a line that can be drawn, each with what it says."""
+    points = zip(line.across, line.up, line.shown, strict=True)
+    return [one for one in points if is_drawable(one[0]) and is_drawable(one[1])]
+
+
+def _share(value: float, least: float, most: float) -> float:
+    """Return where a value stands between two others, in percent."""
+    part = (value / 2 - least / 2) / (most / 2 - least / 2) if most > least else 0.5
+    return round(100 * min(1.0, max(0.0, part)), 2)
+
+
+def _bars(bars: Sequence[Bar]) -> str:
+    """Return bars as a table: what, how long, and the value in words; also without its styles it can be read."""
+    ends = [end for bar in bars for end in (_end(bar), bar.high) if end is not None and is_drawable(end)]
+    most, any_strong = max(ends, default=0.0), any(bar.strong for bar in bars)
+    width = min(20.0, 0.62 * max(len(bar.label) for bar in bars) + 1)
+    rows = []
+    for bar in bars:
+        colour = PALETTE[0] if bar.strong or not any_strong else QUIET
+        begin, end = _share(bar.start, 0, most), _share(_end(bar) or 0.0, 0, most)
+        filled = f"position:absolute;left:{begin}%;top:0;width:{max(0.0, round(end - begin, 2))}%;min-width:1px;height:100%;border-radius:2px"
+        drawing = f'<div style="{filled};background-color:{colour}"></div>{_whisker(bar, most)}'
+        weight = ";font-weight:600" if bar.strong else ""
+        line = ";white-space:nowrap" if len(bar.shown) <= SHORT else ""
+        rows.append(
+            f'<tr style="border:none;background:none" title="{escape(f"{bar.label}: {bar.shown}")}">'
+            f'<th scope="row" style="{CELL};width:{width:g}em{weight}">{escape(bar.label)}</th>'
+            f'<td style="{CELL};width:60%"><div style="position:relative;height:1.1em">{drawing}</div></td>'
+            f'<td style="{CELL};padding:0.15em 0 0.15em 0.8em;{DIGITS}{weight}{line}">{escape(bar.shown)}</td></tr>'
+        )
+    table = "width:100%;table-layout:auto;border-collapse:collapse;border:none;margin:0;font-size:1em"
+    return f'<table style="{table}"><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _end(bar: Bar) -> float | None:
+    """Return where a bar ends."""
+    return bar.start + bar.value if bar.value is not None and is_drawable(bar.value) else None
+
+
+def _whisker(bar: Bar, most: float) -> str:
+    """Return the interval of a bar, in the colour of the text, which stands out from the bar and from the page."""
+    if bar.low is None or bar.high is None or not is_drawable(bar.low) or not is_drawable(bar.high):
+        return ""
+    low, high = _share(bar.low, 0, most), _share(bar.high, 0, most)
+    ends = f"position:absolute;left:{low}%;top:25%;width:{max(0.0, round(high - low, 2))}%;height:50%"
+    middle = '<div style="position:absolute;left:0;top:50%;width:100%;border-top:2px solid"></div>'
+    return f'<div style="{ends};border-left:2px solid;border-right:2px solid">{middle}</div>'
+
+
+def _lamps(lamps: Iterable[Lamp]) -> str:
+    """Return lamps as a table of one row, which goes on below where it is too narrow."""
+    cells = "".join(
+        f'<td style="{LAMP}">{badge(one.status)} <strong>{escape(one.name)}</strong><br>'
+        f'<span style="{SMALL}">{escape(one.words).replace(" %", "&nbsp;%")}</span></td>'
+        for one in lamps
+    )
+    return f'<table style="border:none;margin:0;font-size:1em"><tbody><tr style="border:none;background:none;text-align:left">{cells}</tr></tbody></table>'
+
+
+def _lines(caption: str, lines: Sequence[tuple[Line, Points]], axes: Axes) -> str:
+    """Return lines in axes: an image of the lines, dots that say their values, and the words of the axes around it."""
+    below, limits, marks = (
+        [one for one in some if is_drawable(one.at)] for some in (axes.ticks, axes.limits, axes.marks)
+    )
+    across = [point[0] for _, points in lines for point in points] + [one.at for one in (*below, *marks)]
+    spreads = [end for line, _ in lines for ends in line.spread for end in ends if is_drawable(end)]
+    heights = ticks(max([point[1] for _, points in lines for point in points] + [one.at for one in limits] + spreads))
+    least, most = min(across), max(across)
+
+    def x(value: float) -> float:
+        return _share(value, least, most)
+
+    def y(value: float) -> float:
+        return round(100 - _share(value, 0, heights[-1]), 2)
+
+    paths = [_path([(0, y(one)), (100, y(one))], QUIET, "", 1, 0.4) for one in heights]
+    paths += [_path([(0, y(one.at)), (100, y(one.at))], LIMIT, "6 4", 1.5) for one in limits]
+    paths += [_path([(x(one.at), 0), (x(one.at), 100)], QUIET, "6 4", 1.5) for one in marks]
+    legend, around = [], []
+    for (line, points), colour, (border, dash) in zip(lines, cycle(PALETTE), cycle(DASHES), strict=False):
+        paths.append(_path([(x(right), y(up)) for right, up, _ in points], colour, dash, 2.5))
+        swatch = f'<span style="display:inline-block;width:2em;border-top:3px {border} {colour};vertical-align:middle"></span>'
+        legend.append(f'<span style="{LEGEND}">{swatch} {escape(line.name)}</span>')
+        for right, ends in zip(line.across, line.spread, strict=False):
+            if is_drawable(right) and all(map(is_drawable, ends)):
+                paths.append(_path([(x(right), y(end)) for end in ends], colour, "", 1.5))
+        dots = [one for one in points if one[2]]
+        for right, up, says in dots if len(dots) <= MOST_DOTS else ():
+            spot = f"position:absolute;left:{x(right)}%;top:{y(up)}%;{DOT};background-color:{colour}"
+            around.append(f'<span style="{spot}" title="{escape(says)}"></span>')
+    for height in heights:
+        unit = f" {axes.unit}" if height == heights[-1] else ""
+        around.append(_word(f"right:100%;top:{y(height)}%;margin:-0.5em 0.6em 0 0", f"{number_of(height)}{unit}"))
+    centred = "top:100%;width:6em;margin:0.5em 0 0 -3em;text-align:center"
+    around += [_word(f"left:{x(one.at)}%;{centred}", one.name) for one in below]
+    around.append(_word("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.below))
+    around += [_word(f"right:0;top:{y(one.at)}%;margin:-1.2em 0.3em 0 0", one.name) for one in limits]
+    for number, one in enumerate(marks):
+        if one.name not in [other.name for other in marks[:number]]:
+            side = f"left:{x(one.at)}%" if x(one.at) < MIDDLE else f"right:{round(100 - x(one.at), 2)}%"
+            around.append(_word(f"{side};bottom:100%;margin:0 0 0.3em 0", one.name))
+    drawing = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{VIEW}" preserveAspectRatio="none" fill="none">{"".join(paths)}</svg>'
+    source = base64.b64encode(drawing.encode()).decode()
+    image = (
+        f'<img alt="{escape(words_of(caption, lines, axes))}" src="data:image/svg+xml;base64,{source}" style="{IMAGE}">'
+    )
+    edge = max(len(number_of(one)) for one in heights) + len(axes.unit) + 1
+    frame = f"position:relative;height:{axes.height:g}em;margin:{1.7 if marks else 0.7}em 1.5em 3em {0.55 * edge + 0.8:.3g}em"
+    names = f"<div>{''.join(legend)}</div>" if len(legend) > 1 else ""
+    # Where styles are lost, what is hidden stays so.
+    return f'{names}<div style="{frame}">{image}<div hidden="hidden" style="display:block;{FILL};{SMALL}">{"".join(around)}</div></div>'
+
+
+def _path(points: Iterable[tuple[float, float]], colour: str, dash: str, width: float, opacity: float = 1.0) -> str:
+    """Return a line of the image, whose width does not change with the size of the image."""
+    stroke = (
+        f'stroke="{colour}" stroke-width="{width:g}" stroke-opacity="{opacity:g}" stroke-dasharray="{dash or "none"}"'
+    )
+    places = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return f'<polyline points="{places}" {stroke} stroke-linejoin="round" vector-effect="non-scaling-stroke"/>'
+
+
+def _word(place: str, text: str) -> str:
+    return f'<span style="{WORD};{place}">{escape(text)}</span>'
+
+
+def words_of(caption: str, lines: Iterable[tuple[Line, Points]], axes: Axes) -> str:
+    """Return what a picture of lines shows, for who cannot see it."""
+    said = [
+        f"{line.name}: {number_of(points[0][1])} to {number_of(points[-1][1])} {axes.unit}, {len(points)} points, "
+        f"at most {number_of(max(one[1] for one in points))}"
+        for line, points in lines
+    ]
+    said += [f"{one.name}: {number_of(one.at)} {axes.unit}" for one in axes.limits if is_drawable(one.at)]
+    return f"{caption}, by {axes.below}. {'; '.join((*said, *(one.name for one in axes.marks)))}."
+
+
+def number_of(value: float) -> str:
+    """Return a number with as many digits as are read at a glance.
+
+    Example:
+        >>> number_of(1250.0), number_of(0.123456), number_of(2_000_000), number_of(12.345)
+        ('1,250', '0.123', '2,000,000', '12.3')
+    """
+    digits = max(3, math.floor(math.log10(abs(value))) + 1) if value else 1
+    return f"{value:,.{digits}g}" if digits < 16 else f"{value:g}"  # noqa: PLR2004 - what a float holds
