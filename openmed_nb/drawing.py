@@ -190,7 +190,8 @@ def drawn(picture: Picture) -> str:
         inside = _lines(picture.caption, lines, picture.axes)
     else:
         return ""
-    return f'<div class="openmed-picture" style="{WIDTH}"><div style="{CAPTION}">{escape(picture.caption)}</div>{inside}</div>'
+    caption = f'<figcaption style="{CAPTION}">{escape(picture.caption)}</figcaption>'
+    return f'<figure class="openmed-picture" style="{WIDTH}">{caption}{inside}</figure>'
 
 
 def badge(status: str) -> str:
@@ -228,7 +229,7 @@ def points_of(line: Line) -> Points:
 
 def _share(value: float, least: float, most: float) -> float:
     """Return where a value stands between two others, in percent."""
-    part = (value / 2 - least / 2) / (most / 2 - least / 2) if most > least else 0.5
+    part = (value - least) / (most - least) if most > least else 0.5
     return round(100 * min(1.0, max(0.0, part)), 2)
 
 

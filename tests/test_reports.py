@@ -213,7 +213,23 @@ DROPPED = {"font-variant-numeric"}
 """What it drops, and reports can do without."""
 
 TAGS = {
-    **{tag: set() for tag in ("br", "caption", "code", "details", "mark", "p", "small", "span", "strong", "summary")},
+    **{
+        tag: set()
+        for tag in (
+            "br",
+            "caption",
+            "code",
+            "details",
+            "figcaption",
+            "figure",
+            "mark",
+            "p",
+            "small",
+            "span",
+            "strong",
+            "summary",
+        )
+    },
     **{tag: set() for tag in ("table", "tbody", "td", "thead", "tr")},
     "div": {"hidden"},
     "img": {"alt", "src"},

@@ -250,7 +250,7 @@ class Comparison(StepReport):
     def headline(self) -> str:
         """Which device is how many times as fast as the CPU, in a sentence."""
         if len(self.devices) == 1:
-            return f"{rate(self.devices[0].rows_per_second)} rows a second on the CPU, with nothing to compare it with"
+            return ALONE
         return "; ".join(map(self._said_of, self.devices[1:]))
 
     def _said_of(self, one: DeviceFigures) -> str:

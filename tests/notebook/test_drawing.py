@@ -198,7 +198,20 @@ def test_nothing_breaks_a_picture(name, unit, values, others):
         elements = Elements(page)
 
         assert elements.open == []
-        assert elements.tags <= {"br", "div", "img", "span", "strong", "table", "tbody", "td", "th", "tr"}
+        assert elements.tags <= {
+            "br",
+            "div",
+            "figcaption",
+            "figure",
+            "img",
+            "span",
+            "strong",
+            "table",
+            "tbody",
+            "td",
+            "th",
+            "tr",
+        }
         assert elements.attributes <= {"alt", "class", "hidden", "scope", "src", "style", "title"}
         assert not re.search(r"(nan|inf)(%|em|,)", "".join(re.findall(r'style="([^"]*)"', page)))
         if "<img" in page:
