@@ -248,7 +248,7 @@ def _bars(bars: Sequence[Bar]) -> str:
         line = ";white-space:nowrap" if len(bar.shown) <= SHORT else ""
         rows.append(
             f'<tr style="border:none;background:none" title="{escape(f"{bar.label}: {bar.shown}")}">'
-            f'<th scope="row" style="{CELL};width:{width:g}em{weight}">{escape(bar.label)}</th>'
+            f'<th scope="row" style="{CELL};padding:0.15em 0.6em 0.15em 0;width:{width:g}em{weight}">{escape(bar.label)}</th>'
             f'<td style="{CELL};width:60%"><div style="position:relative;height:1.1em">{drawing}</div></td>'
             f'<td style="{CELL};padding:0.15em 0 0.15em 0.8em;{DIGITS}{weight}{line}">{escape(bar.shown)}</td></tr>'
         )

@@ -424,13 +424,19 @@ class MemoryCurve(Shown):
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """The memory of the device, with its limits, and that of the process, both over the epochs."""
+        warm = tuple(Mark(first.epoch, "warm-up ends") for first in self.boundaries[:1])
         return (
-            self._picture("Memory of the device", LINES_OF_DEVICE, self.limits, 12),
-            self._picture("Memory of the process", LINES_OF_PROCESS, (), 6),
+            self._picture("Memory of the device", LINES_OF_DEVICE, 12, self.limits, warm),
+            self._picture("Memory of the process", LINES_OF_PROCESS, 6),
         )
 
     def _picture(
-        self, caption: str, names: dict[str, str], limits: Iterable[tuple[str, int]], height: float
+        self,
+        caption: str,
+        names: dict[str, str],
+        height: float,
+        limits: Iterable[tuple[str, int]] = (),
+        marks: tuple[Mark, ...] = (),
     ) -> Picture:
         """Return some of the figures over the epochs that there are to be; limits that are far away are left out."""
         series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
@@ -450,7 +456,7 @@ class MemoryCurve(Shown):
             "epoch",
             tuple(Mark(epoch, f"{epoch:g}") for epoch in epochs),
             tuple(Mark(size / unit, name) for name, size in limits if size <= NEAR * most),
-            tuple(Mark(first.epoch, "warm-up ends") for first in self.boundaries[:1]),
+            marks,
             height,
         )
         return Picture(caption, lines=tuple(lines), axes=axes)

@@ -19,7 +19,10 @@ WRITTEN = "2026-11-01T12:00:00Z"
 def page_file(tmp_path_factory):
     """A page with a step of each outcome, long words, wide tables, and pictures of nothing, one bar and many."""
     wide = Table("Wide", tuple("abcdefgh"), (("aten::_scaled_dot_product_flash_attention_for_cpu",) * 8,))
-    many = tuple(Bar(f"operator::of_a_long_name_{number}", number, f"{number:,} MiB") for number in range(12))
+    many = tuple(
+        Bar(f"aten::_scaled_dot_product_flash_attention_for_cpu_{number}", number, f"{number:,} MiB")
+        for number in range(12)
+    )
     pictures = (Picture("Many", many), Picture("One", (Bar("cpu", 0.0, "0"),)), Picture("None"))
     whole = Report("Found", ("All is well.",), (wide,), figures=(wide,), pictures=pictures)
     well = Outcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole)

@@ -26,7 +26,7 @@ h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-
 .state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
 .ok {color: var(--good);} .warning {color: var(--doubt);} .failed {color: var(--bad);}
 pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid var(--bad); padding-left: 0.7rem;}
-.openmed-picture th {overflow-wrap: anywhere;}
+.openmed-picture th {overflow-wrap: anywhere !important;}
 </style>"""
 
 
