@@ -104,13 +104,13 @@ def test_a_word_means_the_same_everywhere():
 
 
 def test_one_place_renders_every_report():
-    """No report marks or escapes itself: all come from one place. In text gates fold tables and a note lists its marks; a sweep draws."""
+    """No report marks or escapes itself: all come from one place. In text gates fold tables and a note lists its marks."""
     face()  # It imports every module.
     forms = ("__str__", "_repr_html_", "marked", "_repr_mimebundle_")
     ours = [kind for kind in kinds_of(Shown) if kind.__module__.startswith("openmed_nb.")]
     own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
 
-    assert own == {"AnnotatedText.__str__", "Gates.__str__", "SweepReport._repr_html_"}
+    assert own == {"AnnotatedText.__str__", "Gates.__str__"}
 
 
 @pytest.mark.parametrize("simulated", [False, True])
