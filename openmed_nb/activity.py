@@ -60,8 +60,8 @@ class Activity:
         return f"{self.doing}: {self.name}" + (f" ({self.count})" if self.count else "")
 
 
-# What is done when a model is loaded, which is no part of the work with it.
-LOADING = "Loading"
+# What is done when a model is loaded, which is no part of the work with it, and when a library is.
+LOADING, IMPORTING = "Loading", "Importing"
 
 # Gets an activity while it is under way, and ``None`` when it is time to look again.
 Listener = Callable[[Activity | None], None]

@@ -1,8 +1,12 @@
 """What is under way, as one line with a bar: below the cell of a notebook, and at the bottom of a terminal.
 
 A verb only says what it does (``SESSION.tell``), which costs it nothing: a thread of its own, which lives as long as the
-outermost verb, draws the line after half a second and then again and again, so that also a step that takes minutes, such
-as importing torch, is seen to go on. At the end the line says so, and stays.
+outermost verb, draws the line after half a second and then again and again, so that also a step that takes minutes is seen
+to go on. At the end the line says so, and stays.
+
+No thread draws while a library keeps the interpreter to itself, as torch does for a second while it is imported and the
+garbage collector while it collects. So an import is drawn before it begins, and in a notebook a dot pulses before the line,
+which the browser does alone.
 
 Only a person gets a line: in a notebook of which somebody runs the cells, and in a terminal. What runs notebooks by itself, such
 as nbval and nbconvert, gives no answers to ``input()``, and gets none, so that stored outputs are the same in every run.
@@ -20,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .activity import LOADING, Activity
+from .activity import IMPORTING, LOADING, Activity
 from .devices.machine import now
 from .display import escape
 
@@ -29,7 +33,19 @@ OFF = frozenset({"0", "false", "no", "off"})
 
 PATIENCE = 0.4  # Seconds without a sign of life: before the line is drawn, and from then on between two drawings.
 WIDTH = 10  # How many characters the bar of a text has.
+LOADS = IMPORTING, LOADING  # What comes before the work.
+BEAT = 1.2  # Seconds in which the dot pulses once.
 MANY = 100  # Of so many things, or of an unknown number, the speed is shown too.
+
+
+# The dot rests where a person has asked their system for less motion, and in a notebook that is not trusted, where JupyterLab
+# drops the style.
+PULSE = (
+    "<style>@keyframes openmed-pulse{50%%{opacity:0.15}}"
+    f".openmed-pulse{{animation:openmed-pulse {BEAT:g}s ease-in-out infinite}}"
+    "@media (prefers-reduced-motion:reduce){.openmed-pulse{animation:none}}</style>"
+    '<span class="openmed-pulse" aria-hidden="true" style="animation-delay:-%.2fs">●</span> '
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class Line:
         end: ``"finished"`` or ``"stopped"``; empty while it goes on.
         left: About how many seconds are left, ``None`` if nobody knows.
         speed: How many things are done in a second, ``None`` if that says nothing.
-        loading: How many of the seconds went into loading a model.
+        loading: How many of the seconds went into loading a model, and the libraries that it needs.
 
     Example:
         >>> print(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, left=18))
@@ -67,7 +83,8 @@ class Line:
         """What stands behind the bar."""
         time, loading = duration(self.seconds), ""
         if self.end:
-            loading = f" (loading took {duration(self.loading)})" if self.loading >= 1 else ""
+            told = self.loading >= 1 and self.activity.doing not in LOADS
+            loading = f" (loading took {duration(self.loading)})" if told else ""
             time = f"{self.end} after {time}"
         left = "" if self.left is None or self.end else f"about {duration(self.left)} left"
         speed = "" if self.speed is None else f"{self.speed:.3g} {self.activity.unit}s/s"
@@ -83,10 +100,12 @@ class Line:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the line as HTML that needs no style sheet and no widget, and is the same in a notebook that is not trusted."""
+        """Return the line as HTML that needs no widget; at the end, it is the same in a notebook that is not trusted."""
         share, label = self.activity.share, escape(self.heading)
         bar = ", " if share is None else f' <progress max="1" value="{share:.3f}" aria-label="{label}"></progress> '
-        return f"<div>{label}{bar}{escape(self.words)}</div>"
+        # Each drawing replaces the one before, and its dot goes on where that one's was.
+        pulse = "" if self.end else PULSE % (self.seconds % BEAT)
+        return f"<div>{pulse}{label}{bar}{escape(self.words)}</div>"
 
 
 def duration(seconds: float) -> str:
@@ -122,7 +141,7 @@ class Course:
     def hear(self, activity: Activity, time: float) -> None:
         """Note what begins, or goes on, at a time."""
         before, marks, steps = self._heard
-        self.loading += time - self._told if before.doing == LOADING else 0.0
+        self.loading += time - self._told if before.doing in LOADS else 0.0
         self._told = time
         mark = time, activity.done
         if (activity.doing, activity.name, activity.unit) != (before.doing, before.name, before.unit):
@@ -167,6 +186,11 @@ class Cell:
             self._shown = display(line, display_id=True)
         else:
             self._shown.update(line)
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # What comes next may keep the thread that sends it waiting.
+            with contextlib.suppress(ValueError):  # A stream of a person's own that is closed.
+                sys.stdout.flush()
 
     def close(self) -> None:
         pass
@@ -236,6 +260,8 @@ class Progress:
             self._drawing = Drawing(surface, activity, self._patience)
             self._drawing.start()
         self._drawing.course.hear(activity, now())
+        if activity.doing == IMPORTING:
+            self._drawing.draw()
 
     def end(self, stopped: bool) -> None:
         """Say that the verb is done, or has failed, if anything was shown of it."""
@@ -251,7 +277,7 @@ class Drawing:
         self.course = Course(now())
         self.course.hear(activity, self.course.began)
         self._surface, self._patience, self._drawn = surface, patience, False
-        self._ended = threading.Event()
+        self._ended, self._turn = threading.Event(), threading.Lock()
         # In the context of the cell, which says where an output belongs.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._draw,), name="openmed_nb progress", daemon=True)
@@ -264,10 +290,15 @@ class Drawing:
         self._ended.set()
         self._thread.join()
         if self._drawn:
-            self._surface.draw(self.course.line(now(), end))
+            self.draw(end)
             self._surface.close()
+
+    def draw(self, end: str = "") -> None:
+        """Draw the line as it is now."""
+        with self._turn:
+            self._drawn = True
+            self._surface.draw(self.course.line(now(), end))
 
     def _draw(self) -> None:
         while not self._ended.wait(self._patience):
-            self._drawn = True
-            self._surface.draw(self.course.line(now()))
+            self.draw()

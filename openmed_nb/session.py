@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .activity import LOADING, Activity, Listener, Listeners, Thing
+from .activity import IMPORTING, LOADING, Activity, Listener, Listeners, Thing
 from .devices import backend
 from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, DeviceList, Explanation
@@ -207,7 +207,7 @@ class Session:
         self._listeners.tell(activity)
 
     def _tell_of_import(self) -> None:
-        self.tell(Activity("Importing", "torch"))
+        self.tell(Activity(IMPORTING, "torch"))
 
     def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
         """Yield things, and tell the listeners of each before it, and of the end."""
@@ -410,6 +410,7 @@ class Session:
 
             spec = replace(spec, folder=self.models.folder(spec))
             spec, precision = in_chosen_dtype(spec, choice.device, self.computer, self.environ)
+        self.computer.load_torch()  # The load would import it too, and say nothing of that.
         follows = not Wish(source, wish).asks and spec.dtype != INT8
         return LoadPlan(spec, choice.device, follows, options, precision)
 

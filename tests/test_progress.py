@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from openmed_nb.activity import LOADING, Activity, Listeners
+from openmed_nb.activity import IMPORTING, LOADING, Activity, Listeners
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
 
@@ -43,10 +43,21 @@ def test_what_a_line_says(line, said):
 
 def test_html_is_the_text_with_a_bar_of_the_browser():
     """In a notebook the bar is that of the browser, with its name for a screen reader; names are escaped."""
-    shown = Line(Activity("Comparing", "<b>", 5, 20, "turn"), 12)._repr_html_()
+    shown = Line(Activity("Comparing", "<b>", 5, 20, "turn"), 12, "stopped")._repr_html_()
 
     bar = '<progress max="1" value="0.250" aria-label="Comparing: &lt;b&gt;"></progress>'
-    assert shown == f"<div>Comparing: &lt;b&gt; {bar} turn 6 of 20, 12 s</div>"
+    assert shown == f"<div>Comparing: &lt;b&gt; {bar} turn 6 of 20, stopped after 12 s</div>"
+
+
+def test_a_dot_pulses_until_the_end():
+    """While the verb goes on, a dot pulses before the line, on and on where it is drawn again; at the end it is gone."""
+    activity = Activity(LOADING, "bundled")
+    first, next_one = (Line(activity, seconds)._repr_html_() for seconds in (12.1, 12.5))
+
+    assert 'aria-hidden="true" style="animation-delay:-0.10s">●</span> Loading: bundled, 12 s</div>' in first
+    assert "animation-delay:-0.50s" in next_one
+    assert "prefers-reduced-motion" in first
+    assert Line(activity, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
 
 
 def lines_of(told, total=300):
@@ -79,7 +90,9 @@ def test_what_an_earlier_run_did_is_no_part_of_the_speed():
 def test_the_time_to_load_is_said():
     """The seconds count from the first model that is loaded, and how many of them went into loading is said."""
     course = Course(10.0)
-    course.hear(Activity(LOADING, "bundled"), 10.0)
+    course.hear(Activity(IMPORTING, "torch"), 10.0)
+    course.hear(Activity(LOADING, "bundled"), 12.0)
+    assert str(course.line(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"  # It says what took the time.
     course.hear(of_texts(0), 14.0)
     course.hear(of_texts(300), 20.0)
     line = course.line(20.0, "finished")
@@ -174,6 +187,18 @@ def test_the_line_says_what_was_told_last():
         assert page.lines[-1].activity == Activity("Comparing", model, 3, 3, "turn")
         assert page.lines[-1].end == "finished"
     assert page.closed == 2
+
+
+def test_an_import_is_drawn_before_it_begins():
+    """What keeps the interpreter to itself is drawn before, because nothing can be drawn while it does."""
+    listeners, page = watched(patience=3600)
+    with listeners.told_after():
+        listeners.tell(Activity(LOADING, "bundled"))
+        assert page.lines == []
+        listeners.tell(Activity(IMPORTING, "torch"))
+        assert page.lines[0].activity == Activity(IMPORTING, "torch")
+
+    assert [line.end for line in page.lines] == ["", "finished"]
 
 
 class Interrupted(Page):

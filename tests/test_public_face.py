@@ -103,6 +103,26 @@ def test_a_word_means_the_same_everywhere():
     }
 
 
+LONG = {
+    *("annotate", "cluster", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
+    *("release", "report", "sweep", "training.loader.check", "training.loader.ladder"),
+    *(f"runbook.{name}" for name in ("forecast", "ladder", "parity", "profile", "validate_precision")),
+}
+"""The functions that may take longer than half a second; what imports torch alone is switched off by a setting only."""
+
+
+def test_every_long_function_can_be_silenced():
+    """What takes long has ``progress=True``, which one may pass as False; no function that shows a line is without it."""
+    faces = {"": nb, "runbook.": nb.runbook, "training.": nb.training, "compat.": nb.compat}
+    public = {f"{place}{name}": getattr(face, name) for place, face in faces.items() for name in face.__all__}
+    public |= {f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "ladder", "settings")}
+    functions = {name: one for name, one in public.items() if inspect.isfunction(one)}
+    shown = {name for name, one in functions.items() if "told_after(" in inspect.getsource(one)}
+    silenced = {name for name, one in functions.items() if "progress" in inspect.signature(one).parameters}
+
+    assert silenced >= LONG | shown - {"training.limit_memory"}
+
+
 def test_one_place_renders_every_report():
     """No report marks or escapes itself: all come from one place. In text gates fold tables and a note lists its marks."""
     face()  # It imports every module.

@@ -205,12 +205,12 @@ def test_a_session_of_its_own(session, computers):
 
 
 def test_loading_is_told(session):
-    """A model that is loaded is told of by name, once; one that is there already is not."""
+    """A model that is loaded is told of by name, once, and torch before it; what is there already is not."""
     listening = Listening(session)
     for _ in range(2):
         session.load_model(SMALL, OpenMedConfig(device="cpu"))
 
-    assert listening.told == [f"Loading: {SMALL}", None, None]
+    assert listening.told == ["Importing: torch", f"Loading: {SMALL}", None, None]
 
 
 def test_annotating_is_told(session):
@@ -218,7 +218,7 @@ def test_annotating_is_told(session):
     listening = Listening(session)
     annotate_text(session, NOTE, SMALL)
 
-    assert listening.told == [f"Loading: {SMALL}", f"Annotating: {SMALL}", None]
+    assert listening.told == ["Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}", None]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_loading_that_fails_ends(session, tmp_path):
     with pytest.raises(OpenMedError):
         session.load_model(str(tmp_path), OpenMedConfig(device="cpu"))
 
-    assert listening.told == [f"Loading: {tmp_path}", None]
+    assert listening.told == ["Importing: torch", f"Loading: {tmp_path}", None]
 
 
 @pytest.fixture
@@ -326,8 +326,8 @@ def test_a_move_that_fails_ends(computers):
     with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
         here.session.use("mps")
 
-    assert listening.told == ["Importing: torch", f"Moving to mps: {SMALL}", None]
-    assert places == [(False, "cpu"), (False, "cpu"), (True, "cpu")]
+    assert listening.told == [f"Moving to mps: {SMALL}", None]
+    assert places == [(False, "cpu"), (True, "cpu")]
 
 
 @pytest.fixture
@@ -402,15 +402,16 @@ def test_a_limit_is_told_when_it_is_in_force():
 
 
 def test_a_release_is_told_once(listening):
-    """Releasing memory tells once, when everything was let go of."""
+    """Releasing memory tells of each cause, and to look again once, when everything was let go of."""
     nb.load_pipeline(SMALL)
     listening.told.clear()
     loaded = []
-    remove = SESSION.listen(lambda _activity: loaded.append(len(SESSION.inventory())))
+    remove = SESSION.listen(lambda activity: None if activity else loaded.append(len(SESSION.inventory())))
     nb.release(namespace={})
     remove()
 
-    assert listening.told == [None]
+    causes = [f"cause {number} of 4" for number in range(1, 5)] + ["4 causes"]
+    assert listening.told == [*(f"Releasing: memory ({cause})" for cause in causes), None]
     assert loaded == [0]
 
 
@@ -426,6 +427,7 @@ def test_epochs_are_told(listening):
 def test_a_session_is_free_between_verbs(session):
     """A session is free, but for other threads while a verb is inside; asking waits for nobody."""
     free: list[bool] = []
+    session.computer.load_torch()
     session.listen(lambda activity: free.extend([is_free(session), session.is_free()] if activity else []))
     assert is_free(session)
     session.load_model(SMALL, OpenMedConfig(device="cpu"))

@@ -32,12 +32,15 @@ def create_pipeline(
         return pipe
 
 
-def load_pipeline(model: str | None = None, device: str | None = None, **arguments: Any) -> Any:
+def load_pipeline(
+    model: str | None = None, device: str | None = None, *, progress: bool = True, **arguments: Any
+) -> Any:
     """Return a token-classification pipeline on the best device of this computer.
 
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled, offline disease model.
         device: A device to stay on; ``None`` follows the session's.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: ``aggregation_strategy``, how tokens become entities: ``"first"`` (also the default, because ``"simple"``
             breaks words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``; ``batch_tokens``, how many tokens run at once;
             ``truncation``, whether to drop what is longer than the model takes; ``compile``, whether to try
@@ -53,19 +56,24 @@ def load_pipeline(model: str | None = None, device: str | None = None, **argumen
         >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
         'asthma'
     """
-    return create_pipeline(SESSION, model, OpenMedConfig(), device=device, **arguments)
+    with SESSION.told_after(progress):
+        return create_pipeline(SESSION, model, OpenMedConfig(), device=device, **arguments)
 
 
-def load_model(model: str | None = None, device: str | None = None, **arguments: Any) -> dict[str, Any]:
+def load_model(
+    model: str | None = None, device: str | None = None, *, progress: bool = True, **arguments: Any
+) -> dict[str, Any]:
     """Return ``{"model", "tokenizer", "config"}`` of a model on the best device of this computer.
 
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
         device: A device to stay on; ``None`` follows the session's.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or ``trust_remote_code``.
 
     Raises:
         ModelError: If the model cannot be found or loaded; its remedy says what to do.
         DeviceError: If the device cannot be used.
     """
-    return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()
+    with SESSION.told_after(progress):
+        return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()

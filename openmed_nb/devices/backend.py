@@ -6,6 +6,7 @@ what it says itself once it is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -18,11 +19,12 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..activity import uninterrupted
 from ..errors import TorchUnusable, cause, check_is_real
 from .request import canonical, kind_of
 
@@ -156,9 +158,12 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def import_torch() -> Any:
-    """Import torch."""
+    """Import torch; an interrupt waits until it is there, because no process can import it again after half of it."""
     try:
-        with nullcontext() if torch_is_loaded() else collector_at_rest():
+        with contextlib.ExitStack() as during:
+            if not torch_is_loaded():
+                during.enter_context(uninterrupted())
+                during.enter_context(collector_at_rest())
             torch = importlib.import_module("torch")
     except Exception as error:
         # A damaged installation fails in any way: missing libraries, other versions of numpy, half-written files.

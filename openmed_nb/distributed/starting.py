@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ..activity import Activity
 from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
 from ..display import Report, Shown
@@ -62,6 +63,7 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     known_hosts: str | os.PathLike[str] | None = None,
     remote_python: str | os.PathLike[str] | None = None,
     security: Security | None = None,
+    progress: bool = True,
 ) -> Cluster:
     """Start workers for :func:`openmed_nb.annotate`, on this computer or over SSH on several; they end with the block.
 
@@ -87,6 +89,7 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
         known_hosts: The file of the keys of known hosts.
         remote_python: The Python on the hosts; ``None`` is the path of this one.
         security: Certificates of yours, as files that are on every host; ``None`` makes some for this cluster.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         A context manager with ``client``, to be passed to ``annotate``, and ``members``: which worker is where, on which
@@ -107,32 +110,34 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker that imports the script; multiprocessing would refuse to start processes there, too.
         raise SystemExit(f"A worker came to start a cluster of its own. {MAIN_GUARD}")
-    import_extra("distributed", "A cluster needs Dask")
-    whole_or_none("n", n, otherwise=", or name computers in hosts=[...]")
-    whole_or_none("threads", threads)
-    if hosts is None:
-        named = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
-        if given := [name for name, value in named.items() if value is not None]:
-            what = f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for hosts."
-            raise ConfigurationError(what, "Name them in hosts=[...].")
-        if mps_is_simulated():
-            raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
-        from dask.system import CPU_COUNT
+    with SESSION.told_after(progress):
+        SESSION.tell(Activity("Starting", "workers"))
+        import_extra("distributed", "A cluster needs Dask")
+        whole_or_none("n", n, otherwise=", or name computers in hosts=[...]")
+        whole_or_none("threads", threads)
+        if hosts is None:
+            named = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
+            if given := [name for name, value in named.items() if value is not None]:
+                what = f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for hosts."
+                raise ConfigurationError(what, "Name them in hosts=[...].")
+            if mps_is_simulated():
+                raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
+            from dask.system import CPU_COUNT
 
-        choice = SESSION.device(device)
-        gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
-        own = checked_security(security)
-        return begin(local_cluster(plans, own), own, len(plans), choice.reason, local_remedy())
-    if n is not None:
-        again = "Leave it out; a host that is named twice gets two workers."
-        raise ConfigurationError("n is for this computer alone.", again)
-    names, login = checked_hosts(hosts), Login.of(user, key, port, known_hosts, remote_python)
-    wish = None if device is None else DeviceRequest.parse(device, "argument").value
-    import_extra("asyncssh", "A cluster over SSH needs asyncssh")
-    own = checked_security(security, ("client",))
-    reason = wish and f"{wish!r} was asked for by argument."
-    return begin(ssh_cluster(names, login, wish, threads, own), own, len(names), reason, REMEDY)
+            choice = SESSION.device(device)
+            gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
+            own = checked_security(security)
+            return begin(local_cluster(plans, own), own, len(plans), choice.reason, local_remedy())
+        if n is not None:
+            again = "Leave it out; a host that is named twice gets two workers."
+            raise ConfigurationError("n is for this computer alone.", again)
+        names, login = checked_hosts(hosts), Login.of(user, key, port, known_hosts, remote_python)
+        wish = None if device is None else DeviceRequest.parse(device, "argument").value
+        import_extra("asyncssh", "A cluster over SSH needs asyncssh")
+        own = checked_security(security, ("client",))
+        reason = wish and f"{wish!r} was asked for by argument."
+        return begin(ssh_cluster(names, login, wish, threads, own), own, len(names), reason, REMEDY)
 
 
 class Cluster(Shown):

@@ -122,13 +122,15 @@ class LoadedModel:
 
 @collector_at_rest()
 def import_transformers() -> None:
-    """Import torch, and what of transformers a load needs."""
+    """Import torch, and what of transformers every load needs; an interrupt waits until it is there, as for torch."""
     if sys.flags.optimize > 1:  # transformers' auto_docstring reads the docstrings of its classes while it is imported.
         what = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), and transformers needs its own."
         raise ModelError(what, "Run Python without that option, or with -O.")
     import_torch()
     try:
-        from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
+        with uninterrupted():
+            import transformers.modeling_utils  # noqa: F401
+            from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
     except Exception as error:
         # A damaged installation, or an import that was interrupted before, fails in any way.
         what = f"transformers cannot be imported: {cause(error)}."

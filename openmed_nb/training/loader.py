@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..activity import Activity
 from ..devices import moving
 from ..devices.backend import finish
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
@@ -335,7 +336,14 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"  # noqa: PLR2004
 
 
-def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, batches: int = 20) -> LoaderCheck:
+def check(
+    loader: Iterable[Any],
+    step: Callable[..., Any],
+    device: Any = None,
+    batches: int = 20,
+    *,
+    progress: bool = True,
+) -> LoaderCheck:
     """Measure a loader without the model, then the model without the loader, and say which one training waits for.
 
     Args:
@@ -344,6 +352,7 @@ def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, b
             function that takes a batch on the device and does a step, whatever that changes.
         device: As for :func:`to_device`.
         batches: How many of each are measured, at most; a few more come before, as warm-up.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         The times in seconds; ``bottleneck`` names the longer one, ``waiting`` the share of time that training waits. The
@@ -374,19 +383,24 @@ def check(loader: Iterable[Any], step: Callable[..., Any], device: Any = None, b
             f"The step cannot be of type {type(step).__name__}.", "Pass the model, or a function of a batch."
         )
     whole("batches", batches, most=sys.maxsize)
-    with torch.random.fork_rng(devices=[]):
+    with SESSION.told_after(progress), torch.random.fork_rng(devices=[]):
+        SESSION.tell(Activity("Timing", "the loader", 0, 2, "part"))
         rung, count, kept = time_batches(loader, batches)
+        SESSION.tell(Activity("Timing", "the step", 1, 2, "part"))
         step_seconds = median(_time_steps(step, kept, torch.device(name), count))
+        SESSION.tell(Activity("Timing", "the loader and the step", 2, 2, "part"))
     simulated = kind_of(name) == "mps" and mps_is_simulated()
     return LoaderCheck(name, rung.seconds, step_seconds, rung.workers, count, simulated)
 
 
-def ladder(
+def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     dataset: Any,
     batch_size: int,
     workers: Sequence[int] = (0, 1, 2),
     batches: int = 20,
     start_method: str | None = None,
+    *,
+    progress: bool = True,
     **arguments: Any,
 ) -> WorkerLadder:
     """Measure how fast a dataset is read with several numbers of worker processes, and the memory that they take.
@@ -397,6 +411,7 @@ def ladder(
         workers: The numbers of workers to try.
         batches: How many batches are measured for each.
         start_method: How workers begin, such as ``"spawn"``; ``None`` is Python's own way.
+        progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: More for ``DataLoader``, such as ``collate_fn``.
 
     Returns:
@@ -437,8 +452,9 @@ def ladder(
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if max(counts) and method in IMPORTING:
         check_sendable(settings)
-    with torch.random.fork_rng(devices=[]):
-        rungs = tuple(_rung(settings, count, batches, method) for count in sorted(set(counts)))
+    with SESSION.told_after(progress), torch.random.fork_rng(devices=[]):
+        tried = SESSION.steps("Timing", "the loader", sorted(set(counts)), "rung")
+        rungs = tuple(_rung(settings, count, batches, method) for count in tried)
     return WorkerLadder(rungs, batch_size)
 
 

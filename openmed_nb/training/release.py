@@ -165,6 +165,7 @@ def release(
     models: bool = True,
     history: bool = True,
     traceback: bool = True,
+    progress: bool = True,
 ) -> Release:
     """Hand back the memory that variables, the notebook's history, the last error and the loaded models keep.
 
@@ -174,6 +175,7 @@ def release(
         models: Whether to forget the models that were loaded; a pipeline that a variable still holds stays.
         history: Whether to clear ``Out`` and ``_``, which hold what cells have shown.
         traceback: Whether to let go of the frames of the last error; ``%debug`` and ``%tb`` have none then.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         What came back, cause by cause.
@@ -211,7 +213,7 @@ def release(
     causes["batches of guards"] = forget_batches
     if models:
         causes["loaded models"] = SESSION.unload
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         try:
             device, notes = SESSION.device().device, []
         except DeviceError as error:  # Memory is released all the same.
@@ -226,7 +228,8 @@ def release(
 def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
     """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own."""
     freed, held = [], _held(device)
-    for cause, let_go in {"unused blocks of the device": lambda: None, **causes}.items():
+    causes = {"unused blocks of the device": lambda: None, **causes}
+    for cause, let_go in SESSION.steps("Releasing", "memory", causes.items(), "cause"):
         let_go()
         gc.collect()
         allocator(device).empty_cache()

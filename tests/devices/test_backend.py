@@ -209,6 +209,22 @@ def test_allocator_with_a_living_mps_tensor():
     assert mps_allocator_started() is None
 
 
+INTERRUPTED = """
+from openmed_nb.devices.backend import import_torch
+try:
+    import_torch()
+    print(json.dumps("not interrupted"))
+except KeyboardInterrupt:
+    print(json.dumps(hasattr(sys.modules.get("torch"), "Tensor")))"""
+
+
+def test_an_interrupt_waits_until_torch_is_there(tmp_path):
+    """An interrupt while torch is imported comes when it is there: after half of it, no process can import it any more."""
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nclass Tensor: pass\n")
+
+    assert python(INTERRUPTED, folder=tmp_path) is True
+
+
 def write_package(source):
     """Return what makes a torch package with this source in a folder."""
 

@@ -187,7 +187,9 @@ def speeds_of(record: Record) -> dict[str, float]:
     }
 
 
-def report(folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, training: bool = False) -> DeviceReport:
+def report(
+    folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, training: bool = False, progress: bool = True
+) -> DeviceReport:
     """Measure this computer from end to end, and write what was found as one page, one JSON and one text for an issue.
 
     The steps: which device and why; the doctor with its probes; power, heat and memory; parity with gradients; seconds for
@@ -202,6 +204,7 @@ def report(folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, trai
             answer, and runs the others, as long as computer, torch and arguments are the same; else it starts anew and says why.
         quick: Whether fewer and shorter measurements will do: about one minute instead of five.
         training: Whether training steps are swept, compared and profiled instead of annotation.
+        progress: Whether to show what is under way, where it takes longer than half a second.
 
     Returns:
         The report: ``verdict``, in two sentences; ``not_measured``; ``steps``, each with ``outcome`` (``"done"``, ``"failed"``,
@@ -223,7 +226,7 @@ def report(folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, trai
     """
     check_flag("quick", quick)
     check_flag("training", training)
-    with SESSION.told_after():
+    with SESSION.told_after(progress):
         return reported(given_path(folder, "the folder of a report"), quick, training)
 
 
