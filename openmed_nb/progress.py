@@ -86,7 +86,8 @@ class Line:
             told = self.loading >= 1 and self.activity.doing not in LOADS
             loading = f" (loading took {duration(self.loading)})" if told else ""
             time = f"{self.end} after {time}"
-        left = "" if self.left is None or self.end else f"about {duration(self.left)} left"
+        known = not self.end and self.left is not None and self.left >= 1
+        left = f"about {duration(self.left or 0)} left" if known else ""
         speed = "" if self.speed is None else f"{self.speed:.3g} {self.activity.unit}s/s"
         return ", ".join(filter(None, (self.activity.count, time + loading, left, speed)))
 

@@ -29,6 +29,7 @@ def of_texts(done, total=300):
             Line(of_texts(99), 83, left=41.8, speed=2.3456),
             "Annotating: bundled on cpu ███░░░░░░░ text 100 of 300, 1:23, about 41 s left, 2.35 texts/s",
         ),
+        (Line(of_texts(60, 61), 83, left=0.4), "Annotating: bundled on cpu █████████░ text 61 of 61, 1:23"),
         (
             Line(of_texts(300), 4000, "finished", left=0.0, speed=25, loading=12),
             "Annotating: bundled on cpu ██████████ 300 texts, finished after 1:06:40 (loading took 12 s), 25 texts/s",

@@ -411,7 +411,7 @@ def test_a_release_is_told_once(listening):
     remove()
 
     causes = [f"cause {number} of 4" for number in range(1, 5)] + ["4 causes"]
-    assert listening.told == [*(f"Releasing: memory ({cause})" for cause in causes), None]
+    assert listening.told == ["Releasing: memory", *(f"Releasing: memory ({cause})" for cause in causes), None]
     assert loaded == [0]
 
 

@@ -424,7 +424,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         several = isinstance(asked, Iterable) and not isinstance(asked, str)
         names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))
 
-        alone = "" if len(names) > 1 else f". {ALONE}"
+        alone = "" if len(names) > 1 else ", the only device here"
 
         def tell(name: str) -> None:
             what = f"{subject.name} on {shown_device(name)}{alone}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ..activity import Activity
 from ..devices.backend import torch_is_loaded
 from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
@@ -214,6 +215,7 @@ def release(
     if models:
         causes["loaded models"] = SESSION.unload
     with SESSION.told_after(progress):
+        SESSION.tell(Activity("Releasing", "memory"))
         try:
             device, notes = SESSION.device().device, []
         except DeviceError as error:  # Memory is released all the same.

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from playwright.sync_api import expect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SILENCE = 0.5
 """Seconds after which a person wonders whether anything goes on."""
@@ -13,18 +13,32 @@ SILENCE = 0.5
 STALL = 2.0
 """Seconds that a busy computer, or a library that is loaded and lets no other thread run meanwhile, may add to that."""
 
-WATCH = """() => {
+STANDING = 5.0
+"""Seconds for which the figures of a line may stand while its dot pulses: the garbage collector lets no other thread run."""
+
+PATIENCE = 900_000
+"""Milliseconds for one cell, of which the report takes minutes."""
+
+PULSES = """() => document.getAnimations().filter(one => one.animationName === 'openmed-pulse'
+    && one.playState === 'running' && one.effect.target.checkVisibility()).length"""
+
+WATCH = f"""() => {{
+    window.changes = [performance.now()]
     window.signs = [performance.now()]
-    const sign = () => window.signs.push(performance.now())
-    new MutationObserver(sign).observe(
-        document.querySelector('.jp-Notebook'), {subtree: true, childList: true, characterData: true, attributes: true}
+    const change = () => window.changes.push(performance.now())
+    new MutationObserver(change).observe(
+        document.querySelector('.jp-Notebook'), {{subtree: true, childList: true, characterData: true, attributes: true}}
     )
-}"""
+    setInterval(() => {{ if (({PULSES})()) window.signs.push(performance.now()) }}, 100)
+}}"""
 
 SIGNS = """() => {
     const texts = [...document.querySelectorAll('.jp-Cell')].map(cell => cell.innerText)
-    return {signs: window.signs, texts}
+    const signs = [...window.changes, ...window.signs].sort((one, other) => one - other)
+    return {changes: window.changes, signs, texts}
 }"""
+
+TEXT = "Patient has type 2 diabetes mellitus and hypertension. "
 
 CELLS = (
     "%load_ext openmed_nb\nimport openmed_nb as nb",
@@ -36,6 +50,17 @@ CELLS = (
     "%openmed_doctor --ops {model}",
     "%openmed_sweep {model} --seconds 3",
     "nb.compare({model!r}, devices='cpu', pairs=6, watch=0, seconds=3)",
+    f"NOTES = [{TEXT!r} * 20] * 60",
+    f"%%openmed_ner --model {{model}}\n{TEXT * 100}",
+    "found = nb.annotate(NOTES, {model!r})",
+    "same = nb.runbook.parity({model!r}, NOTES[:20], device='cpu', dtype='bfloat16')",
+    "nb.runbook.validate_precision({model!r}, NOTES[:20], device='cpu')",
+    "where = nb.runbook.profile({model!r}, device='cpu', steps=3)",
+    "nb.runbook.forecast({model!r}, training=True)",
+    "nb.handoff('bundle', {model!r}, device='cpu', batch_size=8, rounds=4, steps=1)",
+    "nb.verdict(where, same)",
+    "nb.signals()",
+    "%openmed_report reported --quick",
     "%openmed_log",
     "%openmed_release",
     "%openmed_panel",
@@ -71,7 +96,7 @@ def silences(signs):
 
 
 def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model, picture):  # noqa: PLR0913, PLR0917
-    """From the first cell to the last, something on the page changes before SILENCE and STALL are over, without exception."""
+    """From the first cell to the last, something on the page moves before SILENCE and STALL are over, without exception."""
     cells = [cell.replace("{model!r}", repr(slow_model)).replace("{model}", slow_model) for cell in CELLS]
     front = fronts.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
     front.page.evaluate(WATCH)
@@ -79,11 +104,39 @@ def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model
     front.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     for number in range(1, len(cells) + 1):  # Each may take as long as all of another notebook.
         expect(front.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").nth(number - 1)).to_have_text(
-            f"[{number}]:"
+            f"[{number}]:", timeout=PATIENCE
         )
     told = front.page.evaluate(SIGNS)
     picture(front.page.locator(".jp-Notebook"), "no_silence")
 
-    assert sum("finished after" in text for text in told["texts"]) >= 4
-    longest = silences(told["signs"])
+    assert sum("finished after" in text for text in told["texts"]) >= 12
+    assert front.page.evaluate(PULSES) == 0
+    longest, standing = silences(told["signs"]), silences(told["changes"])
     assert longest[0][0] < SILENCE + STALL, longest[:10]
+    assert standing[0][0] < STANDING, standing[:10]
+
+
+LINES = """
+from openmed_nb.activity import Activity
+from openmed_nb.progress import Line
+for end in ("", "finished"):
+    display(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, end, left=18))
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_dot_pulses_while_a_verb_goes_on(server, fronts, new_page, write, picture, theme):  # noqa: PLR0913, PLR0917
+    """The dot of a line pulses in a browser, but not of a finished one, nor for who has asked for less motion."""
+    front = fronts.FRONTS["lab"](server, new_page(height=600), write(f"lines_{theme}", LINES), theme)
+    front.run_all()
+    outputs = front.page.locator(".jp-OutputArea-output")
+    expect(outputs).to_have_text(
+        [
+            "● Comparing: bundled  turn 8 of 20, 12 s, about 18 s left",
+            "Comparing: bundled  turn 8 of 20, finished after 12 s",
+        ]
+    )
+    assert front.page.evaluate(PULSES) == 1
+    front.page.emulate_media(reduced_motion="reduce")
+    assert front.page.evaluate(PULSES) == 0
+    picture(front.page.locator(".jp-Notebook"), f"line_{theme}")

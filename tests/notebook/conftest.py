@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import os
 import re
@@ -171,22 +172,34 @@ def run_ipython(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def _running_kernel(tmp_path_factory) -> Iterator[Kernel]:
-    folder = str(tmp_path_factory.mktemp("kernel"))
-    manager = KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable
-    manager.start_kernel(env=environment(IPYTHONDIR=folder, OPENMED_DEVICE="cpu"), cwd=folder)
-    client = manager.blocking_client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=PATIENCE)
-        running = Kernel(client, manager.interrupt_kernel)
-        running.run("import matplotlib.font_manager")  # What it says of its own folders is said here.
+def running_kernel(tmp_path_factory) -> Callable[..., contextlib.AbstractContextManager[Kernel]]:
+    """Give the function that runs a kernel for a with block, in a folder of its own; its shell asks for the CPU."""
+
+    @contextlib.contextmanager
+    def running(**changes: str) -> Iterator[Kernel]:
+        folder = str(tmp_path_factory.mktemp("kernel"))
+        manager = KernelManager(kernel_name="python3")
+        manager.kernel_spec.argv[0] = sys.executable
+        manager.start_kernel(env=environment(IPYTHONDIR=folder, OPENMED_DEVICE="cpu", **changes), cwd=folder)
+        client = manager.blocking_client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=PATIENCE)
+            running = Kernel(client, manager.interrupt_kernel)
+            running.run("import matplotlib.font_manager")  # What it says of its own folders is said here.
+            yield running
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+            manager.cleanup_resources()
+
+    return running
+
+
+@pytest.fixture(scope="session")
+def _running_kernel(running_kernel: Callable[..., contextlib.AbstractContextManager[Kernel]]) -> Iterator[Kernel]:
+    with running_kernel() as running:
         yield running
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
 
 
 @pytest.fixture

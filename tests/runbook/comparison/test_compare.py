@@ -214,7 +214,7 @@ def test_listeners_hear_which_device_is_made_ready():
 
     said = [str(one) for one in heard]
     assert said[:2] == [
-        "Loading: Linear on cpu. There is only the CPU here: nothing to compare it with.",
+        "Loading: Linear on cpu, the only device here",
         "Comparing: Linear with nothing but the CPU (turn 1 of 6)",
     ]
     assert said[-2:] == ["Comparing: Linear", "None"]

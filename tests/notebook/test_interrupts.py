@@ -1,0 +1,100 @@
+"""An interrupt of a long verb in a real kernel: the verb ends, its line says so, the session goes on, and nothing is left."""
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_computer]
+
+SETUP = """
+import os, tempfile, threading
+import psutil
+import openmed_nb as nb
+from openmed_nb.session import SESSION
+
+NOTES = ["Patient has type 2 diabetes mellitus and hypertension. " * 20] * 4000
+
+def there():
+    names = {one.name for one in threading.enumerate() if not one.name.startswith("ThreadPoolExecutor")}
+    return names, psutil.Process().children(), os.listdir(tempfile.gettempdir()), os.listdir()
+"""
+"""Texts that take minutes, and what there is of threads, processes and files; transformers keeps threads that wait."""
+
+EAGER = "SESSION._listeners._indicator._patience = 0.01"
+"""From now on, lines are drawn at once."""
+
+WORKS = "nb.load_pipeline('bundled_small', progress=False)('She has asthma.')[0]['word']"
+
+VERBS = {
+    "load": "SESSION.unload(); nb.load_pipeline('bundled')",
+    "annotate": "nb.annotate(NOTES, 'bundled_small')",
+    "sweep": "nb.sweep('bundled_small', seconds=600)",
+    "compare": "nb.compare('bundled_small', seconds=600)",
+    "parity": "nb.runbook.parity('bundled_small', NOTES, dtype='bfloat16')",
+    "validate_precision": "nb.runbook.validate_precision('bundled_small', NOTES)",
+    "profile": "nb.runbook.profile('bundled_small', steps=100000)",
+    "forecast": "nb.runbook.forecast('bundled_small', training=True)",
+    "doctor": "nb.doctor('bundled')",
+    "logbook": "nb.logbook()",
+    "handoff": "nb.handoff('bundle', 'bundled_small', steps=1000)",
+    "report": "nb.report('reported', quick=True)",
+    "release": "nb.release()",
+    "loader": "nb.training.loader.ladder([1.0] * 10**6, 2, workers=(0,), batches=10**5)",
+}
+
+
+@pytest.fixture(scope="module")
+def fresh(running_kernel, tmp_path_factory):
+    """A kernel of its own, which has not imported torch yet, with a folder of its own for what is temporary."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with running_kernel(TMPDIR=str(folder), OPENMED_NB_DATA=str(folder)) as kernel:
+        kernel.run(SETUP)
+        yield kernel
+
+
+def interrupted(kernel, code):
+    """Run a cell as a person does, interrupt it when its line is drawn, and return the error and what the line said last."""
+    asked, lines, errors = [], [], []
+
+    def hear(message):
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            lines.append(message["content"]["data"]["text/plain"])
+            if not asked:
+                asked.append(kernel.interrupt())
+        if message["msg_type"] == "error":
+            errors.append(message["content"])
+
+    kernel.client.execute_interactive(code, allow_stdin=True, output_hook=hear, stop_on_error=False, timeout=120)
+    (error,) = errors
+    return error, lines[-1]
+
+
+def check(kernel, code, left=()):
+    """Interrupt a cell, and hold that its line and its error say so, that nothing else is left, and that a text can be read."""
+    kernel.run("before = there()")
+    error, line = interrupted(kernel, code)
+
+    assert error["ename"] in {"KeyboardInterrupt", "Interrupted"}
+    assert len(error["traceback"]) == 1
+    assert "stopped after " in line
+    assert kernel.value(WORKS) == "asthma"
+    new = kernel.value("[sorted(map(str, set(now) - set(one))) for one, now in zip(before, there())]")
+    assert new == [[], [], [], [*left]]
+
+
+def test_an_interrupt_while_libraries_are_imported(fresh):
+    """The first load, which imports torch and transformers, ends when they are there, and the next one works."""
+    error, line = interrupted(fresh, VERBS["load"])
+
+    assert (error["ename"], error["traceback"]) == ("KeyboardInterrupt", ["KeyboardInterrupt: Stopped."])
+    assert line.startswith("Importing: torch, stopped after ")
+    assert fresh.value(WORKS) == "asthma"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_interrupt_of_a_long_verb(fresh, verb):
+    """Each ends before it is done, says that it stopped, and leaves a session that works, and no thread, process or file.
+
+    What a report has found stays, so that it goes on later.
+    """
+    fresh.run(f"{WORKS}\n{EAGER}")  # What is loaded once is there.
+
+    check(fresh, VERBS[verb], left=["reported"] if verb == "report" else ())
