@@ -45,9 +45,9 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     """Return the entities that a model finds in one text, or in many, near the speed of the bare model.
 
     Args:
-        texts: One text as a string, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``: anything
-            that gives strings one by one. They are read as they are needed; kept are the first texts, 16 bytes for
-            each text and 24 for each entity, and each word once. Or the ``pathlib.Path`` of files that are a text
+        texts: One text as a string, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``:
+            anything that gives strings one by one. They are read as they are needed; kept are the first texts, what all of
+            them came in (no copy), 16 bytes for each text and 24 for each entity, and each word once. Or the ``pathlib.Path`` of files that are a text
             each, with ``*`` for any name, or a list of such paths. Or a column of ``dask.dataframe``, of which a
             partition is read at a time, after all were read once to count their rows; not as it is after
             ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5 (its

@@ -484,11 +484,11 @@ class Annotations(Shown, Sequence[list[Entity]]):
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         return pd.DataFrame(self.answers.columns())
 
-    def show(self, text: int) -> AnnotatedText:
+    def show(self, number: int) -> AnnotatedText:
         """Return one of the texts with its entities marked.
 
         Args:
-            text: Its number, from 0.
+            number: Its number, from 0.
 
         Returns:
             The text as ``annotate`` returns it for a single one; files, and texts that were not kept, are read again.
@@ -510,7 +510,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """
         if not len(self):
             raise ConfigurationError("There are no texts to show.", "Annotate some.")
-        which = whole("text", text, 0, len(self) - 1)
+        which = whole("number", number, 0, len(self) - 1)
         if why := self.answers.errors.get(which):
             raise UnreadableText(why, "Read another text; .errors has those without an answer.")
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
@@ -552,6 +552,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
             [['asthma'], []]
         """
         least = in_range("score", score, 1.0, such_as="0.9")
+        if not (labels or least):
+            return self
         there = {label.casefold() for label in self.answers.labels}
         for label in labels:
             if not isinstance(label, str):

@@ -134,10 +134,14 @@ class Members(Shown):
         """Return how many they are and why they use their devices; their names and versions are figures."""
         hosts = counted(len({member.host for member in self.members}), "computer")
         reasons = sorted({f"{member.device}: {member.reason}" for member in self.members})
-        rows = tuple((one.host, one.device, one.reason, one.system, *one.versions.values()) for one in self.members)
-        columns = ("computer", "device", "why", "system", *PACKAGES)
+        rows = tuple((one.host, one.device, one.reason, one.system) for one in self.members)
+        versions = tuple((one.host, *one.versions.values()) for one in self.members)
+        figures = (
+            Table("", ("computer", "device", "why", "system"), rows),
+            Table("Versions", ("computer", *PACKAGES), versions, folded=True),
+        )
         title = f"{self.label} on {hosts}"
-        return Report(title, tuple(reasons), figures=(Table("", columns, rows),), spoken=(title,))
+        return Report(title, tuple(reasons), figures=figures, spoken=(title,))
 
 
 @dataclass(frozen=True)

@@ -405,7 +405,7 @@ class TestOneOfMany:
     @pytest.mark.parametrize("number", [4, -1, 1.0, "1", True])
     def test_a_number_that_no_text_has(self, number):
         """Any other number is refused, with those that there are."""
-        with pytest.raises(ConfigurationError, match=r"text cannot be .*\. Pass a whole number from 0 to 3\."):
+        with pytest.raises(ConfigurationError, match=r"number cannot be .*\. Pass a whole number from 0 to 3\."):
             rereadable(TEXTS).show(number)
 
     def test_a_text_without_an_answer(self):
