@@ -279,7 +279,7 @@ def to_html(report: Report) -> str:
     """Return the report as one HTML element."""
     headline, *sentences = report.spoken or (report.title, *report.sentences)
     first = f"{badge(report.status)} " if report.status else ""
-    title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>'
+    title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>' if headline else ""
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
     pictures, text = "".join(map(drawn, report.pictures)), _html_text(report.pieces) if report.pieces else ""
     tables, figures = ("".join(map(_html_table, filled(some))) for some in (report.tables, report.figures))

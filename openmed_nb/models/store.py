@@ -54,7 +54,7 @@ class Inventory(Shown, Sequence[ModelInMemory]):
     Example:
         >>> print(Inventory((ModelInMemory("bundled", "cpu", "float32", 3 << 20, True),)))
         1 model in memory
-          model    device  type     size     moves along
+          model    device  type     size     follows the device
           bundled  cpu     float32  3.0 MiB  yes
     """
 
@@ -74,7 +74,7 @@ class Inventory(Shown, Sequence[ModelInMemory]):
     def table(self) -> Table:
         """Return a row for each model."""
         rows = tuple((one.name, one.device, one.dtype, in_bytes(one.size), one.moves_along) for one in self.models)
-        return Table("", ("model", "device", "type", "size", "moves along"), rows)
+        return Table("", ("model", "device", "type", "size", "follows the device"), rows)
 
     def report(self) -> Report:
         """Return the table under the number of models."""

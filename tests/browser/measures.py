@@ -35,7 +35,7 @@ opacities counted in. Inside of JupyterLab's outputs axe leaves contrast undecid
 STICKING_OUT = """root => {
   const edge = root.getBoundingClientRect(), out = [];
   for (const e of root.querySelectorAll('*')) {
-    const box = e.getBoundingClientRect(), name = `${e.tagName.toLowerCase()} ${(e.innerText || e.className || '').slice(0, 40)}`;
+    const box = e.getBoundingClientRect(), name = `${e.tagName.toLowerCase()} ${(e.innerText || e.getAttribute('class') || '').slice(0, 40)}`;
     if (!box.width || !box.height || !e.checkVisibility()) continue;
     if (box.right > edge.right + 1 || box.left < edge.left - 1) out.push(`${name}: goes beyond the panel`);
     const style = getComputedStyle(e);

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 pytestmark = pytest.mark.slow
 
-FIGURE = re.compile(r"used ([\d.,]+) (\w+)")
+FIGURE = re.compile(r"process\s+([\d.,]+) (\w+)")
 
 SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
 """A second panel, at the end of the shipped notebook."""
@@ -49,7 +49,7 @@ def test_a_click_changes_the_device_of_the_kernel(front):
 
     front.expect_kernel(DEVICE, ("cpu", "the panel"))
     front.expect_pressed("cpu")
-    expect(front.region("Device").get_by_role("status").first).to_contain_text("In force: cpu")
+    expect(front.region("Device").get_by_role("status").first).to_contain_text("cpu, asked for by the panel")
     expect(front.region("Device")).to_contain_text("asked for by the panel")
 
 
@@ -86,6 +86,7 @@ def test_a_click_moves_the_models(front):
     front.expect_kernel(MODELS, [("bundled_small", "mps")])
     front.expect_pressed("mps")
     expect(front.region("Device")).to_contain_text("SIMULATED")
+    front.region("Models").get_by_text("1 model in memory").click()
     expect(front.region("Models").get_by_role("row").last).to_contain_text("SIMULATED")
     expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
 
@@ -96,7 +97,7 @@ def test_a_magic_repaints_the_panel(front):
 
     for panel in (0, 1):
         expect(front.device_button("mps", panel)).to_be_enabled()
-        expect(front.region("Device", panel)).to_contain_text("In force: mps")
+        expect(front.region("Device", panel)).to_contain_text("mps (SIMULATED), asked for by %openmed_device")
     front.run("%openmed_device cpu")
     for panel in (0, 1):
         front.expect_pressed("cpu", panel)
@@ -122,6 +123,7 @@ def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
     front.page.wait_for_timeout(300)
 
     assert front.evaluate(DEVICE) == before
+    front.region("Device").get_by_text("Why not").click()
     row = front.region("Device").get_by_role("row").filter(has=front.page.get_by_role("rowheader", name="cuda"))
     _, reason, remedy = row.get_by_role("cell").all_inner_texts()
     assert len(reason) > 10
@@ -179,6 +181,17 @@ def test_refresh_shows_the_memory_of_now(front):
     front.run("del hog")
 
 
+def test_the_memory_has_a_history(front):
+    """Each look is a point of a line, which says in words from where to where it went."""
+    front.button("Refresh", panel=1).click()
+    line = front.region("Memory", panel=1).get_by_role(
+        "img", name=re.compile(r"[\d.]+ \wiB to [\d.]+ \wiB at the last \d+ looks")
+    )
+
+    expect(line).to_be_visible()
+    front.wait_until(lambda: len(line.locator("polyline").get_attribute("points").split()) > 1)
+
+
 def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
     """While the box is checked the figures follow by themselves, and no thread is started for that."""
     box = front.region("Memory", panel=1).get_by_role("checkbox", name="Refresh every 2 seconds")
@@ -203,9 +216,26 @@ def test_annotate_shows_the_entities_the_time_and_the_device(front):
 
     marks = front.region("Try it").locator("mark")
     expect(marks.first).to_contain_text("asthma")
-    expect(front.region("Try it")).to_contain_text(re.compile(r"Annotated in ([\d,]+|less than 1) ms on cpu"))
+    expect(front.region("Try it")).to_contain_text(
+        re.compile(r"found by bundled_small on cpu in ([\d,]+|less than 1) ms")
+    )
     front.expect_kernel(MODELS, [("bundled_small", "cpu")])
+    front.region("Models").get_by_text("1 model in memory: bundled_small").click()
     expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
+
+
+def test_without_a_text_it_asks_for_one(front):
+    """Annotate asks for a text where there is none, and takes the answer to the former one away."""
+    box = front.region("Try it").get_by_role("textbox")
+    box.fill("No asthma.")
+    front.button("Annotate").click()
+    expect(front.region("Try it").locator("mark")).to_have_count(1)
+    box.fill(" ")
+    front.button("Annotate").click()
+
+    expect(front.region("Try it")).to_contain_text("There is no text yet: type one into the box, then press Annotate.")
+    expect(front.region("Try it").locator("mark")).to_have_count(0)
+    box.fill("No asthma.")
 
 
 def test_what_is_under_way_is_said(front):

@@ -25,14 +25,14 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
     front.run("nb.load_pipeline('bundled_small')")
     devices = front.evaluate("[button.label for button in panel.model.state.buttons if button.enabled]")
     front.tab_to("auto")
-    seen = ["auto"]
+    seen = [front.focus]
     while seen[-1]:
         front.page.keyboard.press("Tab")
         seen.append(front.focus.partition(":")[0])
 
     assert seen == [
-        *(*devices, "Reset", "MPS variables", "Refresh", "Release memory", "Refresh every 2 seconds"),
-        *("Unload bundled_small", "Text to annotate", "Annotate", ""),
+        *(*devices, "Reset", "Why not mps or cuda?", "Refresh", "Release memory", "Refresh every 2 seconds"),
+        *("Text to annotate", "Annotate", "1 model in memory", "Unload bundled_small", "MPS variables", ""),
     ]
 
 
@@ -69,10 +69,14 @@ def test_the_checkbox_by_keyboard(front):
     front.expect_kernel("panel.model.state.refreshes", False)
 
 
-def test_the_environment_unfolds_by_keyboard(front):
-    """Enter on the summary of the variables shows their table."""
-    front.tab_to("MPS variables")
-    table = front.region("Environment").get_by_role("table").first
+@pytest.mark.parametrize(
+    ("region", "summary"), [("Device", "Why not"), ("Models", "1 model in memory"), ("Environment", "MPS variables")]
+)
+def test_what_is_folded_unfolds_by_keyboard(front, region, summary):
+    """Enter on the summary of devices, models and variables shows their table, and hides it again."""
+    front.run("nb.load_pipeline('bundled_small')")
+    front.tab_to(summary)
+    table = front.region(region).get_by_role("table").first
     expect(table).to_be_hidden()
     front.page.keyboard.press("Enter")
 

@@ -40,7 +40,7 @@ def click_during_a_cell(front):
         front.button("Refresh").click()
         front.page.wait_for_timeout(500)
         expect(front.panel).to_contain_text(WAITS)
-        expect(front.region("Device").get_by_role("status").first).to_contain_text("Asked for: auto")
+        expect(front.region("Device").get_by_role("status").first).to_contain_text("chosen automatically")
 
 
 def expect_done_after_the_cell(front):

@@ -53,7 +53,7 @@ def test_what_it_says():
     """Each copy has a row with name, device, type and size, and whether it moves along."""
     assert str(TWO).splitlines() == [
         "3 models in memory",
-        "  model    device  type      size       moves along",
+        "  model    device  type      size       follows the device",
         "  bundled  cpu     float32   3.0 MiB    yes",
         "  bundled  cuda:1  bfloat16  2.5 MiB    no: asked for there",
         "  another  mps     float16   512 bytes  yes",

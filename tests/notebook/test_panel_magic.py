@@ -10,6 +10,13 @@ pytestmark = pytest.mark.real_computer  # The kernel and the terminal are proces
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
+COPY = """
+import shutil
+from openmed_nb.models.registry import BUNDLED
+shutil.copytree(BUNDLED['bundled_small'], 'my models/mine')
+"""
+
+
 @pytest.fixture
 def notebook(kernel):
     """A real kernel in which no panel is open before and after."""
@@ -29,7 +36,7 @@ def test_it_opens_a_panel(notebook):
     assert set(output) == {VIEW, "text/html", "text/plain"}
     assert output["text/plain"] == "The openmed_nb panel; %openmed_device does the same by typing"
     assert reply.streams == {}
-    assert "Asked for: OPENMED_DEVICE=cpu from your shell." in reply.html
+    assert "Device: cpu, asked for by OPENMED_DEVICE." in reply.html
 
 
 def test_it_returns_the_panel(notebook):
@@ -60,7 +67,7 @@ def test_it_can_be_silent(notebook):
     [
         ("", "", ("bundled", True)),
         ("", "--model bundled_small", ("bundled_small", True)),
-        ("__import__('os').makedirs('my models/mine')", "--model 'my models/mine'", ("my models/mine", True)),
+        (COPY, "--model 'my models/mine'", ("my models/mine", True)),
         ("%config OpenMedMagics.default_model = 'bundled_small'", "", ("bundled_small", True)),
         ("%config OpenMedMagics.default_model = 'x'", "--model bundled_small", ("bundled_small", True)),
         ("%config OpenMedMagics.show_text = False", "", ("bundled", False)),
@@ -119,12 +126,21 @@ def test_a_mistake_is_one_line(notebook, line, said):
     assert notebook.value("len(OPEN)") == 0
 
 
-def test_a_model_that_does_not_exist(notebook):
-    """A name of no model is refused where it is given, and opens nothing."""
-    reply = notebook.run("%openmed_panel --model nope")
-
-    assert (reply.status, reply.error[0]) == ("error", "UnknownModel")
-    assert "There is no model named 'nope'" in reply.error[2][0]
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("nope", "UnknownModel", "There is no model named 'nope'"),
+        ("empty", "ModelUnusable", "'empty' holds no model: it has no config.json."),
+        ("nobody/nothing", "ModelUnreachable", "The model 'nobody/nothing' is not on this computer"),
+    ],
+)
+def test_a_model_that_does_not_exist(notebook, name, kind, said):
+    """What is no model here is refused where it is given, by the magic and by the function, and opens nothing."""
+    notebook.run("import os\nos.makedirs('empty', exist_ok=True)")
+    for line in (f"%openmed_panel --model {name}", f"import openmed_nb\nopenmed_nb.panel({name!r})"):
+        reply = notebook.run(line)
+        assert (reply.status, reply.error[0]) == ("error", kind)
+        assert said in reply.error[2][0]
     assert notebook.value("len(OPEN)") == 0
 
 
@@ -135,7 +151,7 @@ def test_a_bad_variable_does_not_keep_it_closed(notebook):
     assert reply.status == "ok"
     assert "No device is in force." in reply.html
     notebook.run("panel.model.choose('cpu')")
-    assert notebook.value("panel.model.state.status[0]").startswith("Asked for: cpu by the panel. In force: cpu")
+    assert notebook.value("panel.model.state.status[0]") == "Device: cpu, asked for by the panel."
     notebook.run("%openmed_panel --close\ndel os.environ['OPENMED_TORCH_DEVICE']")
 
 
@@ -158,7 +174,7 @@ print(type(state).__name__, pressed, {"ipywidgets", "torch", "transformers"} & s
 
     assert lines[0] == "PanelState ['cpu'] set()"
     title = lines.index("openmed_nb: device, environment, memory and models")
-    assert "Asked for: OPENMED_DEVICE=cpu from your shell." in lines[title + 1]
+    assert "Device: cpu, asked for by OPENMED_DEVICE." in lines[title + 1]
     assert f"  {NO_KERNEL}" in lines
     assert "cannot be used" in process.stdout
     assert all(any(line.strip().startswith(command) for line in lines) for command, _ in COMMANDS)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ...errors import check_flag
 from ...models.config import OpenMedConfig
-from ...models.registry import find_model
+from ...models.files import read_config
+from ...models.registry import fetch_model, find_model
 from ...session import SESSION
 from .state import PanelState, look
 
@@ -42,7 +44,8 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         show, with the commands to type. A panel is closed when its cell is run again, and by its ``close()``.
 
     Raises:
-        UnknownModel: For a name that is no alias, hub id or folder.
+        ModelError: For a name that is no alias, hub id or folder, for a folder without a token classifier, and without a
+            network for a model of the hub that is not on this computer.
 
     Example:
         >>> print(panel())  # doctest: +ELLIPSIS
@@ -50,7 +53,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         ...
     """
     check_flag("show_text", show_text)
-    find_model(model, OpenMedConfig().default_org)
+    check_model(model)
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not shell.has_trait("kernel"):
         return replace(PanelState(**look(SESSION)), note=NO_KERNEL)
@@ -73,6 +76,18 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         raise
     OPEN[view] = cell, run
     return view
+
+
+def check_model(name: str | None) -> None:
+    """Refuse a model that could not be annotated with, as far as this computer tells without asking another."""
+    reference = find_model(name, OpenMedConfig().default_org)
+    if not reference.on_hub:
+        read_config(Path(reference.location), reference.name)
+        return
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        fetch_model(reference.location, OpenMedConfig())
 
 
 def close_panels() -> None:

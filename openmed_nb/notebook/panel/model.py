@@ -26,7 +26,7 @@ from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release
-from .state import PanelState, look, memory_now
+from .state import PanelState, look, memory_now, with_history
 
 # How long what was typed before a click may be under way in another thread of the kernel.
 ON_ITS_WAY_SECONDS = 0.1
@@ -106,6 +106,8 @@ def interruptible(function: Callable[[], None]) -> None:
 
 # Who asks, where a device was clicked.
 SOURCE = "the panel"
+
+NO_TEXT = "There is no text yet: type one into the box, then press Annotate."
 
 # How often the memory is looked at, where that is switched on.
 REFRESH_SECONDS = 2.0
@@ -296,11 +298,15 @@ class PanelModel:
 
     def _change(self, **changes: Any) -> None:
         with self._lock:
+            if "memory" in changes:
+                changes["memory"] = with_history(changes["memory"], self.state.memory)
             self.state = replace(self.state, **changes)
             for observer in self._observers:
                 observer(self.state)
 
     def _annotated(self, text: str) -> Changes:
+        if isinstance(text, str) and not text.strip():
+            return {"answer": None, "said": Report(NO_TEXT)}
         pipe = create_pipeline(self.session, self._name, OpenMedConfig())
         del pipe  # It is loaded now, so that the time is that of the text alone.
         start = time.perf_counter()

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...devices.machine import shows_simulated
-from ...display import NOTE, Report, Table, escape, filled, to_html
-from .state import NO_DEVICE, MemoryBar, PanelState
+from ...display import NOTE, Report, Table, counted, escape, in_bytes, to_html
+from .state import MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
 # The style sheet of the panel, which stands in it once.
@@ -19,8 +19,11 @@ CELL_RUNS = "A cell runs: what you click may wait for its end."
 
 CLICK_WAITS = "Your click waits for the end of the running cell."
 
-# How many patterns the style sheet has for the parts of a bar.
-PARTS = 2
+# Stands in every panel; the style sheet shows it alone when the front end says that the kernel of the panel has gone.
+GONE = '<p role="alert">The kernel was restarted, and this panel belongs to the former one. <strong>Run this cell again.</strong></p>'
+
+# The size of the history line, in the units of its drawing, and the room for half of its stroke.
+WIDTH, HEIGHT, EDGE = 120, 20, 1
 
 
 def heading(name: str) -> str:
@@ -28,40 +31,49 @@ def heading(name: str) -> str:
 
 
 def status(state: PanelState) -> str:
-    """Return the device that is in force, large, then why; a screen reader announces a change."""
-    choice = state.choice
-    bold = f"<strong>{escape(f'In force: {choice.device}')}</strong> ({escape(choice.grade)})." if choice else NO_DEVICE
-    large = f'<p class="openmed-first">Asked for: {_breakable(state.asked)}. {bold}</p>'
+    """Return the device that is in force, large, and why; a screen reader announces a change."""
+    first, *rest = state.status
+    device, _, why = first.removeprefix("Device: ").partition(", ")
+    large = f"<strong>{escape(device)}</strong>, {escape(why)}" if state.choice else escape(first)
     notes = (NOTE,) if state.simulated else ()
-    return f'<div role="status">{_block(large, _paragraphs((*state.why, *notes)))}</div>'
+    said = _block(f'<p class="openmed-first">{large}</p>', _paragraphs((*rest, *notes)))
+    return f'<div role="status">{said}</div>'
 
 
 def devices(state: PanelState) -> str:
-    """Return a table of the devices: whether each can be used, why not, and what to do."""
+    """Return a table of the devices, folded up: whether each can be used, why not, and what to do."""
     table = replace(state.devices.report().tables[0], caption="Devices")
-    return f'<div class="openmed-devices">{_block(_table(table, titled=True))}</div>'
+    missing = [one.device for one in state.devices.candidates if one.usable is False]
+    return _folded(f"Why not {' or '.join(missing)}?" if missing else "All devices", table)
 
 
 def environment(state: PanelState) -> str:
     """Return the tables of the variables, folded up unless one of them needs a remedy."""
     settings = state.explanation.environment.settings
     effects = ", ".join(f"{count} {effect}" for effect, count in Counter(one.effect for one in settings).items())
-    summary = f"<summary>MPS variables: {escape(effects)}</summary>"
-    opened = " open" if any(one.remedy for one in settings) else ""
-    return _block(f"<details{opened}>{summary}{_tables(state.environment_tables)}</details>")
+    needed = any(one.remedy for one in settings)
+    return _folded(f"MPS variables: {effects}", *state.environment_tables, opened=needed)
 
 
 def memory(state: PanelState) -> str:
-    """Return a bar for each memory, with its figures as text."""
-    table = state.memory_table
-    rows = "".join(_row(table.columns, bar.row[0], _bar(bar), escape(bar.row[2])) for bar in state.memory)
-    return _block(_framed("Memory in use", table.columns, rows, titled=True))
+    """Return for each memory what is used and how that went, and its limit with a bar of how much of it is used."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in state.memory_table.columns)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(bar.name)}</th><td>{_figures(bar)}{_line(bar.history)}</td>'
+        f"<td>{escape(bar.row[2])}{_bar(bar)}</td></tr>"
+        for bar in state.memory
+    )
+    title = '<caption class="openmed-unseen">Memory in use</caption>'
+    table = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return _block(f'<div class="openmed-memories">{table}</div>')
 
 
 def models(state: PanelState) -> str:
+    """Return a table of what is loaded, folded up."""
     if not state.models:
         return _block(_paragraphs(["No model is in memory; Annotate loads one."]))
-    return _block(_table(replace(state.models.table(), caption="Models in memory"), titled=True))
+    names = f"{counted(len(state.models), 'model')} in memory: {', '.join(state.models.names)}"
+    return _folded(names, replace(state.models.table(), caption="Models in memory"))
 
 
 def activity(state: PanelState) -> str:
@@ -83,17 +95,17 @@ def message(state: PanelState) -> str:
         what = f"<p><strong>Error:</strong> {escape(state.error.what)}</p>"
         remedy = f"<p><strong>What to do:</strong> {escape(state.error.remedy)}</p>"
         return f'<div role="alert" class="openmed-error">{_block(what, remedy)}</div>'
-    return f'<div role="status" class="openmed-said">{_report(state.said)}</div>' if state.said else ""
+    return f'<div role="status" class="openmed-said">{to_html(state.said)}</div>' if state.said else ""
 
 
 def answer(state: PanelState) -> str:
     """Return the last annotated text, with the time it took and the device; empty before the first."""
     if state.answer is None:
         return ""
-    device = state.answer.device
-    took = f"Annotated in {milliseconds(state.seconds or 0)} on {device}."
-    notes = (NOTE,) if shows_simulated(device) else ()
-    return f'<div role="status">{_block(_paragraphs((took, *notes)))}</div>{_report(state.answer.report())}'
+    report = state.answer.report()
+    notes = (NOTE,) if shows_simulated(state.answer.device) else ()
+    timed = replace(report, title=f"{report.title} in {milliseconds(state.seconds or 0)}")
+    return f'<div role="status">{to_html(replace(timed, sentences=(*notes, *report.sentences)))}</div>'
 
 
 def milliseconds(seconds: float) -> str:
@@ -106,55 +118,43 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.0f} ms" if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
 
 
+def _figures(bar: MemoryBar) -> str:
+    """Return the parts in words, each with the pattern that it has in the bar."""
+    return " ".join(
+        f'<span class="openmed-used"><span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
+        f"{escape(part)}</span>"
+        for index, part in enumerate(bar.parts)
+    )
+
+
 def _bar(bar: MemoryBar) -> str:
-    """Return a bar and its figures; the bar is left out of what is read aloud, because the figures say the same."""
-    parts = tuple((f"openmed-part-{index % PARTS}", part) for index, part in enumerate(bar.parts))
+    """Return the parts as stripes of a bar; it is left out of what is read aloud, because the figures say the same."""
     stripes = "".join(
-        f'<div class="{pattern}" style="width:{bar.percentage(part.size):.2f}%"></div>' for pattern, part in parts
+        f'<div class="openmed-part-{index}" style="width:{bar.percentage(part.size):.2f}%"></div>'
+        for index, part in enumerate(bar.parts)
     )
-    figures = " ".join(
-        f'<span class="openmed-used"><span class="openmed-swatch {pattern}" aria-hidden="true"></span>{escape(part)}</span>'
-        for pattern, part in parts
+    return f'<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
+
+
+def _line(history: tuple[int, ...]) -> str:
+    """Return how much was used at the last looks as a line over nothing; the highest look touches the upper edge."""
+    if not history:
+        return ""
+    looks = (history[0], *history) if len(history) == 1 else history
+    most, step = max(*looks, 1), WIDTH / (len(looks) - 1)
+    points = " ".join(
+        f"{step * number:.1f},{EDGE + (HEIGHT - EDGE) * (1 - used / most):.1f}" for number, used in enumerate(looks)
     )
-    return f'<div class="openmed-bar" aria-hidden="true">{stripes}</div>{figures}'
-
-
-def _report(report: Report) -> str:
-    """Return a report whose tables are those of the panel."""
-    tables = _tables(report.tables)
-    return to_html(replace(report, tables=())) + (_block(tables) if tables else "")
-
-
-def _tables(tables: Iterable[Table]) -> str:
-    return "".join(_table(table) for table in filled(tables))
-
-
-def _table(table: Table, titled: bool = False) -> str:
-    """Return a table that can stand in a narrow panel too; ``titled`` is for one below a heading that says the same."""
-    (shown,) = filled([table])
-    rows = "".join(_row(shown.columns, row[0], *(escape(cell) for cell in row[1:])) for row in shown.rows)
-    return _framed(shown.caption, shown.columns, rows, titled)
-
-
-def _framed(caption: str, columns: tuple[str, ...], rows: str, titled: bool) -> str:
-    """Return the rows as a table; a caption that would be seen twice is for those who do not see."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    kind = ' class="openmed-unseen"' if titled else ""
-    title = f"<caption{kind}>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _row(columns: tuple[str, ...], name: str, *cells: str) -> str:
-    """Return a row of cells that are HTML; each knows its column, which a narrow panel shows next to it."""
-    data = "".join(
-        f'<td data-column="{escape(column)}">{cell}</td>' for column, cell in zip(columns[1:], cells, strict=True)
+    label = f"{in_bytes(min(looks))} to {in_bytes(max(looks))} at the last {counted(len(history), 'look')}"
+    return (
+        f'<svg class="openmed-line" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{label}</title>'
+        f'<polygon points="0,{HEIGHT} {points} {WIDTH},{HEIGHT}"/><polyline points="{points}"/></svg>'
     )
-    return f'<tr><th scope="row">{_breakable(name)}</th>{data}</tr>'
 
 
-def _breakable(text: str) -> str:
-    """Return a text that may break after an underscore, as the names of variables must where the panel is narrow."""
-    return escape(text).replace("_", "_<wbr>")
+def _folded(summary: str, *tables: Table, opened: bool = False) -> str:
+    content = to_html(Report("", tables=tables))
+    return _block(f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{content}</details>")
 
 
 def _block(*parts: str) -> str:

@@ -9,9 +9,9 @@ from ...activity import Activity
 from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from ...devices.machine import mps_is_simulated, shown_device
 from ...devices.memory import allocator
-from ...devices.request import VARIABLES, Wish, canonical, kind_of, masked, winner
+from ...devices.request import canonical, kind_of
 from ...display import Report, Shown, Table, in_bytes
-from ...errors import OpenMedError, shorten
+from ...errors import OpenMedError
 from ...models.store import Inventory
 from ...training.curve import installed_bytes, resident_bytes
 
@@ -26,17 +26,18 @@ class MemoryPart:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.name} {in_bytes(self.size)}"
+        return f"{self.name} {in_bytes(self.size)}".lstrip()
 
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """How much is used of something."""
+    """How much is used of something, now and at the last looks."""
 
     name: str
     parts: tuple[MemoryPart, ...]
     limit: int
     limit_name: str
+    history: tuple[int, ...] = ()
 
     @property
     def used(self) -> int:
@@ -52,12 +53,28 @@ class MemoryBar:
         return self.name, used, f"{in_bytes(self.limit)}, {self.limit_name}"
 
 
+# How many looks at the memory the history has: two minutes where it is looked at every two seconds.
+LOOKS = 60
+
+
+def with_history(bars: tuple[MemoryBar, ...], former: tuple[MemoryBar, ...]) -> tuple[MemoryBar, ...]:
+    """Return bars with what those of the same name have seen so far, and with what they show now.
+
+    Example:
+        >>> bar = MemoryBar("process", (MemoryPart("", 3),), 8, "of this computer", (1, 2))
+        >>> with_history((bar,), (bar,))[0].history, with_history((bar,), ())[0].history
+        ((1, 2, 3), (3,))
+    """
+    seen = {bar.name: bar.history for bar in former}
+    return tuple(replace(bar, history=(*seen.get(bar.name, ()), bar.used)[-LOOKS:]) for bar in bars)
+
+
 LIMIT_NAMES = {"mps": "what Metal recommends", "cuda": "the memory of the GPU"}
 
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
     """Return the bars for a device and for this process."""
-    process = MemoryBar("process", (MemoryPart("used", resident_bytes()),), installed_bytes(), "of this computer")
+    process = MemoryBar("process", (MemoryPart("", resident_bytes()),), installed_bytes(), "of this computer")
     if choice is None or not choice.certain or kind_of(choice.device) == "cpu":
         return (process,)
     memory, name = allocator(choice.device).memory(), LIMIT_NAMES[kind_of(choice.device)]
@@ -94,13 +111,13 @@ class DeviceButton:
 
     @property
     def label(self) -> str:
-        """What stands on the button.
+        """What stands on the button; what is asked for has a sign that is not a colour.
 
         Example:
-            >>> DeviceButton("cpu", in_force=True).label
-            'cpu (in force)'
+            >>> DeviceButton("cpu", pressed=True).label, DeviceButton("mps").label
+            ('cpu ✓', 'mps')
         """
-        return f"{self.device} (in force)" if self.in_force else self.device
+        return f"{self.device} ✓" if self.pressed else self.device
 
     @property
     def hover(self) -> str:
@@ -155,28 +172,16 @@ class PanelState(Shown):
         return (auto, *(self._button(one) for one in self.devices.candidates))
 
     @property
-    def asked(self) -> str:
-        """What is asked for, and who asks.
-
-        Such as ``"auto (nobody asked)"`` or ``"OPENMED_TORCH_DEVICE=cpu from your shell"``.
-        """
-        return said_of_wish(winner(self.explanation.chain))
-
-    @property
-    def why(self) -> tuple[str, ...]:
-        """Why this device is in force, or why none is and what to do."""
-        choice = self.explanation.choice
-        return (choice.what, choice.remedy) if isinstance(choice, OpenMedError) else (choice.reason,)
-
-    @property
     def status(self) -> tuple[str, ...]:
-        choice = self.choice
-        in_force = f"In force: {choice.device} ({choice.grade})." if choice else NO_DEVICE
-        return (f"Asked for: {self.asked}. {in_force}", *self.why)
+        """The device in force and why, or why none is and what to do."""
+        choice = self.explanation.choice
+        if isinstance(choice, OpenMedError):
+            return NO_DEVICE, choice.what, choice.remedy
+        return (f"{choice.headline}.", *(() if choice.certain else (f"It is {choice.grade}.",)))
 
     @property
     def memory_table(self) -> Table:
-        return Table("Memory", ("memory", "used", "of"), tuple(bar.row for bar in self.memory))
+        return Table("Memory", ("memory", "used", "limit"), tuple(bar.row for bar in self.memory))
 
     @property
     def environment_tables(self) -> tuple[Table, ...]:
@@ -195,24 +200,18 @@ class PanelState(Shown):
     def report(self) -> Report:
         devices = replace(self.devices.report().tables[0], caption="Devices")
         models = replace(self.models.table(), caption="Models")
+        environment = (replace(table, folded=True) for table in self.environment_tables)
         commands = Table("The same by typing", ("type", "for"), COMMANDS)
-        tables = (devices, *self.environment_tables, self.memory_table, models, commands)
         sentences = (*self.status, *filter(None, (self.note,)))
-        return Report("openmed_nb: device, environment, memory and models", sentences, tables=tables)
+        tables = (devices, *environment, self.memory_table, models, commands)
+        title = "openmed_nb: device, environment, memory and models"
+        return Report(title, sentences, tables=tables, spoken=sentences)
 
     def _button(self, one: Candidate) -> DeviceButton:
         choice = self.choice
         in_force = choice is not None and canonical(choice.device) == canonical(one.device)
         asked = choice is not None and choice.requested != "auto"
         return DeviceButton(one.device, in_force and asked, in_force, one.usable is not False, one.reason, one.remedy)
-
-
-def said_of_wish(wish: Wish | None) -> str:
-    """Return what a wish says and whose it is."""
-    if wish is None:
-        return "auto (nobody asked)"
-    spelling = shorten(masked(wish.source, str(wish.spelling)))
-    return f"{wish.source}={spelling} from your shell" if wish.source in VARIABLES else f"{spelling} by {wish.source}"
 
 
 def look(session: Session) -> dict[str, Any]:

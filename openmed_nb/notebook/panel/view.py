@@ -7,9 +7,11 @@ that are cleared or updated cannot be followed by nbval, so there is no Output w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ipywidgets import HTML, Box, Button, Checkbox, HBox, Textarea, VBox, Widget
+from ipywidgets import HTML, Box, Button, Checkbox, HBox, Layout, Textarea, VBox, Widget
 from traitlets import Unicode
 
 from ...display import Report, StaticForm
@@ -24,31 +26,57 @@ if TYPE_CHECKING:
 # A synthetic sentence to try.
 SENTENCE = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
 
+# Stands in a saved notebook, below what the panel showed.
+AGAIN = "This is how it was: run this cell again for a panel to click."
+
 # Gets the region and the control of each click, before its verb is called.
 Clicked = Callable[["Region", Widget], None]
 
+# Makes the HTML of a region.
+Shown = Callable[[PanelState], str]
+
+
+class Kit:
+    """Makes the widgets of a panel: they share a layout, and a style for each kind, because a page waits for each widget."""
+
+    def __init__(self) -> None:
+        self.layout = Layout()
+        self.styles: dict[Callable[..., Any], Widget] = {}
+
+    def make(self, kind: Callable[..., Any], *arguments: Any, name: str = "", **options: Any) -> Any:
+        """Return a widget, perhaps with a name that the style sheet knows."""
+        classes = (f"openmed-{name}",) if name else ()
+        style = {"style": self.styles[kind]} if kind in self.styles else {}
+        made = kind(*arguments, layout=self.layout, _dom_classes=classes, **style, **options)
+        if hasattr(made, "style"):
+            self.styles.setdefault(kind, made.style)
+        return made
+
+    def close(self) -> None:
+        for one in (self.layout, *self.styles.values()):
+            one.close()
+
 
 class Region(VBox):
-    """A part of the panel: a heading, what it shows, its controls, and what came of the last click on one of them."""
+    """A part of the panel: its name, what it shows, its controls, and what came of the last click on one of them."""
 
     def __init__(  # noqa: PLR0913 - each is one part of a region
         self,
+        kit: Kit,
         name: str,
+        show: Shown,
         clicked: Clicked,
         *,
-        above: Iterable[Widget] = (),
         controls: Iterable[Widget] = (),
+        above: Iterable[Widget] = (),
         below: Iterable[Widget] = (),
-        wide: bool = True,
     ) -> None:
-        self.clicked = clicked
-        self.activity, self.message = HTML(), HTML()
-        self.controls = HBox([*controls, self.activity])
-        self.controls.add_class("openmed-controls")
-        super().__init__([HTML(rendering.heading(name)), *above, self.controls, self.message, *below])
-        self.add_class("openmed-region")
-        if wide:
-            self.add_class("openmed-wide")
+        self.name, self.show, self.clicked = name, show, clicked
+        self.top, self.activity, self.message = kit.make(HTML), kit.make(HTML), kit.make(HTML)
+        self.controls = kit.make(HBox, [*controls, self.activity], name="controls")
+        classes = "openmed-region", f"openmed-{name.lower().replace(' ', '-')}"
+        children = [self.top, *above, self.controls, self.message, *below]
+        super().__init__(children, layout=kit.layout, _dom_classes=classes)
 
     @property
     def varying(self) -> tuple[Widget, ...]:
@@ -62,7 +90,7 @@ class Region(VBox):
         return self.controls.children[0]
 
     def paint(self, state: PanelState) -> None:
-        raise NotImplementedError
+        self.top.value = rendering.heading(self.name) + self.show(state)
 
     def tell(self, state: PanelState | None) -> None:
         """Show what is under way and what came of the last click, or nothing of both."""
@@ -73,8 +101,8 @@ class Region(VBox):
         self.clicked(self, control)
         verb()
 
-    def button(self, description: str, hover: str, verb: Callable[[], None]) -> Button:
-        made = Button(description=description, tooltip=hover)
+    def button(self, kit: Kit, description: str, hover: str, verb: Callable[[], None]) -> Button:
+        made = kit.make(Button, description=description, tooltip=hover)
         made.on_click(lambda control: self.ask(control, verb))
         return made
 
@@ -82,11 +110,10 @@ class Region(VBox):
 class NamedControls(HBox):
     """Controls that come and go by name; one whose name stays is not made again."""
 
-    def __init__(self, make: Callable[[str], Widget]) -> None:
+    def __init__(self, kit: Kit, make: Callable[[str], Widget]) -> None:
         self.make = make
         self.named: dict[str, Widget] = {}
-        super().__init__()
-        self.add_class("openmed-controls")
+        super().__init__(layout=kit.layout, _dom_classes=("openmed-named",))
 
     def keep(self, names: tuple[str, ...]) -> None:
         if tuple(self.named) == names:
@@ -101,14 +128,17 @@ class NamedControls(HBox):
 class DeviceRegion(Region):
     """Which device is in force and why, a button for each, and what each lacks."""
 
-    def __init__(self, model: PanelModel, clicked: Clicked) -> None:
+    def __init__(self, kit: Kit, model: PanelModel, clicked: Clicked) -> None:
         self.model = model
-        self.status, self.table = HTML(), HTML()
-        self.device_buttons = NamedControls(self._device_button)
-        reset = self.button("Reset", "Back to what the shell said.", model.reset)
-        super().__init__(
-            "Device", clicked, above=[self.status], controls=[self.device_buttons, reset], below=[self.table]
+        self.table = kit.make(HTML)
+        # They look pressed by the class that a ToggleButton has. A real one sends its new value, which is not a change,
+        # and so not a click, if it was painted meanwhile.
+        self.device_buttons = NamedControls(
+            kit, lambda device: self.button(kit, device, "", lambda: model.choose(device))
         )
+        reset = self.button(kit, "Reset", "Back to what the shell said, or to the best device.", model.reset)
+        controls = self.device_buttons, reset
+        super().__init__(kit, "Device", rendering.status, clicked, controls=controls, below=[self.table])
 
     @property
     def neighbour(self) -> Widget | None:
@@ -116,78 +146,35 @@ class DeviceRegion(Region):
         return self.device_buttons.named[in_force[0] if in_force else "auto"]
 
     def paint(self, state: PanelState) -> None:
-        self.status.value = rendering.status(state)
+        super().paint(state)
         self.table.value = rendering.devices(state)
         self.device_buttons.keep(tuple(one.device for one in state.buttons))
         for one in state.buttons:
             button = self.device_buttons.named[one.device]
             button.description, button.tooltip, button.disabled = one.label, one.hover, not one.enabled
-            (button.add_class if one.in_force else button.remove_class)("openmed-in-force")
             (button.add_class if one.pressed else button.remove_class)("mod-active")
-
-    def _device_button(self, device: str) -> Button:
-        """Return the button of a device; it looks pressed by the class that a ToggleButton has.
-
-        A real ToggleButton sends its new value, which is not a change, and so not a click, if it was painted meanwhile.
-        """
-        return self.button(device, "", lambda: self.model.choose(device))
-
-
-class EnvironmentRegion(Region):
-    """The variables, who set them, and whether they are in force."""
-
-    def __init__(self, _model: PanelModel, clicked: Clicked) -> None:
-        self.table = HTML()
-        super().__init__("Environment", clicked, below=[self.table])
-
-    def paint(self, state: PanelState) -> None:
-        self.table.value = rendering.environment(state)
 
 
 class MemoryRegion(Region):
-    def __init__(self, model: PanelModel, clicked: Clicked) -> None:
+    def __init__(self, kit: Kit, model: PanelModel, clicked: Clicked) -> None:
         self.model = model
-        self.bars = HTML()
-        refresh = self.button("Refresh", "Look at everything again.", model.refresh)
-        release = self.button(
-            "Release memory", "Forget models, outputs and the last error, as the magic does.", model.release
-        )
-        self.automatic = Checkbox(
-            description=f"Refresh every {REFRESH_SECONDS:g} seconds", indent=False, disabled=not model.cells.has_loop
-        )
+        hover = "Forget models, outputs and the last error, as the magic does."
+        refresh = self.button(kit, "Refresh", "Look at everything again.", model.refresh)
+        release = self.button(kit, "Release memory", hover, model.release)
+        words = f"Refresh every {REFRESH_SECONDS:g} seconds"
+        self.automatic = kit.make(Checkbox, description=words, indent=False, disabled=not model.cells.has_loop)
         self.automatic.observe(self._switched, "value")
-        super().__init__("Memory", clicked, above=[self.bars], controls=[refresh, release, self.automatic], wide=False)
+        super().__init__(kit, "Memory", rendering.memory, clicked, controls=(refresh, release, self.automatic))
 
     def paint(self, state: PanelState) -> None:
         """Show the memory, and whether it is looked at by itself; while a click waits the box stays as it was clicked."""
-        self.bars.value = rendering.memory(state)
+        super().paint(state)
         if not state.waiting:
             self.automatic.value = state.refreshes
 
     def _switched(self, change: Any) -> None:
         if change["new"] != self.model.state.refreshes:
             self.ask(self.automatic, lambda: self.model.refresh_automatically(change["new"]))
-
-
-class ModelsRegion(Region):
-    """What is loaded, with a button for each name to unload it."""
-
-    def __init__(self, model: PanelModel, clicked: Clicked) -> None:
-        self.table = HTML()
-        self.unloads = NamedControls(
-            lambda name: self.button(
-                f"Unload {name}", "Forget it, and hand its memory back.", lambda: model.unload(name)
-            )
-        )
-        super().__init__("Models", clicked, above=[self.table], controls=[self.unloads], wide=False)
-
-    @property
-    def neighbour(self) -> Widget | None:
-        return next(iter(self.unloads.children), None)
-
-    def paint(self, state: PanelState) -> None:
-        self.table.value = rendering.models(state)
-        self.unloads.keep(state.models.names)
 
 
 class TextBox(Textarea):
@@ -199,45 +186,66 @@ class TextBox(Textarea):
 class TryRegion(Region):
     """A text, and what a model finds in it."""
 
-    def __init__(self, model: PanelModel, clicked: Clicked) -> None:
-        self.text = TextBox(SENTENCE, description="Text to annotate", rows=3, continuous_update=False)
-        self.answer = HTML()
+    def __init__(self, kit: Kit, model: PanelModel, clicked: Clicked) -> None:
+        self.text = kit.make(TextBox, SENTENCE, description="Text to annotate", rows=2, continuous_update=False)
+        self.answer = kit.make(HTML)
         self._shown: AnnotatedText | None = None
-        annotate = self.button(
-            "Annotate",
-            "Find entities in the text, which stays in this kernel.",
-            lambda: model.annotate_soon(lambda: self.text.value),
-        )
-        super().__init__("Try it", clicked, above=[self.text], controls=[annotate], below=[self.answer])
+        hover = "Find entities in the text, which stays in this kernel."
+        verb = partial(model.annotate_soon, lambda: self.text.value)
+        annotate = self.button(kit, "Annotate", hover, verb)
+        parts = {"controls": (annotate,), "above": (self.text,), "below": (self.answer,)}
+        super().__init__(kit, "Try it", lambda _state: "", clicked, **parts)
 
     def paint(self, state: PanelState) -> None:
         """Show what was found; a long answer is made into HTML once."""
+        super().paint(state)
         if state.answer is not self._shown:
             self._shown = state.answer
             self.answer.value = rendering.answer(state)
 
 
-# The regions, from the top.
-REGIONS = (DeviceRegion, EnvironmentRegion, MemoryRegion, ModelsRegion, TryRegion)
+class ModelsRegion(Region):
+    """What is loaded, with a button for each name to unload it."""
+
+    def __init__(self, kit: Kit, model: PanelModel, clicked: Clicked) -> None:
+        hover = "Forget it, and hand its memory back."
+        self.unloads = NamedControls(
+            kit, lambda name: self.button(kit, f"Unload {name}", hover, lambda: model.unload(name))
+        )
+        super().__init__(kit, "Models", rendering.models, clicked, controls=(self.unloads,))
+
+    @property
+    def neighbour(self) -> Widget | None:
+        return next(iter(self.unloads.children), None)
+
+    def paint(self, state: PanelState) -> None:
+        super().paint(state)
+        self.unloads.keep(state.models.names)
 
 
 class PanelView(StaticForm, VBox):
-    """The panel: device, environment, memory, models, and a text to try; every click calls one verb of its model.
+    """The panel: device, memory, a text to try, models, environment; every click calls one verb of its model.
 
     Where there is no widget, as in a saved notebook, it shows the state of the moment in which it was displayed, with
     what to type; never the text that was annotated.
     """
 
     def __init__(self, model: PanelModel) -> None:
-        self.model = model
-        self.regions: tuple[Region, ...] = tuple(make(model, self._heard) for make in REGIONS)
+        self.model, self.kit = model, Kit()
+        kit, heard = self.kit, self._heard
+        self.attempt = TryRegion(kit, model, heard)
+        self.regions: tuple[Region, ...] = (
+            DeviceRegion(kit, model, heard),
+            MemoryRegion(kit, model, heard),
+            self.attempt,
+            ModelsRegion(kit, model, heard),
+            Region(kit, "Environment", rendering.environment, heard),
+        )
         self._region = self.regions[0]
         self._clicked: Widget | None = None
         self._heard_at = 0.0
-        style = HTML(rendering.STYLES)
-        style.add_class("openmed-style")
-        super().__init__([style, *self.regions])
-        self.add_class("openmed-panel")
+        first = kit.make(HTML, rendering.STYLES + rendering.GONE, name="gone")
+        super().__init__([first, *self.regions], layout=kit.layout, _dom_classes=("openmed-panel",))
         self._paint(model.state)
         model.observe(self._paint)
 
@@ -245,12 +253,13 @@ class PanelView(StaticForm, VBox):
         return "The openmed_nb panel; %openmed_device does the same by typing"
 
     def report(self) -> Report:
-        return self.model.state.marked()
+        return replace(self.model.state, note=AGAIN).marked()
 
     def close(self) -> None:
         """End the panel: it follows the session no longer, and no widget, layout or style of it is left."""
         self.model.close()
         close_tree(self)
+        self.kit.close()
 
     def _heard(self, region: Region, control: Widget) -> None:
         """Remember where somebody clicked: what comes of it is shown there, not far away."""
@@ -278,7 +287,7 @@ class PanelView(StaticForm, VBox):
             return
         if control.comm is None or control.disabled:
             self._clicked = None
-            focus(self._region.neighbour or self.regions[-1].neighbour)
+            focus(self._region.neighbour or self.attempt.neighbour)
         elif shown_again:
             focus(control)
 
@@ -290,15 +299,14 @@ def focus(control: Any) -> None:
 
 
 def tree(widget: Widget) -> Iterator[Widget]:
-    if isinstance(widget, Box):
-        for child in widget.children:
-            yield from tree(child)
-    yield from (getattr(widget, name) for name in ("layout", "style") if hasattr(widget, name))
+    """Yield a widget and all that is in it; layouts and styles are shared."""
+    for child in widget.children if isinstance(widget, Box) else ():
+        yield from tree(child)
     yield widget
 
 
 def close_tree(widget: Widget) -> None:
-    """Close a widget and all that is in it; ipywidgets itself closes neither children nor layouts nor styles."""
+    """Close a widget and all that is in it; ipywidgets itself closes no children."""
     for one in tuple(tree(widget)):
         Widget.close(one)
         vars(one).pop("_repr_mimebundle_", None)  # ipywidgets 8 puts None there, and the static form would be gone.

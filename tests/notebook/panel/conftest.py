@@ -17,18 +17,18 @@ from openmed_nb.models.config import OpenMedConfig
 
 CLASS = re.compile(r"openmed-[a-z0-9-]+|tex2jax_ignore")
 STYLE = re.compile(r"([-a-z]+: ?[-\w #%.,()]+;?)*")
-VOID = ("wbr",)
 PLAIN: dict[str, set[str]] = {
-    **{tag: set() for tag in ("thead", "tbody", "tr", "strong", "summary", "wbr", "table", "code")},
-    **{tag: {"class"} for tag in ("h3", "caption")},
-    "p": {"class", "style"},
-    "small": {"style"},
-    "details": {"open"},
+    **{tag: set() for tag in ("thead", "tbody", "strong", "code", "title")},
+    **{tag: {"style"} for tag in ("table", "tr", "td", "small", "summary")},
+    **{tag: {"class", "style"} for tag in ("p", "caption")},
+    "h3": {"class"},
+    "details": {"open", "style"},
     "div": {"class", "dir", "role", "style", "aria-hidden"},
     "span": {"class", "style", "aria-hidden"},
-    "th": {"scope"},
-    "td": {"data-column"},
+    "th": {"scope", "style"},
     "mark": {"style", "title"},
+    "svg": {"class", "role", "aria-label", "viewbox"},
+    **{tag: {"points"} for tag in ("polygon", "polyline")},
 }
 """The elements of the panel, each with its attributes."""
 
@@ -74,8 +74,7 @@ class Reader(HTMLParser):
         assert _style_is_ours(given.get("style", "")), given
         element = Element(tag, given)
         self.open[-1].content.append(element)
-        if tag not in VOID:
-            self.open.append(element)
+        self.open.append(element)
 
     def handle_endtag(self, tag: str) -> None:
         """Check that elements close in order."""

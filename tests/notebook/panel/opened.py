@@ -15,7 +15,7 @@ class OpenPanel(PanelView):
 
     def region(self, name: str) -> Region:
         """Return a region by the name in its heading."""
-        return next(one for one in self.regions if one.children[0].value == rendering.heading(name))
+        return next(one for one in self.regions if one.name == name)
 
     @property
     def device_buttons(self) -> dict[str, Widget]:
@@ -39,7 +39,7 @@ class OpenPanel(PanelView):
     def shown(self) -> str:
         """All HTML in it, without the style sheets."""
         htmls = [one.value for one in tree(self) if isinstance(one, HTML)]
-        return "".join(html for html in htmls if html != rendering.STYLES)
+        return "".join(html for html in htmls if not html.startswith(rendering.STYLES))
 
     def click(self, name: str) -> None:
         """Click a button by what stands on it."""

@@ -78,11 +78,11 @@ class TestDevice:
         here = computers.plain(OPENMED_TORCH_DEVICE="auto", OPENMED_DEVICE="cpu")
         panel = watch(here.session)
         panel.choose("cpu")
-        assert panel.state.status[0].startswith("Asked for: cpu by the panel.")
+        assert panel.state.status[0] == "Device: cpu, asked for by the panel."
         panel.reset()
 
         assert here.environ == {"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}
-        assert panel.state.status[0].startswith("Asked for: OPENMED_DEVICE=cpu from your shell.")
+        assert panel.state.status[0] == "Device: cpu, asked for by OPENMED_DEVICE."
         assert panel.agrees
 
     @pytest.mark.parametrize(("device", "kind"), [("mpss", UnknownDevice), ("mps", DeviceUnavailable)])

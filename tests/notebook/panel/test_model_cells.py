@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 
@@ -10,6 +11,9 @@ from openmed_nb.errors import UnknownDevice
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
+
+asked = attrgetter("choice.requested", "choice.requested_by")
+"""What a state says is asked for, and by whom."""
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
@@ -152,7 +156,7 @@ class TestWaiting:
 
         in_cells(notebook.open, cell, lambda: waiting.append(notebook.panel.state.waiting))
         assert waiting == [1, 2, 3, 0]
-        assert notebook.panel.state.asked == "auto by the panel"
+        assert asked(notebook.panel.state) == ("auto", "the panel")
         assert notebook.panel.activities == [f"Changing the device: {device}" for device in ("cpu", "mpss", "auto")]
 
     def test_a_cell_that_awaits_something(self, here, notebook, elsewhere):
@@ -234,10 +238,10 @@ class TestWaiting:
         def cell():
             notebook.panel.observe(lambda _state: threads.append(threading.get_ident()))
             elsewhere(lambda: here.session.use("cpu"))
-            assert notebook.panel.state.asked == "auto (nobody asked)"
+            assert asked(notebook.panel.state) == ("auto", "nobody")
 
         in_cells(notebook.open, cell, lambda: None)
-        assert notebook.panel.state.asked == "cpu by use()"
+        assert asked(notebook.panel.state) == ("cpu", "use()")
         assert set(threads) == {threading.get_ident()}
 
     def test_a_cell_of_another_thread(self, here, notebook, elsewhere):
@@ -246,12 +250,12 @@ class TestWaiting:
 
         def cell():
             here.environ["OPENMED_DEVICE"] = "cpu"
-            notebook.panel.observe(lambda state: threads.append((state.asked, threading.get_ident())))
+            notebook.panel.observe(lambda state: threads.append((asked(state), threading.get_ident())))
             idents.append(elsewhere(notebook.panel.cell_ends))
 
         idents = []
         in_cells(notebook.open, cell, lambda: None)
-        before, after = "auto (nobody asked)", "OPENMED_DEVICE=cpu from your shell"
+        before, after = ("auto", "nobody"), ("cpu", "OPENMED_DEVICE")
         assert threads == [(before, idents[0]), (after, threading.get_ident())]
 
 
@@ -402,17 +406,17 @@ class TestCells:
         panel, shell = followed
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
         shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
-        assert panel.state.asked == "OPENMED_DEVICE=cpu from your shell"
+        assert asked(panel.state) == ("cpu", "OPENMED_DEVICE")
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
-        assert panel.state.asked == "auto (nobody asked)"
+        assert asked(panel.state) == ("auto", "nobody")
 
     def test_magics_in_cells(self, followed):
         """What magics in a cell change is shown while the cell runs."""
         panel, shell = followed
         shell.run_cell("choice = get_ipython().run_line_magic('openmed_device', 'cpu')")
 
-        assert panel.state.asked == "cpu by %openmed_device"
-        assert [state.asked for state in panel.states if state.cell_runs][-1] == "cpu by %openmed_device"
+        assert asked(panel.state) == ("cpu", "%openmed_device")
+        assert [asked(state) for state in panel.states if state.cell_runs][-1] == ("cpu", "%openmed_device")
 
     def test_the_cell_that_opens_it(self, shell, watch):
         """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
@@ -456,11 +460,11 @@ class TestCells:
         loads.begin(SESSION)
         shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
         assert loads.inside
-        assert panel.state.asked == "auto (nobody asked)"
+        assert asked(panel.state) == ("auto", "nobody")
         assert not panel.state.cell_runs
         loads.end()
 
-        assert panel.state.asked == "OPENMED_DEVICE=cpu from your shell"
+        assert asked(panel.state) == ("cpu", "OPENMED_DEVICE")
         assert panel.state.models.names == (SMALL,)
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
 

@@ -49,7 +49,7 @@ class TestElsewhere:
         shown = nb.panel()
 
         assert shown.note == NO_KERNEL
-        assert shown.asked == "cpu by %openmed_device"
+        assert (shown.choice.requested, shown.choice.requested_by) == ("cpu", "%openmed_device")
 
     def test_closing_where_nothing_is_open(self):
         """Closing all panels where none is open does no harm, twice."""
@@ -138,11 +138,11 @@ class TestInKernel:
         cells.run(THREADS)
         cells.run(how)
         cells.run("model = panels[0].model\nmodel.observe(note)\nloop.call_later(0, look)")
-        cells.run("elsewhere(lambda: model.choose('auto'))\nasked = model.state.asked")
+        cells.run("elsewhere(lambda: model.choose('auto'))\nasked = model.state.choice.requested_by")
         cells.run("loop.call_later(0, look)")
 
-        assert cells.value("asked") == "OPENMED_DEVICE=cpu from your shell"
-        assert cells.value("model.state.asked") == "auto by the panel"
+        assert cells.value("asked") == "OPENMED_DEVICE"
+        assert cells.value("(model.state.choice.requested, model.state.choice.requested_by)") == ("auto", "the panel")
         assert cells.value("looks") == [False, False]
         assert cells.value("log") == {("Changing the device: auto", True)}
         assert cells.value("model.cells.has_loop")
@@ -152,7 +152,7 @@ class TestInKernel:
         cells.run(THREADS + "open_panel()\nmodel = panels[0].model\ngo = threading.Event()")
         cells.run("late = threading.Thread(target=lambda: (go.wait(60), model.choose('auto')))\nlate.start()")
         cells.run("model.choose('cpu')\ngo.set()\nlate.join()")
-        assert cells.value("model.state.asked") == "auto by the panel"
+        assert cells.value("(model.state.choice.requested, model.state.choice.requested_by)") == ("auto", "the panel")
 
     def test_without_ipywidgets(self, cells):
         """Where ipywidgets is not installed, the state is shown with the command that installs it."""

@@ -35,7 +35,10 @@ class TestBetweenCells:
             assert front.state == {}
             await between_cells()
             assert view.pressed == ["cpu"]
-            assert front.state == {cpu: {"_dom_classes": cpu._dom_classes}, auto: {"_dom_classes": ()}}
+            assert front.state == {
+                cpu: {"_dom_classes": cpu._dom_classes, "description": "cpu ✓"},
+                auto: {"_dom_classes": (), "description": "auto"},
+            }
 
         asyncio.run(notebook())
 
@@ -51,7 +54,7 @@ class TestBetweenCells:
             assert view.device_buttons["mps"].disabled
             return front.focused
 
-        assert asyncio.run(notebook()) == ["cpu (in force)"]
+        assert asyncio.run(notebook()) == ["cpu ✓"]
 
     def test_refreshing_by_code(self, open_panel, here, front_end, elsewhere):
         """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.request import Wish
 from openmed_nb.errors import OpenMedError
-from openmed_nb.notebook.panel.state import COMMANDS, DeviceButton, PanelState, look, memory_bars, said_of_wish
+from openmed_nb.notebook.panel.state import COMMANDS, DeviceButton, PanelState, look, memory_bars
 from openmed_nb.session import SESSION
 
 
@@ -137,56 +136,50 @@ def test_what_a_button_says_to_the_mouse(computers, make, device, said):
 
 
 def test_what_stands_on_a_button():
-    """The device in force is marked on its button in words, not by colour alone."""
-    assert DeviceButton("mps", in_force=True, pressed=True).label == "mps (in force)"
-    assert DeviceButton("auto", pressed=True).label == "auto"
+    """What is asked for is marked on its button by a sign, not by colour alone; what is only in force is not marked."""
+    assert DeviceButton("mps", in_force=True, pressed=True).label == "mps ✓"
+    assert DeviceButton("mps", in_force=True).label == "mps"
 
 
-PLANNED = "(planned; torch is not loaded yet)"
+PLANNED = "It is planned; torch is not loaded yet."
+NONE = "No device is in force."
 STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
-    "nobody": (
-        lambda c: c.mac(),
-        f"Asked for: auto (nobody asked). In force: mps {PLANNED}.",
-        "No device was asked for, and mps comes first; the chip is Apple M2.",
-    ),
-    "confirmed": (
-        lambda c: tried(c.mac()),
-        "Asked for: auto (nobody asked). In force: mps (confirmed).",
-        "No device was asked for, and mps comes first; the chip is Apple M2.",
-    ),
+    "nobody": (lambda c: c.mac(), "Device: mps, chosen automatically: the chip is Apple M2.", PLANNED),
+    "confirmed": (lambda c: tried(c.mac()), "Device: mps, chosen automatically: the chip is Apple M2.", ""),
     "variable of the shell": (
         lambda c: c.mac(OPENMED_TORCH_DEVICE="cpu", OPENMED_DEVICE="mps"),
-        f"Asked for: OPENMED_TORCH_DEVICE=cpu from your shell. In force: cpu {PLANNED}.",
-        "'cpu' was asked for by OPENMED_TORCH_DEVICE.",
+        "Device: cpu, asked for by OPENMED_TORCH_DEVICE.",
+        PLANNED,
     ),
     "the weaker variable": (
         lambda c: c.mac(OPENMED_TORCH_DEVICE="auto", OPENMED_DEVICE="CPU"),
-        f"Asked for: OPENMED_DEVICE=CPU from your shell. In force: cpu {PLANNED}.",
-        "'cpu' was asked for by OPENMED_DEVICE.",
+        "Device: cpu, asked for by OPENMED_DEVICE.",
+        PLANNED,
     ),
     "magic over a variable": (
         lambda c: used(c.mac(OPENMED_TORCH_DEVICE="gpu"), "cpu"),
-        f"Asked for: cpu by %openmed_device. In force: cpu {PLANNED}.",
-        "'cpu' was asked for by %openmed_device.",
+        "Device: cpu, asked for by %openmed_device.",
+        PLANNED,
     ),
     "auto by the panel": (
         lambda c: used(c.box(OPENMED_TORCH_DEVICE="cpu"), "auto", "the panel"),
-        "Asked for: auto by the panel. In force: cuda (confirmed).",
-        "'auto' was asked for by the panel, and mps cannot be used here; the GPU is NVIDIA A100.",
+        "Device: cuda, chosen automatically: the GPU is NVIDIA A100.",
+        "",
     ),
     "failing": (
         lambda c: tried(c.mac(failing="no memory")),
-        "Asked for: auto (nobody asked). In force: cpu (confirmed).",
-        "No device was asked for, and mps and cuda cannot be used here.",
+        "Device: cpu, chosen automatically: this computer has no GPU that torch can use.",
+        "",
     ),
-    "nonsense": (
-        lambda c: c.mac(OPENMED_DEVICE="mpss"),
-        "Asked for: OPENMED_DEVICE=mpss from your shell. No device is in force.",
-        "'mpss' (from OPENMED_DEVICE) names no device.",
+    "Accelerate's switch": (
+        lambda c: c.mac(ACCELERATE_USE_CPU="1"),
+        "Device: cpu, chosen automatically: ACCELERATE_USE_CPU=1 asks for the CPU.",
+        PLANNED,
     ),
+    "nonsense": (lambda c: c.mac(OPENMED_DEVICE="mpss"), NONE, "'mpss' (from OPENMED_DEVICE) names no device."),
     "what cannot be had": (
         lambda c: c.plain(OPENMED_DEVICE="mps"),
-        "Asked for: OPENMED_DEVICE=mps from your shell. No device is in force.",
+        NONE,
         (
             "'mps' (asked for by OPENMED_DEVICE) cannot be used: this computer runs Linux, and MPS is the GPU backend of "
             "macOS."
@@ -194,7 +187,7 @@ STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
     ),
     "no torch": (
         no_torch,
-        "Asked for: auto (nobody asked). No device is in force.",
+        NONE,
         (
             "'auto' (asked for by nobody) cannot be used: mps: this computer runs Linux, and MPS is the GPU backend of "
             "macOS; cuda: torch is not installed; cpu: torch is not installed."
@@ -205,11 +198,11 @@ STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
 
 @pytest.mark.parametrize(("make", "first", "second"), STATUS.values(), ids=STATUS)
 def test_status(computers, make, first, second):
-    """The status says what is asked for and by whom, what is in force and why, or what went wrong and what to do."""
+    """The status says what is in force, why and how sure that is, or what went wrong and what to do."""
     status = state_of(make(computers)).status
 
-    assert status[:2] == (first, second)
-    assert len(status) == (3 if "No device" in first else 2)
+    assert status[:2] == ((first, second) if second else (first,))
+    assert len(status) == (3 if first == NONE else 2 if second else 1)
     assert all(status)
 
 
@@ -218,7 +211,7 @@ def test_secrets_are_masked(computers, value):
     """A secret that was pasted into a variable is shown nowhere, in no form."""
     state = state_of(computers.mac(OPENMED_DEVICE=value, HF_ENDPOINT=value, OPENMED_TORCH_DEVICE=""))
 
-    assert "***" in state.asked
+    assert "***" in " ".join(state.status)
     assert "abcdefgh" not in f"{state} {state._repr_html_()} {json.dumps(state.to_dict())}"
 
 
@@ -228,20 +221,6 @@ def test_a_long_wish_stays_one_short_line(computers):
 
     assert all(len(sentence) < 250 for sentence in status)
     assert not [sentence for sentence in status if "\n" in sentence or "\x1b" in sentence]
-
-
-@pytest.mark.parametrize(
-    ("wish", "said"),
-    [
-        (None, "auto (nobody asked)"),
-        (Wish("OPENMED_TORCH_DEVICE", "cpu"), "OPENMED_TORCH_DEVICE=cpu from your shell"),
-        (Wish("the panel", "auto", final=True), "auto by the panel"),
-        (Wish("use()", "cuda:1", final=True), "cuda:1 by use()"),
-    ],
-)
-def test_who_asks(wish, said):
-    """A wish is said with its owner."""
-    assert said_of_wish(wish) == said
 
 
 def test_the_static_form_is_complete(computers):

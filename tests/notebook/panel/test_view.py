@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import comm
 import ipywidgets
@@ -13,10 +14,10 @@ from ipywidgets.widgets import widget
 
 from openmed_nb.display import VIEW, to_html
 from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.view import tree
+from openmed_nb.notebook.panel.view import AGAIN, tree
 from openmed_nb.session import SESSION
 
-NAMES = ("Device", "Environment", "Memory", "Models", "Try it")
+NAMES = ("Device", "Memory", "Try it", "Models", "Environment")
 REPR = "The openmed_nb panel; %openmed_device does the same by typing"
 CORE = {"@jupyter-widgets/base", "@jupyter-widgets/controls"}
 
@@ -27,13 +28,16 @@ class TestWidgets:
     def test_regions(self, open_panel):
         """Five regions stand below one another, each with its heading, and the style sheets stand there once."""
         view = open_panel()
-        headings = [one.children[0].value for one in view.regions]
-        assert headings == [rendering.heading(name) for name in NAMES]
+        assert [one.name for one in view.regions] == list(NAMES)
+        assert all(one.top.value.startswith(rendering.heading(one.name)) for one in view.regions)
         assert sum("<style>" in one.value for one in tree(view) if isinstance(one, ipywidgets.HTML)) == 1
 
     def test_core_widgets_only(self, open_panel):
-        """Every widget is one of the core, which every front end has; none is an Output."""
-        widgets = list(tree(open_panel()))
+        """Every widget is one of the core, which every front end has; none is an Output. They share a layout and styles."""
+        view = open_panel()
+        widgets = [*tree(view), view.kit.layout, *view.kit.styles.values()]
+        assert all(one.layout is view.kit.layout for one in tree(view))
+        assert all(one.style is view.kit.styles[type(one)] for one in tree(view) if hasattr(one, "style"))
         assert {one._model_module for one in widgets} == CORE
         assert {one._model_name.removesuffix("Model") for one in widgets} <= set(dir(ipywidgets)) | {
             *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
@@ -45,7 +49,7 @@ class TestWidgets:
         widgets = list(tree(open_panel(computers.plain().session)))
         controls = [one for one in widgets if hasattr(one, "disabled")]
         assert [one.description for one in controls] == [
-            *("auto", "mps", "cuda", "cpu (in force)", "Reset"),
+            *("auto ✓", "mps", "cuda", "cpu", "Reset"),
             *("Refresh", "Release memory", "Refresh every 2 seconds", "Text to annotate", "Annotate"),
         ]
         buttons = [one for one in controls if isinstance(one, (ipywidgets.Button, ipywidgets.ToggleButton))]
@@ -55,7 +59,7 @@ class TestWidgets:
         """A state that is like the one before changes no trait but the memory's figures."""
         view = open_panel(computers.plain().session)
         changes = []
-        bars = view.region("Memory").bars
+        bars = view.region("Memory").top
         for one in tree(view):
             one.observe(
                 lambda change: changes.append(change["owner"]), ["value", "children", "description", "disabled"]
@@ -77,8 +81,10 @@ class TestForms:
         assert list(first) == [VIEW, "text/html", "text/plain"]
         assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
         assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
-        assert "Asked for: auto" in first["text/html"]
-        assert "Asked for: cpu by the panel" in second["text/html"] == to_html(view.model.state.report())
+        assert "Device: cpu, chosen automatically: this computer has no GPU" in first["text/html"]
+        shown = replace(view.model.state, note=AGAIN).report()
+        assert "Device: cpu, asked for by the panel" in second["text/html"] == to_html(shown)
+        assert "run this cell again" in first["text/html"]
         assert "%openmed_device --reset" in first["text/html"]
         assert view._ipython_display_ is None
 
@@ -114,7 +120,7 @@ class TestRefresh:
         """Where it is switched on, the panel is painted again and again, in the thread of the cells, until it is off."""
         kernel.run(
             "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
-            "memory = panel.regions[2]\nwhere = lambda _: seen.append(threading.current_thread().name)\n"
+            "memory = panel.regions[1]\nwhere = lambda _: seen.append(threading.current_thread().name)\n"
         )
         assert kernel.value("(memory.automatic.disabled, panel.model.state.refreshes)") == (False, False)
         kernel.run("memory.automatic.value = True")
@@ -195,7 +201,7 @@ class TestClosing:
 
 def test_half_an_emoji_arrives(kernel):
     """A text that cannot be sent back, such as half of an emoji, arrives, and is refused with a reason."""
-    kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.regions[4].text")
+    kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.attempt.text")
     reply = kernel.run(r"box.set_state({'value': 'Tom has diabetes \ud83d'}); panel.model.annotate(box.value)")
     assert reply.status == "ok"
     assert kernel.value("type(panel.model.state.error).__name__") == "UnreadableText"
