@@ -10,6 +10,7 @@ import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -43,7 +44,7 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
 
     Args:
         kind: A dataclass, or a type of its fields: ``str``, ``int``, ``float``, ``bool``, ``None``, ``Literal``, ``X | None``,
-            ``tuple[X, ...]``, ``dict[str, X]``, ``Annotated[str, Pattern(...)]``,
+            ``tuple[X, ...]``, ``dict[str, X]`` or a mapping, ``Annotated[str, Pattern(...)]``,
             ``Annotated[int, Least(...)]``, or ``Any`` for what is taken as it is.
         stored: What is read.
         place: What it is called in an error; values of fields are never part of it.
@@ -67,7 +68,7 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
     elif origin is tuple:
         items = enumerate(_plain_from(list, stored, place))
         made = tuple(from_plain(kinds[0], one, f"{place}[{number}]") for number, one in items)
-    elif origin is dict:
+    elif origin in {dict, Mapping}:
         named = {
             _plain_from(str, name, f"a name of {place}"): one for name, one in _plain_from(dict, stored, place).items()
         }
@@ -94,6 +95,8 @@ def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
     hints = _hints(kind)
     if not isinstance(stored, Mapping):
         raise ValueError(f"{place} cannot be {type(stored).__name__}")  # noqa: TRY004 - what is read is wrong, no argument
+    also = {*getattr(kind, "ALSO", ()), "schema"} - hints.keys()  # What follows from the fields stands in the JSON too.
+    stored = {name: one for name, one in stored.items() if name not in also}
     if lacking := hints.keys() - stored.keys():
         raise ValueError(f"{place} has no {min(lacking)}")
     if len(stored) > len(hints):
@@ -113,6 +116,11 @@ def _plain_from(kind: Any, stored: Any, place: str) -> Any:
     if isinstance(stored, str) and not stored.isascii() and any("\ud800" <= one <= "\udfff" for one in stored):
         raise ValueError(f"{place} has half a character")
     return stored
+
+
+def utc() -> str:
+    """Return this moment as reports keep it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_whole(file: Path, text: str) -> None:

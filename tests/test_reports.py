@@ -90,7 +90,7 @@ def reports(folder):
     yield "signals", nb.signals
     yield "sweep", lambda: sweep
     yield "comparison", lambda: comparison
-    yield "profile", lambda: profile
+    yield from {"profile": lambda: profile, "profile_diff": lambda: profile.diff(profile)}.items()
     yield "parity", lambda: parity
     yield "losses", lambda: nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3)
     yield "precision_verdict", lambda: precision
@@ -155,10 +155,11 @@ def test_reports_stay(made):
     assert shown == json.loads(SNAPSHOT.read_text("utf-8"))
 
 
-SIGNS = {"parity": "✓", "precision_verdict": "!", "forecast": "✓", "guards": None, "members": None}
+SIGNS = {"losses": "✓", "parity": "✓", "precision_verdict": "!", "forecast": "✓", "guards": None, "members": None}
 """The sign before the headline of some reports; three texts are too few for a precision, and what is no judgement has none."""
 
 HEADLINES = {
+    "losses": "Sequential learns on cpu in float32 as on cpu in float32",
     "parity": "bundled_small on cpu in bfloat16 answers as on cpu in float32",
     "precision_verdict": "It is not known yet whether bundled_small may be used in bfloat16 on cpu",
     "guards": "5 of 6 guards are on",

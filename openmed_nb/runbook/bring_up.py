@@ -14,7 +14,7 @@ from ..devices.environment import CONFLICT, TOO_LATE
 from ..devices.machine import mps_is_simulated
 from ..display import FAILED, OK, WARNING, Report, Shown, Table, counted, plain, to_html
 from ..errors import ConfigurationError, DeviceError, Interrupted, cause, check_flag, given_path, number
-from ..plain import from_plain, write_whole
+from ..plain import from_plain, utc, write_whole
 from ..session import SESSION
 from ..training.epochs import epochs, named
 from .doctor.report import DoctorReport, doctor
@@ -24,7 +24,6 @@ from .logbook.privacy import short_path
 from .logbook.sections import Day, ReportFigures
 from .report.record import Subject, evidence_from
 from .report.report import subject_here
-from .report.running import utc
 from .verdict.evidence import BATCH, DATA_PLANE, FALLBACKS, MEMORY, NUMBERS, SPEED, TRAINING, Case
 from .verdict.gates import STAY
 from .verdict.verdict import Verdict, evidence_of, judge

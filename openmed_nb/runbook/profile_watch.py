@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,11 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..devices.moving import operator_tensors
 from ..devices.profilers import is_of_host, modes_on, profiling
 from ..devices.request import kind_of
-from ..display import Plain
 from ..training.holders import INSTALLED
 from . import workloads
 from .operators.fallbacks import Fallback, fallbacks
-from .workloads import DATA, OWN_STEP, Workload
+from .workloads import DATA, OWN_STEP, CodePlace, OperatorTime, Reason, Synchronisation, Workload
 
 PREFIX = "openmed_nb: "  # Begins the names under which the phases stand in a trace.
 MICRO = 1e-6  # torch's profiler counts microseconds.
@@ -43,30 +42,6 @@ OPERATOR, RANGE = re.compile(r"\w+(::[\w.]+)+"), "a range of yours"
 # The phase of operators with nothing to compute, and how many of them follow a step, so that waiting for the device once, at
 # their end, is a small part of their time.
 EMPTY, CALLS = "empty operators", 20
-
-
-@dataclass(frozen=True)
-class OperatorTime(Plain):
-    """An operator in one phase.
-
-    Attributes:
-        operator: Its name, such as ``"aten::addmm"``.
-        phase: The phase in which it is called.
-        count: How often in a step.
-        seconds: How long the host is busy with it in a step, in seconds, without the operators that it calls: each of its
-            calls counts as long as in the median of the steps.
-        device_seconds: How long its kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler does not see
-            the device, as with MPS.
-        starting_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
-            nothing to compute. ``None`` if no such operator was run.
-    """
-
-    operator: str
-    phase: str
-    count: float
-    seconds: float
-    device_seconds: float | None = None
-    starting_seconds: float | None = None
 
 
 def empty_operators(device: str) -> Workload:
@@ -201,67 +176,6 @@ class PhaseTimes:
             return 0, ""
         mark = self._marks[index]
         return self._steps[index], mark.name.removeprefix(PREFIX) if moment <= mark.time_range.end else ""
-
-
-@dataclass(frozen=True, order=True)
-class CodePlace(Plain):
-    """A line of a person's own code, or the library in which a model that was called from there does something.
-
-    Attributes:
-        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
-        line: The number of the line, 0 if there is none.
-        function: The name of the function.
-        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
-            through a library, such as one that shows progress.
-        in_model: Whether it happened in a model of a library, which the person cannot change.
-    """
-
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    library: str = ""
-    in_model: bool = False
-
-    ALSO = ("is_own",)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the person's own line asked for it."""
-        return bool(self.file) and not self.in_model
-
-    def __str__(self) -> str:
-        own = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
-        return own if self.is_own else f"inside of {self.library}"
-
-
-# Why a call waits: numbers of the device are needed on the host; the batch is copied to the device, before the step has
-# started anything there; or something else is, which waits for all that the step has started until then.
-Reason = Literal["read", "batch", "copy"]
-
-
-@dataclass(frozen=True)
-class Synchronisation(Plain):
-    """A call that waits for the device.
-
-    Attributes:
-        call: What is called, such as ``".item()"``.
-        place: Where.
-        count: How often in a step.
-        reason: Why it waits: ``"read"`` for numbers that the host needs, ``"batch"`` for a copy to the device before the
-            step has started anything there, ``"copy"`` for a later one.
-    """
-
-    call: str
-    place: CodePlace
-    count: float
-    reason: Reason = "read"
-
-    def __str__(self) -> str:
-        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a mapping, ready for JSON, with the fields of its place."""
-        return {"call": self.call, "count": self.count, "reason": self.reason, **self.place.to_dict()}
 
 
 WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.

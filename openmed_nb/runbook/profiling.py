@@ -8,9 +8,12 @@ import json
 import os
 import statistics
 import tempfile
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..activity import Activity
 from ..devices.profilers import (
@@ -22,17 +25,21 @@ from ..devices.profilers import (
     signposts,
 )
 from ..devices.request import kind_of
-from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Table, counted, findings_table
+from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table, worst
 from ..drawing import Bar, Picture, bars_of
-from ..errors import ConfigurationError, check_flag, given_path, whole, whole_or_none
-from ..plain import write_whole
+from ..errors import ConfigurationError, cause, check_flag, given_path, whole, whole_or_none
+from ..plain import from_plain, utc, write_whole
 from ..session import SESSION
+from .operators.fallbacks import Fallback
 from .workloads import (
     DATA,
     DATA_SHARE,
     OWN_STEP,
+    CodePlace,
+    OperatorTime,
     Split,
     StepReport,
+    Synchronisation,
     Workload,
     data_remedy,
     milliseconds,
@@ -40,10 +47,6 @@ from .workloads import (
     put_on_devices,
     series,
 )
-
-if TYPE_CHECKING:
-    from .operators.fallbacks import Fallback
-    from .profile_watch import OperatorTime, Synchronisation
 
 # What is looked for, by the names of the findings.
 DATA_FINDING, SYNCHRONISATION, TINY_BATCH, FALLBACK = "data", "synchronisation", "tiny batch", "fallback"
@@ -96,6 +99,7 @@ class Profile(StepReport):
         operator_seconds: How long operators compute in a step, in seconds, if that is on the CPU; else ``None``.
         starting_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
             compute took in turn with the steps; ``None`` if torch's profiler sees the kernels, which tell more.
+        written: When it was measured, in UTC, such as ``"2026-11-01T12:00:00Z"``; empty if nobody knows.
     """
 
     device: str
@@ -115,6 +119,7 @@ class Profile(StepReport):
     batch_tokens: int | None = None
     operator_seconds: float | None = None
     starting_seconds: float | None = None
+    written: str = ""
 
     SCHEMA = "openmed_nb/profile/1"
     ALSO = (
@@ -192,6 +197,60 @@ class Profile(StepReport):
         except OSError as error:
             what = f"{target.name!r} cannot be written: {error.strerror or type(error).__name__}."
             raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str]) -> Profile:
+        """Return the profile of a file that :meth:`save` has written.
+
+        Raises:
+            ConfigurationError: For a file that cannot be read, and for one that holds no profile.
+
+        Example:
+            >>> try:
+            ...     Profile.read("nowhere.json")
+            ... except ConfigurationError as error:
+            ...     print(error.remedy)
+            Pass a file that Profile.save() has written.
+        """
+        path = given_path(file, "the file of a profile")
+        try:
+            stored = json.loads(path.read_text("utf-8"))
+            if not isinstance(stored, dict) or stored.get("schema") != cls.SCHEMA:
+                raise ValueError("it is of another kind")  # noqa: TRY301 - the same is said of all that it may be
+            lines, modules = (
+                (*(one.name for one in fields(CodePlace)), *CodePlace.ALSO),
+                {"module": "module", "class": "kind"},
+            )
+            stored["synchronisations"] = placed(stored.get("synchronisations"), dict(zip(lines, lines, strict=True)))
+            stored["fallbacks"] = placed(stored.get("fallbacks"), modules)
+            found: Profile = from_plain(cls, stored)
+        except (OSError, ValueError, RecursionError) as error:
+            what = f"{path.name!r} is not a profile of nb.runbook.profile(): {cause(error)}."
+            raise ConfigurationError(what, "Pass a file that Profile.save() has written.") from error
+        return found
+
+    def diff(self, other: Any) -> ProfileDiff:
+        """Compare with a profile of the same work at another time: what became faster, and whether to go on.
+
+        Args:
+            other: The other profile, such as one that :meth:`read` returned; which is the earlier one their dates say.
+
+        Returns:
+            Both, with the operators that take longest, ``progress``, and the stopping rule among the ``findings``.
+
+        Raises:
+            ConfigurationError: For what is not a profile.
+
+        Example:
+            >>> import torch
+            >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
+            >>> found.diff(found).days, found.diff(found).stop
+            (0, False)
+        """
+        if not isinstance(other, Profile):
+            what = f"A profile cannot be compared with {type(other).__name__}."
+            raise ConfigurationError(what, "Pass what nb.runbook.profile() or Profile.read() returned.")
+        return ProfileDiff(*sorted((self, other), key=lambda one: one.written))
 
     def report(self) -> Report:
         """Return what holds the steps up; the figures stand in the HTML."""
@@ -315,6 +374,205 @@ class Profile(StepReport):
         )
         columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
         return Table("Operators by the time that they take themselves", columns, rows, folded=True)
+
+
+def placed(rows: Any, names: Mapping[str, str]) -> Any:
+    """Return rows of JSON with the fields of their places, under these names, as values of their own again."""
+    if not isinstance(rows, list):
+        return rows
+    return [
+        {
+            **{name: value for name, value in row.items() if name not in names},
+            "place": {names[name]: value for name, value in row.items() if name in names},
+        }
+        if isinstance(row, dict)
+        else row
+        for row in rows
+    ]
+
+
+# How many operators on top are compared, and after how many days without progress to stop (the runbook): after a week to move
+# the work or to accept it, after two to split it. What changes by less than CHANGE also changes from run to run.
+TOP, WEEK, TWO_WEEKS, CHANGE = 3, 7, 14, 0.1
+# What two profiles must have in common.
+SAME_WORK = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
+LANES = "print(nb.verdict(...).lanes) shows CPU, MPS, MLX and a remote pool beside each other."
+WORK, STEP_TIME, ON_TOP, STOPPING = "same work", "time of a step", "operators", "stopping rule"
+SLOWER = "a step is slower"
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """The seconds that an operator takes itself in a step, at two times."""
+
+    operator: str
+    before: float
+    now: float
+
+    @property
+    def change(self) -> str:
+        """How much more or less it takes, as people read it."""
+        return f"{100 * (self.now / self.before - 1):+.0f} %" if self.before else "new"
+
+
+@dataclass(frozen=True, repr=False)
+class ProfileDiff(Shown):
+    """Two profiles of the same work at two times.
+
+    Attributes:
+        first: The earlier one.
+        second: The later one.
+    """
+
+    first: Profile
+    second: Profile
+
+    SCHEMA, HIDDEN = "openmed_nb/profile_diff/1", ("first", "second")
+    ALSO = (
+        "written",
+        "days",
+        "differences",
+        "progress",
+        "operators",
+        "hotspots",
+        "stop",
+        "findings",
+        "status",
+        "simulated",
+    )
+    WHEN_SIMULATED = StepReport.WHEN_SIMULATED
+
+    @property
+    def simulated(self) -> bool:
+        """Whether one was measured under the simulation."""
+        return self.first.simulated or self.second.simulated
+
+    @property
+    def written(self) -> tuple[str, str]:
+        """When they were measured."""
+        return self.first.written, self.second.written
+
+    @property
+    def days(self) -> int | None:
+        """How many whole days lie between them; ``None`` if one has no date."""
+        try:
+            first, second = (datetime.fromisoformat(one.replace("Z", "+00:00")) for one in self.written)
+        except ValueError:
+            return None
+        return (second - first).days
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """In what the work differs, so that times cannot be compared; empty if it is the same."""
+        return tuple(one for one in SAME_WORK if getattr(self.first, one) != getattr(self.second, one))
+
+    @property
+    def progress(self) -> float | None:
+        """How much less time a step takes, 0.1 for a tenth, below 0 for more; ``None`` if the work differs."""
+        if self.differences or not self.first.seconds:
+            return None
+        return 1 - self.second.seconds / self.first.seconds
+
+    @property
+    def operators(self) -> tuple[OperatorTimes, ...]:
+        """The operators of both with their times of all phases, those that take longest first.
+
+        These are times on the GPU if both profiles know them, else on the host.
+        """
+        both = (self.first, self.second)
+        of_device = all(one.device_seconds is not None for one in both)
+        times = defaultdict[str, list[float]](lambda: [0.0, 0.0])
+        for at, one in enumerate(both):
+            for operator in one.operators:
+                times[operator.operator][at] += (operator.device_seconds or 0.0) if of_device else operator.seconds
+        found = [OperatorTimes(name, *taken) for name, taken in times.items()]
+        return tuple(sorted(found, key=lambda one: max(one.before, one.now), reverse=True))
+
+    @property
+    def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the three operators that take longest, of each."""
+        before = sorted((one for one in self.operators if one.before), key=lambda one: one.before, reverse=True)
+        now = sorted((one for one in self.operators if one.now), key=lambda one: one.now, reverse=True)
+        return tuple(one.operator for one in before[:TOP]), tuple(one.operator for one in now[:TOP])
+
+    @property
+    def stop(self) -> bool:
+        """Whether the stopping rule holds: a week or more apart, the same operators on top, and a step no faster."""
+        return self._stopping().status == WARNING
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Whether the work is the same, what became faster and slower, and the stopping rule."""
+        if self.differences:
+            remedy = "Profile the same work again, with the same batch on the same device."
+            return (Finding(WORK, WARNING, f"other {', '.join(self.differences)}: nothing is compared", remedy),)
+        changes: dict[str, list[str]] = {"faster": [], "slower": []}
+        for one in self.operators:
+            on_top = any(one.operator in names for names in self.hotspots)
+            if on_top and abs(one.now - one.before) > CHANGE * max(one.now, one.before):
+                changes["faster" if one.now < one.before else "slower"].append(one.operator)
+        changed = "; ".join(f"{word}: {', '.join(names)}" for word, names in changes.items() if names)
+        slower = "Look at nb.signals(), and at what changed: nb.logbook(...).diff(...)."
+        step = (WARNING, self._step, slower) if self._step == SLOWER else (OK, self._step)
+        return (
+            Finding(WORK, OK, "model, batch and device are the same"),
+            Finding(STEP_TIME, *step),
+            Finding(ON_TOP, OK, changed or "those on top take as long as before"),
+            self._stopping(),
+        )
+
+    @property
+    def _step(self) -> str:
+        gain = self.progress or 0.0
+        return "a step is faster" if gain > CHANGE else SLOWER if gain < -CHANGE else "a step takes as long as before"
+
+    @property
+    def status(self) -> str:
+        """The worst of the findings."""
+        return worst(self.findings)
+
+    def _stopping(self) -> Finding:
+        first, second = self.hotspots
+        if self.differences or not second:
+            return Finding(STOPPING, NOT_APPLICABLE, "the work differs, or no operator was seen")
+        if set(first) != set(second):
+            return Finding(STOPPING, OK, f"others are on top now: {', '.join(second)}")
+        if (self.progress or 0.0) > CHANGE:
+            return Finding(STOPPING, OK, "the same operators are on top, and a step is faster")
+        if self.days is None or self.days < WEEK:
+            when = "less than a week apart" if self.days is not None else "and one has no date"
+            return Finding(STOPPING, NOT_APPLICABLE, f"the same operators are on top, {when}")
+        what = f"the same operators are on top after {self.days} days, and a step is no faster: {', '.join(second)}"
+        do = (
+            "Stop here: move this work, or accept it"
+            if self.days < TWO_WEEKS
+            else "Stop here: split off what they do, or accept it"
+        )
+        return Finding(STOPPING, WARNING, what, f"{do}; {LANES}")
+
+    def report(self) -> Report:
+        """Return what became of the work; times stand in the HTML."""
+        of = f"{self.second.name} ({self.second.task}) on {self.second.shown(self.second.device)}"
+        apart = "at two times" if self.days is None else f"{counted(self.days, 'day')} apart"
+        said = "stop here" if self.stop else "other work" if self.differences else self._step
+        rows = tuple(
+            (one.operator, f"{1000 * one.before:.3f}", f"{1000 * one.now:.3f}", one.change)
+            for one in self.operators[:SHOWN_OPERATORS]
+        )
+        step = (
+            "a step at full speed",
+            *(f"{1000 * one.seconds:.3f}" for one in (self.first, self.second)),
+            f"{-100 * (self.progress or 0):+.0f} %",
+        )
+        times = Table("Times of a step", ("what", "ms before", "ms now", "change"), (step, *rows))
+        title = f"Two profiles of {of}, {apart}: {said}"
+        return Report(
+            title,
+            (),
+            (findings_table("", self.findings),),
+            figures=() if self.differences else (times,),
+            status=self.status,
+        )
 
 
 STEPS, WARM_UP = 50, 5
@@ -492,4 +750,5 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         batch_tokens=workload.batch_tokens,
         operator_seconds=(total(operators, "seconds") or 0.0) if kind == "cpu" else None,
         starting_seconds=per_step * started / CALLS if kind == "mps" else total(operators, "starting_seconds"),
+        written=utc(),
     )

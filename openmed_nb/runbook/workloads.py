@@ -12,7 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
 from ..devices.machine import mps_is_simulated, now
@@ -287,6 +287,91 @@ class Split(Plain):
 
 def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.2f} ms"
+
+
+@dataclass(frozen=True)
+class OperatorTime(Plain):
+    """An operator in one phase.
+
+    Attributes:
+        operator: Its name, such as ``"aten::addmm"``.
+        phase: The phase in which it is called.
+        count: How often in a step.
+        seconds: How long the host is busy with it in a step, in seconds, without the operators that it calls: each of its
+            calls counts as long as in the median of the steps.
+        device_seconds: How long its kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler does not see
+            the device, as with MPS.
+        starting_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
+            nothing to compute. ``None`` if no such operator was run.
+    """
+
+    operator: str
+    phase: str
+    count: float
+    seconds: float
+    device_seconds: float | None = None
+    starting_seconds: float | None = None
+
+
+@dataclass(frozen=True, order=True)
+class CodePlace(Plain):
+    """A line of a person's own code, or the library in which a model that was called from there does something.
+
+    Attributes:
+        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
+        line: The number of the line, 0 if there is none.
+        function: The name of the function.
+        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
+            through a library, such as one that shows progress.
+        in_model: Whether it happened in a model of a library, which the person cannot change.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    library: str = ""
+    in_model: bool = False
+
+    ALSO = ("is_own",)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the person's own line asked for it."""
+        return bool(self.file) and not self.in_model
+
+    def __str__(self) -> str:
+        own = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
+        return own if self.is_own else f"inside of {self.library}"
+
+
+# Why a call waits: numbers of the device are needed on the host; the batch is copied to the device, before the step has
+# started anything there; or something else is, which waits for all that the step has started until then.
+Reason = Literal["read", "batch", "copy"]
+
+
+@dataclass(frozen=True)
+class Synchronisation(Plain):
+    """A call that waits for the device.
+
+    Attributes:
+        call: What is called, such as ``".item()"``.
+        place: Where.
+        count: How often in a step.
+        reason: Why it waits: ``"read"`` for numbers that the host needs, ``"batch"`` for a copy to the device before the
+            step has started anything there, ``"copy"`` for a later one.
+    """
+
+    call: str
+    place: CodePlace
+    count: float
+    reason: Reason = "read"
+
+    def __str__(self) -> str:
+        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a mapping, ready for JSON, with the fields of its place."""
+        return {"call": self.call, "count": self.count, "reason": self.reason, **self.place.to_dict()}
 
 
 def split_of(steps: Sequence[Mapping[str, float]], typical: Callable[[list[float]], float] = statistics.fmean) -> Split:

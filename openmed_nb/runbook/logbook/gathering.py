@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -36,7 +35,7 @@ from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, check_flag, given_path, shorten
 from ...models.loading import dtype_of, model_folder
-from ...plain import LARGEST, from_plain
+from ...plain import LARGEST, from_plain, utc
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..signals import read_signals
@@ -171,7 +170,7 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     folders = cache_folders(environ, privacy.home_folder()) | ({"model": folder} if folder else {})
     return Logbook(
         schema=sections.SCHEMA,
-        written=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        written=utc(),
         simulated=machine.simulated and kind_of(device) == "mps",
         software=software(computer),
         code=read_code(code),

@@ -157,7 +157,10 @@ class LossParity(Shown):
             for step in sampled(self.steps, self.parted)
         )
         losses = Table("Losses", columns, rows)
-        return Report(title, sentences, (findings_table("", self.findings),), figures=(losses,), status=self.status)
+        learns = "as" if self.parted is None else f"until step {self.parted} as"
+        spoken = (f"{self.model} learns on {self.device} in {self.dtype} {learns} on {REFERENCE}", *sentences)
+        tables = (findings_table("", self.findings),)
+        return Report(title, sentences, tables, figures=(losses,), spoken=spoken, status=self.status)
 
 
 def apart(ones: Iterable[float], others: Iterable[float]) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from ...activity import Activity
 from ...devices.machine import SIMULATION_ON, now, processor_name
 from ...display import Report, Shown, Table, counted, in_bytes, plain
 from ...errors import ConfigurationError, Interrupted, cause, check_flag, given_path
-from ...plain import from_plain, write_whole
+from ...plain import from_plain, utc, write_whole
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..logbook.gathering import software, version_of
@@ -28,7 +28,7 @@ from ..verdict.verdict import Verdict, judge
 from ..workloads import ANNOTATION
 from .page import issue_of, page_of
 from .record import DONE, SCHEMA, Outcome, Record, Subject, evidence_from
-from .running import run_step, utc
+from .running import run_step
 from .steps import STEPS, Step
 
 FOLDER = "openmed_report"

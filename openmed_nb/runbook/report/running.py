@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -27,7 +26,7 @@ from ...devices.machine import now
 from ...display import FAILED, OK, plain, worst
 from ...distributed.tethered import end_with_input
 from ...errors import OpenMedError, cause
-from ...plain import from_plain, write_whole
+from ...plain import from_plain, utc, write_whole
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
 from .record import DIED, DONE, HUNG, Outcome, evidence_from, last_lines, private
@@ -64,11 +63,6 @@ NOTHING: dict[str, Any] = {
     "figures": [],
     "evidence": None,
 }
-
-
-def utc() -> str:
-    """Return this moment as it is written."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> Outcome:

@@ -1,0 +1,195 @@
+"""Two profiles of one work at two times: what became faster, and when to stop."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.operators.table import ModulePlace
+from openmed_nb.runbook.profiling import Profile
+from openmed_nb.runbook.workloads import CodePlace, OperatorTime, Split, Synchronisation
+
+
+def operators(**seconds):
+    """Return operators that take so many seconds in a step."""
+    return tuple(OperatorTime(f"aten::{name}", "forward", 4.0, time) for name, time in seconds.items())
+
+
+FIRST = Profile(
+    name="bundled",
+    task="training step",
+    device="mps",
+    rows=32,
+    steps=50,
+    warm_up=5,
+    seconds=0.1,
+    split=Split({"data": 0.01, "forward": 0.09}),
+    data_only=0.01,
+    compute_only=0.09,
+    operators=operators(addmm=0.04, softmax=0.03, gelu=0.01, add=0.001),
+    operators_per_step=16.0,
+    synchronisations=(Synchronisation(".item()", CodePlace("train.py", 12, "step"), 1.0),),
+    fallbacks=(Fallback("aten::mode", FELL_BACK, "forward", ModulePlace("encoder", "M"), 3, None),),
+    written="2026-11-01T12:00:00Z",
+)
+
+
+def later(days, **changes):
+    """Return the profile of so many days later, with changes."""
+    return replace(FIRST, written=f"2026-11-{1 + days:02}T12:00:00Z", **changes)
+
+
+OTHERS = operators(addmm=0.04, mul=0.03, sub=0.02, softmax=0.01)
+REORDERED = operators(gelu=0.04, addmm=0.035, softmax=0.03, add=0.001)
+
+
+@pytest.mark.parametrize(
+    ("second", "status", "evidence"),
+    [
+        (later(0), NOT_APPLICABLE, "the same operators are on top, less than a week apart"),
+        (later(6), NOT_APPLICABLE, "the same operators are on top, less than a week apart"),
+        (later(7), WARNING, "after 7 days, and a step is no faster: aten::addmm, aten::softmax, aten::gelu"),
+        (later(7, operators=REORDERED), WARNING, "a step is no faster: aten::gelu, aten::addmm, aten::softmax"),
+        (later(7, seconds=0.095), WARNING, "a step is no faster"),
+        (later(7, seconds=0.2), WARNING, "a step is no faster"),
+        (later(14), WARNING, "after 14 days, and a step is no faster"),
+        (later(7, seconds=0.08), OK, "the same operators are on top, and a step is faster"),
+        (later(7, operators=OTHERS), OK, "others are on top now: aten::addmm, aten::mul, aten::sub"),
+        (later(7, operators=()), NOT_APPLICABLE, "no operator was seen"),
+        (replace(FIRST, written=""), NOT_APPLICABLE, "the same operators are on top, and one has no date"),
+    ],
+)
+def test_stopping_rule(second, status, evidence):
+    """Where the same three operators are on top a week or more later and a step is no faster, it is time to stop."""
+    found = FIRST.diff(second)
+
+    assert found.findings[-1].status == status
+    assert evidence in found.findings[-1].evidence
+    assert found.stop == (status == WARNING)
+    assert found.findings == second.diff(FIRST).findings  # Their dates say which came first.
+
+
+def test_what_to_do_after_one_week_and_after_two():
+    """After a week the work is moved or accepted, after two weeks what the operators do is split off; the lanes are named."""
+    week, weeks = (FIRST.diff(later(days)).findings[-1].remedy for days in (7, 14))
+
+    assert week.startswith("Stop here: move this work, or accept it")
+    assert weeks.startswith("Stop here: split off what they do, or accept it")
+    for remedy in (week, weeks):
+        assert [lane for lane in ("CPU", "MPS", "MLX", "remote pool") if lane not in remedy] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "changed"),
+    [
+        ({}, "a step takes as long as before", "those on top take as long as before"),
+        ({"seconds": 0.05}, "a step is faster", "those on top take as long as before"),
+        ({"seconds": 0.12}, "a step is slower", "those on top take as long as before"),
+        (
+            {"operators": operators(addmm=0.01, softmax=0.04, gelu=0.0101)},
+            "a step takes as long as before",
+            "faster: aten::addmm; slower: aten::softmax",
+        ),
+        (
+            {"operators": OTHERS},
+            "a step takes as long as before",
+            "faster: aten::softmax, aten::gelu; slower: aten::mul",
+        ),
+    ],
+)
+def test_what_became_faster_and_slower(changes, step, changed):
+    """The step and the operators on top are compared; a change of a tenth or less is none."""
+    found = FIRST.diff(later(3, **changes))
+
+    assert found.findings[1].evidence == step
+    assert found.findings[2].evidence.startswith(changed)
+
+
+def test_operators_of_all_phases_count_together():
+    """An operator that is called in two phases takes the time of both; on a GPU that both saw, the time there counts."""
+    forward = OperatorTime("aten::mm", "forward", 1.0, 0.01, 0.03)
+    phases = (forward, replace(forward, phase="backward", device_seconds=0.05))
+    seen = replace(FIRST, operators=phases, device_seconds=0.08)
+
+    times = {one.operator: one.now for one in FIRST.diff(replace(seen, device_seconds=None)).operators}
+    assert times["aten::mm"] == pytest.approx(0.02)
+    (both,) = seen.diff(seen).operators
+    assert (both.before, both.now, both.change) == (pytest.approx(0.08), pytest.approx(0.08), "+0 %")
+
+
+@pytest.mark.parametrize(
+    ("changes", "differences"),
+    [
+        ({"rows": 64}, ("rows",)),
+        ({"device": "cpu", "name": "other"}, ("name", "device")),
+        ({"simulated": True}, ("simulated",)),
+        ({"dtype": "bfloat16"}, ("dtype",)),
+    ],
+)
+def test_other_work_is_not_compared(changes, differences):
+    """Times of another batch, model, type or device say nothing; the rule does not hold then."""
+    found = FIRST.diff(later(14, **changes))
+
+    assert (found.differences, found.progress, found.stop) == (differences, None, False)
+    assert f"other {', '.join(differences)}" in str(found)
+    assert "ms before" not in found._repr_html_()
+
+
+def test_profile_is_read_as_it_was_written(tmp_path):
+    """A profile in a file is the same value again, with its lines, fallbacks and date."""
+    FIRST.save(tmp_path / "first.json")
+    read = Profile.read(tmp_path / "first.json")
+
+    assert read == FIRST
+    assert read.diff(later(7)).stop
+
+
+def test_difference_has_its_forms():
+    """Text without times, HTML with them, and JSON with both hotspots and dates."""
+    found = FIRST.diff(later(8))
+    stored = json.loads(json.dumps(found.to_dict()))
+
+    assert str(found).startswith("Two profiles of bundled (training step) on mps, 8 days apart: stop here")
+    assert "40.000" in found._repr_html_()
+    assert "40.000" not in str(found)
+    assert (stored["schema"], stored["days"], stored["stop"]) == ("openmed_nb/profile_diff/1", 8, True)
+    assert stored["hotspots"][0] == ["aten::addmm", "aten::softmax", "aten::gelu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[]", "it is of another kind"),
+        ("{}", "it is of another kind"),
+        ("{", "Expecting property name"),
+        ('{"schema": "openmed_nb/profile/1"}', "it has no"),
+        ('{"schema": "openmed_nb/profile/1", "synchronisations": [3], "fallbacks": {}}', "it has no"),
+    ],
+)
+def test_what_is_no_profile(tmp_path, text, what):
+    """A file that holds something else, or a part of a profile, is refused with one thing to do."""
+    file = tmp_path / "other.json"
+    file.write_text(text, "utf-8")
+
+    with pytest.raises(ConfigurationError, match=what) as caught:
+        Profile.read(file)
+    assert caught.value.remedy == "Pass a file that Profile.save() has written."
+
+
+@pytest.mark.parametrize("damage", [{"synchronisations": [3]}, {"fallbacks": {}}, {"rows": "many"}, {"split": None}])
+def test_damaged_profile(tmp_path, damage):
+    """A profile with a field of another kind is refused too."""
+    file = tmp_path / "damaged.json"
+    file.write_text(json.dumps({**FIRST.to_dict(), **damage}), "utf-8")
+
+    with pytest.raises(ConfigurationError, match="is not a profile"):
+        Profile.read(file)
+
+
+def test_what_is_compared_is_a_profile():
+    """Anything else is refused."""
+    with pytest.raises(ConfigurationError, match="A profile cannot be compared with str"):
+        FIRST.diff("profile.json")
