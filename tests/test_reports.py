@@ -96,7 +96,7 @@ def reports(folder):
     yield "precision_verdict", lambda: precision
     yield "forecast", lambda: forecast
     yield "gates", lambda: nb.runbook.gates(speed_up=0.3)
-    yield "verdict", lambda: nb.verdict(parity, task="annotation")
+    yield from {"verdict": lambda: nb.verdict(parity, task="annotation"), "lanes": lambda: nb.verdict().lanes}.items()
     yield "logbook", lambda: book
     yield "logbook_diff", lambda: book.diff(book)
     yield "curve", lambda: loop.curve

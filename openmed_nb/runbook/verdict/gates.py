@@ -510,7 +510,7 @@ RULES = (
         SPEED,
         "the work takes more than {hours}",
         lambda case: case.beyond("hours"),
-        "Spread the texts over several computers.",
+        "Spread the texts over several computers with nb.cluster(...); nb.handoff(...) takes the work to one of them.",
         "Fewer texts, or so many more in a second that they are done in {hours}.",
     ),
 )

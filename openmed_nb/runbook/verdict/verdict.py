@@ -13,6 +13,7 @@ from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
 from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from . import lanes as of_lanes
 from .evidence import (
     BATCH,
     DATA_PLANE,
@@ -28,7 +29,7 @@ from .evidence import (
     Figures,
     Requirement,
 )
-from .gates import FALL_BACK, LEANING, MEASURING, RULES, STAY, STAYING, Gates, VerdictRule
+from .gates import CPU, FALL_BACK, LEANING, MEASURING, MLX, REMOTE, RULES, STAY, STAYING, Gates, VerdictRule
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
@@ -188,6 +189,17 @@ class Verdict(Shown):
         )
 
     @property
+    def lanes(self) -> of_lanes.Lanes:
+        """CPU, MPS, MLX and a remote pool side by side, with what was measured here, and which of them this verdict means."""
+        lane = {
+            CPU: of_lanes.CPU,
+            MLX: of_lanes.MLX,
+            REMOTE: of_lanes.REMOTE,
+            STAY: of_lanes.LANE_OF.get(self.evidence.kind or "", ""),
+        }
+        return of_lanes.Lanes(self.evidence, self.gates, self.recommendation, lane.get(self.recommendation, ""))
+
+    @property
     def title(self) -> str:
         """The recommendation in one line; operators that shall fall back are named."""
         device = self.evidence.device or "a device that is not known"
@@ -280,7 +292,7 @@ def verdict(
         ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``, ``"move to MLX"``, ``"move to a remote
         pool"``, ``"compute on the CPU"`` and ``"measure first"``; ``reason``, with its figures and their gates, what to do,
         and what would change it; ``others`` that have reasons too; ``unknown``, what was not measured; and ``sure``, whether
-        none of that could change it. Its text form has no measured figure; they stand in the HTML and in ``to_dict()``.
+        none of that could change it; and ``lanes``, CPU, MPS, MLX and a remote pool side by side. Its text form has no measured figure; they stand in the HTML and in ``to_dict()``.
 
     Raises:
         ConfigurationError: For what is not a report, two of one kind, and reports of several devices, models or tasks. If a

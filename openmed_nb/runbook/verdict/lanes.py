@@ -1,0 +1,148 @@
+"""``verdict.lanes``: the four lanes that work can take beside each other, filled in with what was measured here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...display import MARK, Report, Shown, Table, to_text
+from .evidence import COUNT, FIGURES, HOURS, RATE, SECONDS_OF_AN_HOUR, Evidence, in_unit
+from .gates import Gates, narrow
+
+NOTES = 100_000  # How many notes the time is for where nobody said how many there are.
+
+CPU, MPS, MLX, REMOTE = "CPU", "MPS", "MLX", "remote pool"
+# What is measured on a device is a figure of one lane; a GPU of CUDA is what a worker of a pool has.
+LANE_OF = {"cpu": CPU, "mps": MPS, "cuda": REMOTE}
+
+# What to know of each lane; ``{hours}`` is the gate of a verdict.
+ABOUT: Mapping[str, Mapping[str, str]] = {
+    "strength": {
+        CPU: "every operator of PyTorch, and the numbers that others are compared with",
+        MPS: "the same PyTorch code on the GPU of a Mac, which no note leaves",
+        MLX: "made for Apple's GPUs, and quick at writing text",
+        REMOTE: "as fast as there are computers, and it goes on while the laptop sleeps",
+    },
+    "risk": {
+        CPU: "slow with large models and long texts",
+        MPS: "operators that fall back, or are wrong without an error; memory that all programs share",
+        MLX: "other code and other weights: all is validated anew",
+        REMOTE: "notes leave this computer; other drivers and versions; waiting for a place",
+    },
+    "best for": {
+        CPU: "small models, short texts, checks, and what another lane computes wrongly",
+        MPS: "annotation in full batches, and fine-tuning of models that fit",
+        MLX: "language models that write text on a Mac",
+        REMOTE: "work of more than {hours}, services, and models that do not fit here",
+    },
+    "how its figures are had": {
+        CPU: "nb.compare(model, texts)",
+        MPS: "nb.compare(model, texts), nb.sweep(model), nb.runbook.parity(model, texts), nb.runbook.fallbacks()",
+        MLX: "by timing MLX and MPS in one shape: the rows that nb.sweep(model, length=128) finds best, the first pass left out",
+        REMOTE: "nb.handoff(folder) proves on one of its computers that it does the same; nb.cluster(hosts=...) then shows texts a second",
+    },
+}
+KINDS_OF_WORK = (
+    ("try things out", "CPU or MPS, here", "cells answer in seconds, and nothing is sent away"),
+    ("read many notes once", "MPS up to {hours}, then a remote pool", "one computer can be spared so long"),
+    ("answer within an agreed time", REMOTE, "a laptop sleeps, heats up and runs on battery"),
+)
+TWO_WEEKS = "After two weeks with the same operators on top, which Profile.diff(...) shows, move this work to another lane, or accept it."
+
+# The figures of a lane, as evidence has them.
+SHOWN = (
+    *("texts_per_second", "utilisation", "headroom", "memory_growth", "entity_agreement", "logits", "training_parts"),
+    *("fallback_operators", "refused_operators", "fallback_time", "fallback_calls"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Lanes(Shown):
+    """CPU, MPS, MLX and a remote pool side by side.
+
+    Attributes:
+        evidence: What was measured.
+        gates: The thresholds.
+        recommendation: What the verdict recommends.
+        lane: The lane that this means; empty where something is to be mended or measured first.
+
+    Example:
+        >>> from openmed_nb.runbook.verdict.verdict import judge
+        >>> lanes = judge(Evidence(device="mps", texts_per_second=50.0, speed_up=5.0, texts_to_do=360_000)).lanes
+        >>> lanes.measured["texts, or rows"]
+        {'MPS': '50 a second', 'CPU': '10 a second', 'MLX': 'to beat: 50 a second'}
+        >>> lanes.measured["time for 360,000 notes"]
+        {'MPS': '2 hours', 'CPU': '10 hours', 'remote pool': '1 hours at best, on 2 computers like this one'}
+    """
+
+    evidence: Evidence
+    gates: Gates
+    recommendation: str
+    lane: str = ""
+
+    SCHEMA, HIDDEN, ALSO = "openmed_nb/lanes/1", ("evidence", "gates"), ("about", "measured", "simulated")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any of the evidence is from a simulated device."""
+        return self.evidence.simulated
+
+    @property
+    def about(self) -> dict[str, dict[str, str]]:
+        """What to know of each lane: its strength, its risk, what it is best for, and how its figures are had."""
+        hours = self.gates.shown()
+        return {row: {lane: said.format(**hours) for lane, said in lanes.items()} for row, lanes in ABOUT.items()}
+
+    @property
+    def measured(self) -> dict[str, dict[str, str]]:
+        """What was measured of each lane, or follows from that, as people read it, by the name of the figure."""
+        evidence, here = self.evidence, LANE_OF.get(self.evidence.kind or "")
+        if here is None:
+            return {}
+        found = {
+            FIGURES[name][0]: {here: in_unit(FIGURES[name][1], value)}
+            for name in SHOWN
+            if (value := getattr(evidence, name)) is not None
+        }
+        if evidence.texts_per_second:
+            notes = NOTES if evidence.texts_to_do is None else evidence.texts_to_do
+            rates = {here: evidence.texts_per_second}
+            if here != CPU and evidence.speed_up:
+                rates[CPU] = evidence.texts_per_second / evidence.speed_up
+            times = {lane: notes / rate / SECONDS_OF_AN_HOUR for lane, rate in rates.items() if rate}
+            hours = {lane: time for lane, time in times.items() if math.isfinite(time)}
+            rate, time = FIGURES["texts_per_second"][0], f"time for {in_unit(COUNT, notes)} notes"
+            found[rate] = {lane: in_unit(RATE, one) for lane, one in rates.items()}
+            found[time] = {lane: in_unit(HOURS, one) for lane, one in hours.items()}
+            if here == MPS:
+                found[rate][MLX] = f"to beat: {in_unit(RATE, rates[MPS])}"
+            if here != REMOTE and here in hours:
+                workers = max(2, math.ceil(hours[here] / max(self.gates.hours, 1)))
+                spread = in_unit(HOURS, hours[here] / workers)
+                found[time][REMOTE] = f"{spread} at best, on {workers:,} computers like this one"
+        return found
+
+    def report(self) -> Report:
+        """Return the lanes as columns, and which kind of work takes which; what was measured stands in the HTML."""
+        named = {MPS: f"{MPS}{MARK}"} if self.simulated else {}
+        lanes = (CPU, MPS, MLX, REMOTE)
+        columns = ("", *(named.get(lane, lane) for lane in lanes))
+        rows: dict[str, Mapping[str, str]] = {**self.about, "verdict": {self.lane: self.recommendation}}
+
+        def table(caption: str, found: Mapping[str, Mapping[str, str]]) -> Table:
+            return Table(
+                caption, columns, tuple((name, *(one.get(lane, "") for lane in lanes)) for name, one in found.items())
+            )
+
+        hours = self.gates.shown()
+        work = tuple(tuple(cell.format(**hours) for cell in row) for row in KINDS_OF_WORK)
+        kinds = Table("Kinds of work", ("work", "lane", "because"), work)
+        title = f"Lanes: {self.recommendation}"
+        measured = table("Measured here", self.measured)
+        return Report(title, (TWO_WEEKS,), (table("", rows), kinds), figures=(measured,) if measured.rows else ())
+
+    def __str__(self) -> str:
+        report: Any = self.marked()
+        return to_text(replace(report, tables=tuple(map(narrow, report.tables))))

@@ -1,0 +1,138 @@
+"""The four lanes beside each other: what each is for, and what was measured of it or follows from that."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openmed_nb.display import NOTE
+from openmed_nb.runbook.verdict.evidence import Evidence
+from openmed_nb.runbook.verdict.gates import Gates, gates
+from openmed_nb.runbook.verdict.lanes import CPU, LANE_OF, MLX, MPS, REMOTE
+from openmed_nb.runbook.verdict.verdict import judge
+
+RATE = "texts, or rows"
+ALL_WELL = {"device": "mps", "entity_agreement": 1.0, "headroom": 0.5, "memory_growth": 0.0, "fallback_operators": ()}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "limits", "rates", "times"),
+    [
+        ({}, {}, None, None),
+        ({"device": "mps"}, {}, None, None),
+        ({"texts_per_second": 50.0}, {}, None, None),
+        (
+            {"device": "mps", "texts_per_second": 50.0},
+            {},
+            {MPS: "50 a second", MLX: "to beat: 50 a second"},
+            {MPS: "0.556 hours", REMOTE: "0.278 hours at best, on 2 computers like this one"},
+        ),
+        (
+            {"device": "mps", "texts_per_second": 50.0, "speed_up": 5.0},
+            {},
+            {MPS: "50 a second", CPU: "10 a second", MLX: "to beat: 50 a second"},
+            {MPS: "0.556 hours", CPU: "2.78 hours", REMOTE: "0.278 hours at best, on 2 computers like this one"},
+        ),
+        (
+            {"device": "cpu", "texts_per_second": 1.0, "texts_to_do": 360_000},
+            {"hours": 20.0},
+            {CPU: "1 a second"},
+            {CPU: "100 hours", REMOTE: "20 hours at best, on 5 computers like this one"},
+        ),
+        (
+            {"device": "cuda:1", "texts_per_second": 100.0, "speed_up": 4.0, "texts_to_do": 360_000},
+            {},
+            {REMOTE: "100 a second", CPU: "25 a second"},
+            {REMOTE: "1 hours", CPU: "4 hours"},
+        ),
+    ],
+)
+def test_throughput_and_hours(evidence, limits, rates, times):
+    """What one lane does follows for another only from a measured speed-up, or from computers like this one."""
+    measured = judge(Evidence(**evidence), gates(**limits)).lanes.measured
+
+    assert measured.get(RATE) == rates
+    assert next((found for name, found in measured.items() if name.startswith("time for")), None) == times
+
+
+def test_what_else_was_measured_stands_in_its_lane():
+    """Parity, memory and fallbacks of MPS are figures of that lane alone."""
+    measured = judge(Evidence(**ALL_WELL)).lanes.measured
+
+    assert measured == {
+        "memory limit that stays free": {MPS: "50 %"},
+        "growth over ten epochs": {MPS: "0 %"},
+        "entities that are the same": {MPS: "100 %"},
+        "operators that fell back": {MPS: "none"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("evidence", "lane"),
+    [
+        ({}, ""),
+        ({"device": "mps", "task": "annotation", "entity_agreement": 0.5}, CPU),
+        ({"device": "mps", "task": "generation", "entity_agreement": 0.5}, MLX),
+        ({"device": "mps", "out_of_memory_at": 1}, REMOTE),
+        ({"device": "mps", "shares": {"data": 0.9}}, ""),
+    ],
+)
+def test_lane_of_a_verdict(evidence, lane):
+    """A verdict on where to work is a lane; one on what to mend first is none."""
+    lanes = judge(Evidence(**evidence)).lanes
+
+    assert lanes.lane == lane
+    assert lanes.recommendation == judge(Evidence(**evidence)).recommendation
+
+
+def test_every_lane_says_what_it_is_for():
+    """Each has a strength, a risk, what it is best for and how its figures are had; the remote one names the calls for it."""
+    lanes = judge(Evidence(), gates(hours=8.0)).lanes
+
+    assert list(lanes.about) == ["strength", "risk", "best for", "how its figures are had"]
+    assert all(set(said) == {CPU, MPS, MLX, REMOTE} and all(said.values()) for said in lanes.about.values())
+    assert "more than 8 hours" in lanes.about["best for"][REMOTE]
+    assert [name for name in ("nb.cluster(", "nb.handoff(") if name not in str(lanes)] == []
+    assert "in one shape" in lanes.about["how its figures are had"][MLX]
+    assert "MPS up to 8 hours" in lanes._repr_html_()
+
+
+def test_text_has_no_figure_that_was_measured():
+    """Figures stand in the HTML and the JSON; no line of the text is too long for a notebook."""
+    lanes = judge(Evidence(device="mps", texts_per_second=51.25)).lanes
+
+    assert "51.2" not in str(lanes)
+    assert "51.2 a second" in lanes._repr_html_()
+    assert "51.2 a second" in json.dumps(lanes.to_dict())
+    assert max(map(len, str(lanes).splitlines())) <= 130
+
+
+def test_simulated_figures_say_so():
+    """Figures of a simulated device are never shown as those of MPS."""
+    lanes = judge(Evidence(device="mps", texts_per_second=51.25, simulated=True)).lanes
+
+    for form in (str(lanes), lanes._repr_html_()):
+        assert NOTE in form
+        assert "MPS (SIMULATED)" in form
+    assert lanes.to_dict()["simulated"]
+
+
+NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(
+    st.sampled_from([None, *LANE_OF, "cuda:1"]),
+    NUMBER,
+    NUMBER,
+    st.none() | st.integers(0, 2**63 - 1),
+    st.floats(0, 1e5),
+)
+def test_any_figures(device, rate, gain, notes, hours):
+    """Whatever was measured, there is an answer in each form."""
+    evidence = Evidence(device=device, texts_per_second=rate, speed_up=gain, texts_to_do=notes)
+    lanes = judge(evidence, Gates(hours=hours)).lanes
+
+    assert str(lanes)
+    assert lanes._repr_html_()
+    json.dumps(lanes.to_dict(), allow_nan=False)
