@@ -124,13 +124,13 @@ def test_every_long_function_can_be_silenced():
 
 
 def test_one_place_renders_every_report():
-    """No report marks or escapes itself: all come from one place. In text gates fold tables and a note lists its marks."""
+    """No report marks or escapes itself: all come from one place. In text gates and lanes fold tables and a note lists its marks."""
     face()  # It imports every module.
     forms = ("__str__", "_repr_html_", "marked", "_repr_mimebundle_")
     ours = [kind for kind in kinds_of(Shown) if kind.__module__.startswith("openmed_nb.")]
     own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
 
-    assert own == {"AnnotatedText.__str__", "Gates.__str__"}
+    assert own == {"AnnotatedText.__str__", "Gates.__str__", "Lanes.__str__"}
 
 
 @pytest.mark.parametrize("simulated", [False, True])
