@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .annotation.loading import create_pipeline
+from .annotation.masking import refine_spans
 from .devices.environment import DEFAULT_HIGH, DEFAULT_LOW, FALLBACK, HIGH, LOW
 from .devices.request import DEVICE_VARIABLE as LEGACY_DEVICE_ENV_VAR
 from .devices.request import TORCH_DEVICE_VARIABLE as TORCH_DEVICE_ENV_VAR
@@ -28,6 +29,7 @@ __all__ = [
     "MpsTuning",
     "OpenMedConfig",
     "apply_mps_tuning",
+    "refine_spans",
     "resolve_torch_device",
 ]
 

@@ -25,6 +25,7 @@ from ..errors import (
     whole,
 )
 from ..errors import number as in_range
+from .masking import REPLACEMENT, MaskedText, Policy, checked_policy, masked_text
 from .references import Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
@@ -336,6 +337,16 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def __str__(self) -> str:
         return to_text(replace(self.marked(), tables=(self._table(),)))  # Its marks have no scores.
 
+    def mask(self, replacement: Policy = REPLACEMENT) -> MaskedText:
+        """Return the text with its entities replaced; see :meth:`Annotations.mask`.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> annotate("She has asthma.", "bundled_small", device="cpu").mask("[{label}]").text
+            'She has [DISEASE].'
+        """
+        return masked_text(self.text, map(span_of, self.entities), checked_policy(replacement), self.show_text)
+
     def _table(self) -> Table:
         rows = []
         for entity in self.entities:
@@ -516,13 +527,53 @@ class Annotations(Shown, Sequence[list[Entity]]):
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
         return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text)
 
+    def mask(self, replacement: Policy = REPLACEMENT) -> list[MaskedText]:
+        """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
+
+        Args:
+            replacement: What stands for an entity, with ``{label}`` for its label; or a mapping with such a text for some labels,
+                and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
+
+        Returns:
+            For each text its ``text`` with replacements, ``spans`` with places in both texts, and ``original(position)``. A span
+            takes whole words. A text without an answer has an ``error``, and nothing of it is returned.
+
+        Raises:
+            ConfigurationError: For a replacement that cannot be used, and for texts that have changed since, or that came from a
+                generator, of which only the first are kept.
+            UnreadableText: For a text that cannot be read again.
+
+        It is no guarantee: what the model does not find stays. Measure its recall on texts like yours before you rely on it.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
+            >>> [one.text for one in found.mask({"DISEASE": "***"})]
+            ['She has ***.', 'No complaints.']
+        """
+        policy = checked_policy(replacement)
+        again = iter(()) if self.texts is None else stream_of(self.texts)
+        masked = []
+        for which, entities in enumerate(self):
+            given = next(again, None)
+            if why := self.answers.errors.get(which):
+                masked.append(MaskedText("", error=why))
+                continue
+            text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
+            masked.append(masked_text(text, map(span_of, entities), policy, self.show_text))
+        return masked
+
     def _text(self, which: int) -> str:
         """Read a text again, if it still is the one that was annotated."""
+        again = () if self.texts is None else islice(stream_of(self.texts), which, None)
+        return self._checked(which, next(iter(again), None))
+
+    def _checked(self, which: int, found: Any) -> str:
+        """Return what a text says, if it still is the one that was annotated."""
         remedy = "Annotate it again to see it."
         if self.texts is None:
             what = f"Text {which} came from a generator, and only the first {len(self.first_texts)} were kept."
             raise ConfigurationError(what, remedy)
-        found = next(islice(stream_of(self.texts), which, None), None)
         found = found.now() if isinstance(found, Reference) else found
         if fingerprint_of(found) != self.answers.fingerprints[which]:
             raise ConfigurationError(f"Text {which} has changed since it was annotated.", remedy)

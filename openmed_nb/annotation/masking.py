@@ -1,0 +1,297 @@
+"""Texts in which entities are replaced, such as the personal data that a model finds: the spans, and the text without them."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..display import WARNING, Piece, Report, Shown, counted
+from ..errors import ConfigurationError, cannot_be, shorten
+
+REPLACEMENT = "[{label}]"
+NO_GUARANTEE = "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
+
+# What a replacement may be: a text for every label, or one for each, with None for a label that stays.
+Policy = str | Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class MaskedSpan:
+    """A part of a text that was replaced; nothing of it is kept.
+
+    Attributes:
+        label: The label of the entity.
+        start: Where it began in the text that was annotated, in characters.
+        end: Where it ended there.
+        masked_start: Where its replacement begins.
+        masked_end: Where that ends.
+    """
+
+    label: str
+    start: int
+    end: int
+    masked_start: int
+    masked_end: int
+
+
+@dataclass(frozen=True, repr=False)
+class MaskedText(Shown):
+    """A text whose entities are replaced; of what was replaced nothing is kept but its label and its place.
+
+    Attributes:
+        text: The text with replacements; empty where there is an error.
+        spans: What was replaced, in order.
+        error: Why the text has no answer, so that nothing of it is shown; empty where it has one.
+        show_text: Whether the text is part of what is shown.
+    """
+
+    text: str
+    spans: tuple[MaskedSpan, ...] = ()
+    error: str = ""
+    show_text: bool = True
+
+    def original(self, position: int) -> int:
+        """Return where a character of the masked text stands in the text that was annotated.
+
+        Args:
+            position: A place in :attr:`text`, from 0 to its length.
+
+        Returns:
+            Its place there; for one inside a replacement, where what it replaces begins.
+
+        Raises:
+            ConfigurationError: For a place that the text does not have.
+
+        Example:
+            >>> masked = masked_text("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]")
+            >>> masked.text, masked.original(6), masked.original(3)
+            ('[NAME] coughs.', 7, 0)
+        """
+        if type(position) is not int or not 0 <= position <= len(self.text):
+            raise cannot_be("position", position, f"Pass a whole number from 0 to {len(self.text)}.")
+        moved = 0
+        for one in self.spans:
+            if position < one.masked_start:
+                break
+            if position < one.masked_end:
+                return one.start
+            moved = one.end - one.masked_end
+        return position + moved
+
+    def report(self) -> Report:
+        """Return the text with its replacements marked, and what masking does not promise."""
+        if self.error:
+            return Report("Nothing masked", (self.error,), status=WARNING)
+        hidden = () if self.show_text else ("(the text is hidden)",)
+        title = f"{counted(len(self.spans), 'entity', 'entities')} masked"
+        pieces = tuple(self._pieces()) if self.show_text else ()
+        return Report(title, (NO_GUARANTEE, *hidden), pieces=pieces, status=WARNING)
+
+    def _pieces(self) -> Iterator[Piece]:
+        position = 0
+        for one in self.spans:
+            yield Piece(self.text[position : one.masked_start])
+            if one.masked_end > one.masked_start:
+                yield Piece(self.text[one.masked_start : one.masked_end], one.label)
+            position = one.masked_end
+        yield Piece(self.text[position:])
+
+
+def checked_policy(replacement: Any) -> Policy:
+    """Return what entities are replaced with, or raise what is wrong with it.
+
+    Raises:
+        ConfigurationError: For what is neither a text nor a mapping of labels to texts, and for a field other than ``{label}``.
+
+    Example:
+        >>> checked_policy("<{name}>")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: A replacement has no field 'name'. Use {label}, as in '[{label}]'.
+    """
+    if not isinstance(replacement, (str, Mapping)):
+        raise cannot_be(
+            "A replacement", replacement, f"Pass a text such as {REPLACEMENT!r}, or a mapping of labels to such texts."
+        )
+    given = replacement if isinstance(replacement, Mapping) else {"": replacement}
+    for label, text in given.items():
+        if not isinstance(label, str) or not (text is None or isinstance(text, str)):
+            raise cannot_be("A replacement", text, "Pass a text for each label, or None for a label that stays.")
+        try:
+            fields = [one[1:] for one in string.Formatter().parse(text or "") if one[1] is not None]
+        except ValueError as error:
+            remedy = "Write {{ and }} for braces, and {label} for the label."
+            raise ConfigurationError(f"{shorten(repr(text))} is no replacement: {error}.", remedy) from error
+        if wrong := next((one for one in fields if one != ("label", "", None)), None):
+            what = f"A replacement has no field {shorten(':'.join(filter(None, wrong)))!r}."
+            raise ConfigurationError(what, f"Use {{label}}, as in {REPLACEMENT!r}.")
+    return replacement
+
+
+def bare(label: str) -> str:
+    """Return a label without the prefix of a token: ``B-NAME`` is NAME."""
+    prefix, dash, rest = label.partition("-")
+    return rest if dash and prefix in set("BIESLU") and rest else label
+
+
+def masked_text(text: str, spans: Iterable[tuple[int, int, str]], policy: Policy, show_text: bool = True) -> MaskedText:
+    """Return a text in which spans, each two places and a label, are replaced.
+
+    A span that begins or ends inside a word takes the whole word, because the rest of a name still tells it. Spans that overlap
+    are replaced once, with the label of the longest; those of one label that touch, too.
+
+    Example:
+        >>> masked_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
+        '<NAME> <NAME>'
+        >>> masked_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
+        'on 3 May, X'
+    """
+    templates: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
+    usual = policy if isinstance(policy, str) else REPLACEMENT
+    there = ((*whole_words(text, start, end), bare(label)) for start, end, label in spans if end > start)
+    parts: list[str] = []
+    found: list[MaskedSpan] = []
+    position = length = 0
+    for start, end, label in joined([one for one in there if templates.get(one[-1], usual) is not None]):
+        template = templates.get(label, usual) or ""
+        before, replacement = text[position:start], template.format(label=label)
+        begin = length + len(before)
+        length = begin + len(replacement)
+        parts += before, replacement
+        found.append(MaskedSpan(label, start, end, begin, length))
+        position = end
+    return MaskedText("".join((*parts, text[position:])), tuple(found), show_text=show_text)
+
+
+def joined(spans: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Return spans that do not overlap, in order: those that did are one, with the label of the longest."""
+    found: list[tuple[int, int, str]] = []
+    longest = 0
+    for start, end, label in sorted(spans, key=lambda one: (one[0], -one[1])):
+        begin, last, former = found[-1] if found else (-1, -1, "")
+        if start < last or (start == last and label == former):
+            found[-1] = begin, max(end, last), label if end - start > longest else former
+            longest = max(longest, end - start)
+        else:
+            found.append((start, end, label))
+            longest = end - start
+    return found
+
+
+def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span that cuts no word, nor a letter from its accents.
+
+    Scripts that write no spaces between words are not extended: a whole sentence would be one.
+    """
+    start, end = max(0, start), min(len(text), end)
+    while 0 < start < len(text) and is_inside(text, start):
+        start -= 1
+    while 0 < end < len(text) and is_inside(text, end):
+        end += 1
+    return start, end
+
+
+def is_inside(text: str, place: int) -> bool:
+    """Tell whether a place is inside a word."""
+    both = text[place - 1], text[place]
+    return belongs(text, place) or all((one.isalnum() or is_mark(one)) and not is_unspaced(one) for one in both)
+
+
+def belongs(text: str, place: int) -> bool:
+    """Tell whether the character at a place belongs to the letter before it, as an accent does, or what a joiner joins."""
+    return is_mark(text[place]) or JOINER in text[place - 1 : place + 1]
+
+
+def is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
+
+
+JOINER = "\u200d"
+
+# Where the scripts begin and end in Unicode whose words have no spaces between them: Thai, Lao, Myanmar, Khmer; and from the
+# radicals of Han to the ideographs with Hiragana, Katakana and Bopomofo, their compatibility forms and the planes of Han.
+UNSPACED = (
+    (0x0E00, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x2E80, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x3FFFF),
+)
+
+
+def is_unspaced(character: str) -> bool:
+    return any(first <= ord(character) <= last for first, last in UNSPACED)
+
+
+# By what the label of a privacy filter holds: how such a thing looks, so that a span with more around it shrinks to that.
+LOOKS = {
+    "email": re.compile(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b"),
+    "url": re.compile(r"\b(?:https?://|www\.)[^\s,;)\]]+"),
+    "phone": re.compile(r"(?:\+?1[\s.-]?)?\(?\d{3}\)?[\s.-]?\d{3}[\s.-]?\d{4}"),
+}
+CONJUNCTION = re.compile(r" (?:and|or)$", re.IGNORECASE)
+
+
+def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entities of a privacy filter with tighter spans, as OpenMed gives them.
+
+    White space at the ends goes, and so does a last "and" or "or"; what is labelled as an address of mail, a web address or a
+    telephone number shrinks to the part that looks like one. Masking does not need it: it replaces whole words.
+
+    Args:
+        text: The text that the entities were found in.
+        entities: Mappings with ``entity_group`` or ``entity``, ``score``, ``start`` and ``end``, in characters.
+
+    Returns:
+        For each, ``entity_group``, ``score``, ``word``, ``start`` and ``end``.
+
+    Example:
+        >>> refine_spans("Mail ann@x.org and call.", [{"entity_group": "private_email", "score": 0.9, "start": 4, "end": 18}])
+        [{'entity_group': 'private_email', 'score': 0.9, 'word': 'ann@x.org', 'start': 5, 'end': 14}]
+    """
+    found = []
+    for one in entities:
+        label = str(one.get("entity_group") or one.get("entity") or "")
+        start, end = trimmed(text, *whole_letters(text, int(one["start"]), int(one["end"])))
+        if label:
+            start, end = refined(text, label, start, end)
+        found.append(
+            {
+                "entity_group": label,
+                "score": float(one["score"]),
+                "word": text[start:end],
+                "start": start,
+                "end": end,
+            }
+        )
+    return found
+
+
+def refined(text: str, label: str, start: int, end: int) -> tuple[int, int]:
+    span = text[start:end]
+    looks = (pattern.search(span) for name, pattern in LOOKS.items() if name in label.lower())
+    if match := next(filter(None, looks), None):
+        return start + match.start(), start + match.end()
+    return trimmed(text, start, start + len(CONJUNCTION.sub("", span)))
+
+
+def whole_letters(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span that cuts no letter from its accents."""
+    start, end = max(0, start), min(len(text), end)
+    while 0 < start < len(text) and belongs(text, start):
+        start -= 1
+    while 0 < end < len(text) and belongs(text, end):
+        end += 1
+    return start, end
+
+
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span without white space at its ends."""
+    span = text[start:end]
+    start += len(span) - len(span.lstrip())
+    return start, max(start, end - len(span) + len(span.rstrip()))

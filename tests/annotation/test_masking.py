@@ -1,0 +1,217 @@
+"""Masking: nothing of a replaced entity is left anywhere, and places map back exactly."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import openmed_nb as nb
+from openmed_nb.annotation.masking import checked_policy, masked_text, refine_spans
+from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
+from openmed_nb.display import plain
+from openmed_nb.errors import ConfigurationError
+
+# Text, spans, policy, and what is left.
+CASES = [
+    ("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]", "[NAME] coughs."),
+    ("Ann Lee coughs.", [(0, 3, "NAME"), (4, 7, "NAME")], "[{label}]", "[NAME] [NAME] coughs."),
+    ("Quackenbush", [(0, 2, "NAME")], "X", "X"),
+    ("Quackenbush, 7", [(4, 11, "NAME")], "X", "X, 7"),
+    ("AnnLee", [(0, 3, "FIRST"), (3, 6, "LAST")], "<{label}>", "<FIRST>"),
+    ("3.4.20", [(0, 2, "DATE"), (2, 6, "DATE")], "<{label}>", "<DATE>"),
+    ("(+)", [(0, 1, "A"), (1, 2, "B")], "<{label}>", "<A><B>)"),
+    ("a b c", [(0, 3, "LONG"), (2, 5, "LATE")], "<{label}>", "<LONG>"),
+    ("a b c d", [(0, 1, "S"), (0, 7, "L")], "<{label}>", "<L>"),
+    ("Jose\u0301 coughs", [(0, 4, "NAME")], "X", "X coughs"),
+    ("李明咳嗽", [(0, 2, "NAME")], "[{label}]", "[NAME]咳嗽"),
+    ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None}, "on 3 May, [NAME]"),
+    ("on 3 May, Jo", [(3, 8, "B-DATE"), (10, 12, "NAME")], {"DATE": ""}, "on , [NAME]"),
+    ("Jo", [(0, 0, "NAME")], "X", "Jo"),
+    ("Jo", [(0, 99, "NAME")], "X", "X"),
+    ("Jo", [], "X", "Jo"),
+    ("{label}", [(0, 7, "N")], "{{{label}}}", "{N}"),
+]
+
+
+@pytest.mark.parametrize(("text", "spans", "policy", "left"), CASES)
+def test_entities_are_replaced(text, spans, policy, left):
+    """Overlapping spans are one, words stay whole, and each label has its replacement."""
+    assert masked_text(text, spans, checked_policy(policy)).text == left
+
+
+@pytest.mark.parametrize(
+    "replacement", [3, None, {"A": 3}, {1: "x"}, "{name}", "{}", "{label", "{label!x}", "{0}", ["x"]]
+)
+def test_a_replacement_that_cannot_be_used_is_refused(replacement):
+    """A replacement is a text with no field but its label, or a mapping of labels to such texts."""
+    with pytest.raises(ConfigurationError):
+        checked_policy(replacement)
+
+
+# Letters that stand in entities alone, so that one of them anywhere else was left over.
+SECRET = st.text(alphabet="ÆØÅæøåÞþ", min_size=1, max_size=8)
+PLAIN = st.text(alphabet="abc .,-\n<>&\"'", max_size=12)
+
+
+@st.composite
+def texts_with_secrets(draw):
+    """Return a text and the spans of its secrets, some of them split, doubled or cut short."""
+    text, spans = draw(PLAIN), []
+    for _ in range(draw(st.integers(0, 4))):
+        start, secret = len(text), draw(SECRET)
+        text += secret
+        first = draw(st.integers(0, len(secret) - 1))
+        spans.append((start, start + first + 1, draw(st.sampled_from(("NAME", "B-NAME", "DATE", "E-ID")))))
+        if draw(st.booleans()):
+            spans.append((start + first, len(text), "NAME"))
+        text += draw(PLAIN)
+    return text, draw(st.permutations(spans))
+
+
+@given(texts_with_secrets(), st.sampled_from(("[{label}]", "", "***", {"DATE": "when"})))
+def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
+    """In text, HTML, JSON and repr of what masking returns, no letter of an entity is left."""
+    text, spans = case
+    entities = tuple({"entity": label, "score": 0.5, "word": text[a:b], "start": a, "end": b} for a, b, label in spans)
+    masked = AnnotatedText(text, entities, "m", "cpu").mask(policy)
+    forms = masked.text, str(masked), masked._repr_html_(), json.dumps(plain(masked), ensure_ascii=False)
+
+    assert not set("".join(forms)) & set("ÆØÅæøåÞþ")
+
+
+@given(texts_with_secrets(), st.sampled_from(("[{label}]", "", "***")))
+def test_places_map_back_exactly(case, policy):
+    """Every character that is not replaced maps to itself, and every replacement to where its entity began."""
+    text, spans = case
+    masked = masked_text(text, spans, policy)
+    inside = {place: one for one in masked.spans for place in range(one.masked_start, one.masked_end)}
+
+    for place, character in enumerate(masked.text):
+        back = masked.original(place)
+        if place in inside:
+            assert back == inside[place].start
+        else:
+            assert text[back] == character
+    assert masked.original(len(masked.text)) == len(text)
+
+
+@pytest.mark.parametrize("position", [-1, 3, 1.0, True, None])
+def test_a_place_that_the_text_does_not_have_is_refused(position):
+    """A place outside the masked text is an error that does not repeat the text."""
+    with pytest.raises(ConfigurationError, match="from 0 to 2"):
+        masked_text("Jo", [], "X").original(position)
+
+
+class TestManyTexts:
+    """All texts of a run are masked, from what they were read from."""
+
+    def test_more_texts_than_are_kept_are_read_again(self):
+        """Of a list, every text is masked, also beyond the first ones."""
+        texts = [f"Patient {number} has asthma." for number in range(9)]
+        found = nb.annotate(texts, "bundled_small", device="cpu")
+
+        assert [one.text for one in found.mask()] == [f"Patient {number} has [DISEASE]." for number in range(9)]
+
+    def test_texts_that_are_gone_are_an_error(self):
+        """Of a generator only the first texts are kept, so that masking says which one it lacks."""
+        found = nb.annotate((f"{number} has asthma." for number in range(9)), "bundled_small", device="cpu")
+
+        with pytest.raises(ConfigurationError, match="Text 5 came from a generator"):
+            found.mask()
+
+    def test_a_text_that_changed_is_an_error(self):
+        """A text that is not the one that was annotated is not masked with its places."""
+        texts = ["She has asthma."] * 8
+        found = nb.annotate(texts, "bundled_small", device="cpu")
+        texts[7] = "Somebody else."
+
+        with pytest.raises(ConfigurationError, match="Text 7 has changed"):
+            found.mask()
+
+    def test_a_text_without_an_answer_is_not_returned(self):
+        """Nothing of a text that could not be read is returned: nobody knows what is in it."""
+        found = nb.annotate(["She has asthma.", None], "bundled_small", device="cpu", on_error="record")
+        whole, failed = found.mask()
+
+        assert (whole.text, failed.text) == ("She has [DISEASE].", "")
+        assert "Text 1" in failed.error
+
+    def test_entities_that_are_left_out_stay(self):
+        """Masking replaces what the annotations have: ``only`` chooses among them."""
+        found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
+
+        assert found.only(score=1.0).mask()[0].text == "She has asthma."
+
+    def test_hidden_texts_stay_hidden(self):
+        """Where texts are not to be shown, masked ones are not shown either."""
+        found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", show_text=False)
+
+        assert "She" not in str(found.mask()[0])
+
+    def test_an_empty_run_masks_nothing(self):
+        """Without a text there is none to mask."""
+        assert Annotations(Answers(), (), "m", "cpu").mask() == []
+
+
+# Texts with greedy spans, as privacy filters give them.
+GREEDY = [
+    ("Mail ann.lee@hospital.org and call.", "private_email", " ann.lee@hospital.org and"),
+    ("See https://example.org/a?b=1, or not", "private_url", "https://example.org/a?b=1,"),
+    ("Call (555) 123-4567 now", "private_phone", "Call (555) 123-4567"),
+    ("Call 5551234567 or", "private_phone", " 5551234567 or"),
+    ("To Ann Lee and Bob", "private_person", " Ann Lee and"),
+    ("Ann Lee OR Bob", "private_person", "Ann Lee OR"),
+    ("  Ann  ", "private_person", "  Ann  "),
+    ("born 3 May 1970 .", "private_date", "3 May 1970 "),
+    ("no mail here", "private_email", "no mail"),
+    ("Jose\u0301 Ruiz", "private_person", "Jose"),
+    ("李明 医生", "private_person", "李明 "),
+    ("x", "", "x"),
+    ("   ", "private_person", "   "),
+]
+
+
+@pytest.mark.parametrize(("text", "label", "span"), GREEDY)
+def test_spans_are_refined_as_openmed_does(text, label, span):
+    """White space, a last conjunction, and what is around an address or a number goes, as in OpenMed's own pipeline."""
+    openmed = pytest.importorskip("openmed.torch.privacy_filter")
+    start = text.index(span)
+    entity = {"entity_group": label, "score": 0.5, "word": span, "start": start, "end": start + len(span)}
+
+    assert refine_spans(text, [entity]) == [openmed.PrivacyFilterTorchPipeline._normalize_entity(entity, text)]
+
+
+WORDS = st.sampled_from(
+    ("ann@x.org", "and", "or", "Ann", "555-123-4567", "www.x.org", "(555)", "é", "e\u0301", ",", " ", "\n")
+)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=8).map(" ".join), st.data())
+def test_any_span_is_refined_as_openmed_does(text, data):
+    """Any span of any label in such a text has OpenMed's borders."""
+    openmed = pytest.importorskip("openmed.torch.privacy_filter")
+    start = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(start + 1, len(text)))
+    label = data.draw(st.sampled_from(("private_email", "private_url", "private_phone", "private_person")))
+    entity = {"entity_group": label, "score": 0.5, "word": text[start:end], "start": start, "end": end}
+    theirs = openmed.PrivacyFilterTorchPipeline._normalize_entity(entity, text)
+
+    assert refine_spans(text, [entity])[0]["word"] == theirs["word"]
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path, strategy):
+    """A model of that architecture, loaded here and refined, gives what OpenMed's own pipeline gives, by every strategy."""
+    openmed = pytest.importorskip("openmed.torch.privacy_filter")
+    folder = tiny.save(tmp_path, tiny.random_privacy_filter())
+    text = "Ann Lee, born 3 May 1970, wrote from ann.lee@hospital.org and called 555-123-4567 or www.x.org ."
+    ours = nb.load_pipeline(folder, device="cpu", aggregation_strategy=strategy)
+    theirs = openmed.PrivacyFilterTorchPipeline(
+        str(folder), device="cpu", aggregation_strategy=strategy, local_files_only=True
+    )
+    found, expected = refine_spans(text, ours(text)), theirs(text)
+
+    assert [{**one, "score": 0} for one in found] == [{**one, "score": 0} for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
+    assert found
