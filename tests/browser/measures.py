@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
@@ -58,12 +59,16 @@ def sticking_out(panel: Locator) -> list[str]:
     return list(panel.evaluate(STICKING_OUT))
 
 
-def grave_findings(page: Page, selector: str) -> list[str]:
-    """Return the serious and critical findings of axe-core inside of an element."""
+GRAVE = ("serious", "critical")
+"""What is a mistake in every page."""
+
+
+def findings(page: Page, selector: str, impacts: Collection[str] = ("minor", "moderate", *GRAVE)) -> list[str]:
+    """Return the findings of axe-core inside of an element that have one of some impacts."""
     violations: list[dict[str, Any]] = Axe().run(page, context=selector).response["violations"]
     return [
         f"{one['impact']} {one['id']}: {node['html']}"
         for one in violations
-        if one["impact"] in ("serious", "critical")
+        if one["impact"] in impacts
         for node in one["nodes"]
     ]

@@ -46,5 +46,5 @@ def test_the_page_can_be_read(page_file, new_page, measures, scheme, width):
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert measures.grave_findings(page, "html") == []
+    assert measures.findings(page, "html", measures.GRAVE) == []
     assert page.get_by_role("heading", level=2).count() == 4

@@ -192,7 +192,7 @@ def test_a_scan_finds_nothing(pages, measures, trust, theme):
     page = pages(trust, theme)
     shown(page)
 
-    assert measures.grave_findings(page, ".openmed-nb") == []
+    assert measures.findings(page, ".openmed-nb", measures.GRAVE) == []
 
 
 def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):

@@ -1,5 +1,7 @@
 """Where no kernel answers, the same notebook shows the state as tables, with what to type: no dead widget, no empty box."""
 
+import re
+
 import nbformat
 import pytest
 from nbconvert import HTMLExporter, MarkdownExporter
@@ -21,7 +23,7 @@ def saved(server, fronts, new_page, shipped):
     front.run_all()
     front.region("Try it").get_by_role("textbox").fill(NOTE)
     front.button("Annotate").click()
-    expect(front.region("Try it")).to_contain_text("Annotated in")
+    expect(front.region("Try it")).to_contain_text("found by bundled_small")
     front.save()
     front.page.close()
     return nbformat.read(server.notebooks / front.name, as_version=4)
@@ -77,6 +79,20 @@ def test_run_again_it_is_alive(reopened):
     reopened.device_button("cpu").click()
 
     reopened.expect_kernel("__import__('openmed_nb').device().requested_by", "the panel")
+
+
+def test_after_a_restart_it_says_so(reopened):
+    """When the kernel is restarted the panel says that its cell has to be run again, in the place of what is true no more."""
+    reopened.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    reopened.page.get_by_role("menuitem", name="Restart Kernel…").click()
+    reopened.page.get_by_role("button", name="Confirm Kernel Restart").click()
+
+    expect(reopened.panel).to_have_text(
+        re.compile(r"^\s*The kernel was restarted, .* Run this cell again\.\s*$"), use_inner_text=True
+    )
+    expect(reopened.panel.get_by_role("button")).to_have_count(0)
+    reopened.run_cells(3)
+    expect(reopened.panel.get_by_role("button", name="Annotate")).to_be_visible()
 
 
 def test_exported_to_html_it_shows_the_static_form_offline(saved, new_page, tmp_path):

@@ -27,7 +27,7 @@ WIDTH, HEIGHT, EDGE = 120, 20, 1
 
 
 def heading(name: str) -> str:
-    return f'<h3 class="openmed-heading">{escape(name)}</h3>'
+    return f'<h2 class="openmed-heading">{escape(name)}</h2>'
 
 
 def status(state: PanelState) -> str:

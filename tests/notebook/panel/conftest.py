@@ -21,7 +21,7 @@ PLAIN: dict[str, set[str]] = {
     **{tag: set() for tag in ("thead", "tbody", "strong", "code", "title")},
     **{tag: {"style"} for tag in ("table", "tr", "td", "small", "summary")},
     **{tag: {"class", "style"} for tag in ("p", "caption")},
-    "h3": {"class"},
+    "h2": {"class"},
     "details": {"open", "style"},
     "div": {"class", "dir", "role", "style", "aria-hidden"},
     "span": {"class", "style", "aria-hidden"},

@@ -95,7 +95,7 @@ class TestEscaping:
     def test_headings(self, read):
         """A heading is one element, whatever its name."""
         (heading,) = read(rendering.heading(PAYLOADS[1])).content
-        assert (heading.tag, heading.text) == ("h3", PAYLOADS[1])
+        assert (heading.tag, heading.text) == ("h2", PAYLOADS[1])
 
 
 class TestTables:
