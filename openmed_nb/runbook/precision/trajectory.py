@@ -23,6 +23,7 @@ from ...devices.machine import shown_device, shows_simulated
 from ...devices.memory import empty_cache, is_out_of_memory, out_of_memory_explained
 from ...devices.moving import copy_of, module_in, to_device, with_tensors
 from ...display import FAILED, OK, Finding, Report, Shown, Table, counted, findings_table, plain, worst
+from ...drawing import Axes, Line, Mark, Picture, ticks
 from ...errors import (
     ConfigurationError,
     DeviceUnavailable,
@@ -156,11 +157,27 @@ class LossParity(Shown):
             (str(step), *(form.format(one) for form, one in zip(forms, values[step - 1], strict=True)))
             for step in sampled(self.steps, self.parted)
         )
-        losses = Table("Losses", columns, rows)
+        table = Table("Losses at some steps", columns, rows, folded=True)
+        steps = (*(step for step in ticks(self.steps, whole=True) if 0 < step < self.steps), self.steps)
+        marks = (Mark(self.parted, f"they part in step {self.parted}"),) if self.parted else ()
+        axes = Axes("loss", "step", tuple(Mark(step, f"{step:g}") for step in steps), marks=marks)
+        curves = {"CPU": self.reference, self.device: tuple(filter(math.isfinite, self.candidate))}
+        lines = tuple(
+            Line(name, tuple(range(1, len(losses) + 1)), losses, tuple(f"{name}: {loss:.6g}" for loss in losses))
+            for name, losses in curves.items()
+        )
         learns = "as" if self.parted is None else f"until step {self.parted} as"
         spoken = (f"{self.model} learns on {self.device} in {self.dtype} {learns} on {REFERENCE}", *sentences)
         tables = (findings_table("", self.findings),)
-        return Report(title, sentences, tables, figures=(losses,), spoken=spoken, status=self.status)
+        return Report(
+            title,
+            sentences,
+            tables,
+            figures=(table,),
+            spoken=spoken,
+            status=self.status,
+            pictures=(Picture("Losses", lines=lines, axes=axes),),
+        )
 
 
 def apart(ones: Iterable[float], others: Iterable[float]) -> tuple[float, ...]:

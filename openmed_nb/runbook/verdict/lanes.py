@@ -129,7 +129,8 @@ class Lanes(Shown):
         named = {MPS: f"{MPS}{MARK}"} if self.simulated else {}
         lanes = (CPU, MPS, MLX, REMOTE)
         columns = ("", *(named.get(lane, lane) for lane in lanes))
-        rows: dict[str, Mapping[str, str]] = {**self.about, "verdict": {self.lane: self.recommendation}}
+        verdict = {"verdict": {self.lane: self.recommendation}} if self.lane else {}
+        rows: dict[str, Mapping[str, str]] = {**self.about, **verdict}
 
         def table(caption: str, found: Mapping[str, Mapping[str, str]]) -> Table:
             return Table(
