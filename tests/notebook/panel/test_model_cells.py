@@ -140,7 +140,7 @@ class TestWaiting:
 
         in_cells(notebook.open, cell, lambda: notebook.end(clear=False))
         waiting = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states if state.cell_runs]
-        assert waiting[:3] == [(1, ""), (1, f"Loading: {SMALL}"), (1, "")]
+        assert waiting[:4] == [(1, ""), (1, "Importing: torch"), (1, f"Loading: {SMALL}"), (1, "")]
         assert notebook.panel.state.said.title == "Nothing of that name was loaded."
         assert notebook.panel.state.waiting == 0
 
