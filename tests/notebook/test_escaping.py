@@ -32,7 +32,9 @@ PAYLOADS = (
 )
 ALLOWED = {
     **{tag: set() for tag in ("thead", "tbody", "strong", "code")},
-    **{tag: {"style"} for tag in ("table", "caption", "tr", "td", "small", "p", "span", "details", "summary")},
+    **{tag: {"style"} for tag in ("table", "caption", "td", "small", "p", "span", "details", "summary", "figcaption")},
+    "tr": {"style", "title"},
+    "figure": {"class", "style"},
     "div": {"class", "dir", "style"},
     "th": {"scope", "style"},
     "mark": {"style", "title"},
@@ -57,7 +59,7 @@ class Reader(HTMLParser):
         self.open.append(tag)
         for name, value in attributes:
             assert name in ALLOWED[tag], (tag, name)
-            assert name != "class" or value == "openmed-nb tex2jax_ignore"
+            assert name != "class" or value in {"openmed-nb tex2jax_ignore", "openmed-picture"}
             assert name != "style" or STYLE.fullmatch(value), value
             self.titles += [value] if name == "title" else []
 

@@ -332,7 +332,7 @@ def test_an_accelerator_names_the_device():
     assert nb.training.EpochHooks(torch.device("cpu")).device == "cpu"
     assert nb.training.EpochHooks(Accelerator(cpu=True)).device == "cpu"
     with pytest.raises(ConfigurationError, match="has no device"):
-        nb.training.EpochHooks(7)
+        nb.training.EpochHooks(0.5)
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "generator"])
