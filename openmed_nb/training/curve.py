@@ -238,9 +238,8 @@ KEEP_FEWER = "Keep fewer of them, or keep them outside of the device; nb.trainin
 LINES_OF_DEVICE = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 LINES_OF_PROCESS = {"resident": "process"}
 LARGEST_IN_MEBIBYTES = 2 << 30  # From so many bytes on, an axis counts in GiB.
-NEAR = (
-    3  # A limit is drawn if it is at most so many times the highest memory; otherwise the lines would lie on the axis.
-)
+# A limit is drawn if it is at most so many times the highest memory; otherwise the lines would lie on the axis.
+NEAR = 3
 
 # What most likely makes a figure grow, and what to do about it.
 CAUSES = {
@@ -394,10 +393,6 @@ class MemoryCurve(Shown):
         """Return the curve with one more sample."""
         return replace(self, samples=(*self.samples, sample))
 
-    def with_holders(self, holders: Sequence[Holder]) -> MemoryCurve:
-        """Return the curve with what holds more tensors than after the warm-up."""
-        return replace(self, holders=tuple(holders))
-
     def to_dict(self) -> dict[str, Any]:
         """Return samples, trends, verdict and the number of the process as plain mappings, lists, numbers and strings."""
         return {**super().to_dict(), "process": self.process.rank, "processes": self.process.count}
@@ -468,7 +463,7 @@ class MemoryCurve(Shown):
 
     def report(self) -> Report:
         """Return the verdict, why, what to do, and the figures of each epoch."""
-        sentences = [self.reason, self.advice, *filter(None, [self.process.sentence])]
+        sentences = tuple(filter(None, (self.reason, self.advice, self.process.sentence)))
         rows: list[tuple[str, ...]] = []
         for sample in self.boundaries:
             sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)
@@ -480,7 +475,7 @@ class MemoryCurve(Shown):
         title = f"Memory on {self.device}{MARK if self.simulated else ''}: {self.verdict}"
         table = Table("Memory after each epoch", columns, tuple(rows), folded=True)
         status = STATUS.get(self.verdict, "")
-        return Report(title, tuple(sentences), (table, grown), status=status, pictures=self.pictures)
+        return Report(title, sentences, (table, grown), status=status, pictures=self.pictures)
 
 
 def places(samples: Sequence[MemorySample]) -> list[float]:

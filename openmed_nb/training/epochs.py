@@ -234,7 +234,8 @@ class EpochHooks:
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_holders(self._steady, who_holds() if growing else named_holders())
         # Graphs whose tensors a backward pass has freed are small, and still a mistake.
-        self.curve = self.curve.with_holders([holder for holder in grown if growing or holder.graphs > 1])
+        holders = tuple(holder for holder in grown if growing or holder.graphs > 1)
+        self.curve = replace(self.curve, holders=holders)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
