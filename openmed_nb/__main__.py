@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     run, rest = (commands[words[0]], words[1:]) if words and words[0] in commands else (annotate, words)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
+    SESSION.start()
     try:
         answer, status = run(rest)
         return status if printed(answer) else PIPE_CLOSED
@@ -80,7 +81,6 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--model", help="an alias, a hub id or a folder; the bundled disease model if left out")
     command.add_argument("--json", action="store_true", help="print JSON")
     asked = command.parse_args(arguments)
-    SESSION.start()
     text = read_note(asked.note)
     found = annotate_text(SESSION, text, asked.model, asked.device)
     choice = SESSION.device(asked.device)
@@ -97,7 +97,6 @@ def examine(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--json", action="store_true", help="print JSON")
     asked = command.parse_args(arguments)
-    SESSION.start()
     from .runbook.doctor.report import doctor
     from .runbook.operators.forecast import forecast
 
@@ -120,7 +119,6 @@ def measure(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     asked = command.parse_args(arguments)
-    SESSION.start()
     stop = SESSION.listen(show_progress)
     try:
         found = report(asked.folder, quick=asked.quick, training=asked.training)
@@ -143,7 +141,6 @@ def climb(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
     asked = command.parse_args(arguments)
-    SESSION.start()
     stop = SESSION.listen(show_progress)
     try:
         found = ladder(asked.model, folder=asked.folder, device=asked.device, training=asked.training)

@@ -106,7 +106,10 @@ class Listeners:
         return len(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener, and return what removes it; removing it twice does no harm."""
+        """Add a listener, and return what removes it; removing it twice does no harm.
+
+        It is called in the thread of the verb.
+        """
         key = object()
         self._listeners[key] = listener
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .activity import IMPORTING, LOADING, Activity, Listener, Listeners, Thing
+from .activity import IMPORTING, LOADING, Activity, Listeners
 from .devices import backend
 from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, DeviceList, Explanation
@@ -56,14 +56,16 @@ class Session:
         seam: TorchSeam = backend,
     ) -> None:
         self.computer = Computer(environ, machine, seam)  # This computer, or a simulated Mac.
-        self.computer.importing = self._tell_of_import
         self.environ = environ
         self.override: DeviceRequest | None = None  # What was chosen for the session by hand.
         self.in_force: str | None = None  # The name of the device in force; None before the first.
         self._simulation: tuple[int, contextlib.ExitStack] | None = None  # The thread that began it, and what ends it.
         self._models: ModelStore | None = None
         self.lock = threading.RLock()
-        self._listeners = Listeners(Progress(environ))
+        listeners = self._listeners = Listeners(Progress(environ))
+        self.tell, self.steps, self.told_after = listeners.tell, listeners.steps, listeners.told_after
+        self.listen = listeners.add
+        self.computer.importing = lambda: listeners.tell(Activity(IMPORTING, "torch"))
         self.curve: Any = None  # The last memory curve; its class stands above the session.
 
     @property
@@ -78,7 +80,7 @@ class Session:
 
                     warn_unless_validated(key, device, self.computer, self.environ)
 
-            self._models = ModelStore(self._listeners.tell, arriving)
+            self._models = ModelStore(self.tell, arriving)
         return self._models
 
     def device(self, device: Any = None, source: str = "argument") -> DeviceChoice:
@@ -182,18 +184,9 @@ class Session:
 
     def apply_mps_variables(self) -> dict[str, str]:
         """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""
-        with self._listeners.told_after(), self.lock:
+        with self.told_after(), self.lock:
             self.computer.enter_mps()
             return {name: self.environ[name] for name in VARIABLES if name in self.environ}
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Tell a function whenever something may have changed, and what takes a while; return what ends that.
-
-        Args:
-            listener: Gets an :class:`Activity` while something is under way, and ``None`` when it is time to look again,
-                in the thread that called the verb.
-        """
-        return self._listeners.add(listener)
 
     def is_free(self) -> bool:
         """Tell whether a question would be answered at once: no other thread is inside a verb, such as a long load."""
@@ -201,24 +194,6 @@ class Session:
         if free:
             self.lock.release()
         return free
-
-    def tell(self, activity: Activity) -> None:
-        """Tell the listeners what is under way."""
-        self._listeners.tell(activity)
-
-    def _tell_of_import(self) -> None:
-        self.tell(Activity(IMPORTING, "torch"))
-
-    def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
-        """Yield things, and tell the listeners of each before it, and of the end."""
-        return self._listeners.steps(doing, name, things, unit)
-
-    def told_after(self, progress: bool = True) -> contextlib.AbstractContextManager[object]:
-        """Tell the listeners to look again after a block that changes what is shown of this session.
-
-        ``progress`` tells whether a line shows what is under way in the block (``progress.Progress``).
-        """
-        return self._listeners.told_after(progress)
 
     def devices(self, confirm: bool = True) -> DeviceList:
         """Return every device with whether it can be used, and why not.
@@ -261,12 +236,12 @@ class Session:
 
     def keep_curve(self, curve: Any) -> None:
         """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""
-        with self._listeners.told_after():
+        with self.told_after():
             self.curve = curve
 
     def start(self) -> None:
         """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
-        with self._listeners.told_after(), self.lock:
+        with self.told_after(), self.lock:
             if not self.computer.machine.native_apple_silicon:
                 return
             with contextlib.suppress(OpenMedError):  # The same wish is reported when the device is asked for.
@@ -277,7 +252,7 @@ class Session:
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
-        with self._listeners.told_after(), self.lock:
+        with self.told_after(), self.lock:
             self.end_simulation()
             self.override = self.in_force = None
             self.computer.unpublish()
@@ -291,7 +266,7 @@ class Session:
         defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
         """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
-        with self._listeners.told_after(), self.lock, contextlib.ExitStack() as undo:
+        with self.told_after(), self.lock, contextlib.ExitStack() as undo:
             self.computer.load_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
             self.use("auto" if device.defects else "mps", source)  # A device that fails its probe is not used.
@@ -304,7 +279,7 @@ class Session:
         Raises:
             DeviceUnavailable: In another thread than the one that began it, in which alone torch's modes count.
         """
-        with self._listeners.told_after(), self.lock:
+        with self.told_after(), self.lock:
             if self._simulation is None:
                 return
             thread, undo = self._simulation
@@ -316,7 +291,7 @@ class Session:
     @contextlib.contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
-        with self._listeners.told_after(), self.lock:
+        with self.told_after(), self.lock:
             computer, applied, in_force = self.computer, self.computer.applied, self.in_force
             try:
                 yield
@@ -382,7 +357,7 @@ class Session:
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names."""
-        with self._listeners.told_after(), self.lock:
+        with self.told_after(), self.lock:
             return self.models.unload(name)
 
     def inventory(self) -> Inventory:
