@@ -25,20 +25,6 @@ def heard(listeners):
     return heard
 
 
-@pytest.mark.parametrize(
-    ("activity", "said"),
-    [
-        (Activity("Loading", "bundled"), "Loading: bundled"),
-        (Activity("Moving to mps", "bundled", 0, 1), "Moving to mps: bundled"),
-        (Activity("Moving to mps", "bundled", 0, 2), "Moving to mps: bundled (1 of 2)"),
-        (Activity("Moving to mps", "bundled_small", 1, 2), "Moving to mps: bundled_small (2 of 2)"),
-    ],
-)
-def test_what_an_activity_says(activity, said):
-    """An activity says what is done with what, and which of several that is."""
-    assert str(activity) == said
-
-
 def test_everybody_hears_everything_in_order(listeners, heard):
     """Each listener is told of each activity and of the end, in the order of telling."""
     others = []

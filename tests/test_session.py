@@ -39,16 +39,6 @@ def test_cpu_is_planned_until_torch_is_loaded(computers):
     assert here.session.device().certain
 
 
-def test_unusable_mps_asked_for(computers):
-    """An unusable MPS that is asked for by name is an error, and the session keeps its former device."""
-    here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="cpu")
-    with pytest.raises(DeviceUnavailable, match="MPS backend out of memory"):
-        here.session.use("mps")
-
-    assert here.environ == {"OPENMED_DEVICE": "cpu"}
-    assert here.session.device().requested_by == "OPENMED_DEVICE"
-
-
 def test_argument_is_for_one_call(computers):
     """A device that is asked for by argument is answered and changes nothing for the session."""
     here = computers.box()
@@ -151,13 +141,6 @@ def test_who_asks_is_a_text(ask):
     for source in (None, 5):
         with pytest.raises(ConfigurationError, match=f"source cannot be {source}. Pass a text"):
             ask("cpu", source)
-
-
-@pytest.mark.parametrize("load", [nb.load_pipeline, nb.load_model])
-def test_bad_spelling_in_a_helper_is_an_argument(load):
-    """The helpers take the device as an argument, and their error says so."""
-    with pytest.raises(UnknownDevice, match="from argument"):
-        load(device="mpss")
 
 
 def test_bad_spelling_names_its_source(computers):

@@ -11,7 +11,7 @@ import openmed_nb as nb
 from openmed_nb.annotation.corpus import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
-from openmed_nb.errors import DeviceUnavailable, OpenMedError, OpenMedWarning
+from openmed_nb.errors import DeviceUnavailable, OpenMedError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import ModelStore
@@ -155,55 +155,6 @@ def test_a_listener_may_look(computers, look):
     assert "cuda:1" in seen[-1]
 
 
-def test_told_in_the_thread_of_the_verb(session):
-    """A verb of another thread tells its listeners in that thread, and this thread's verbs do not count for it."""
-    listening = Listening(session)
-    with session.told_after():
-        thread = threading.Thread(target=lambda: session.use("cpu"))
-        thread.start()
-        thread.join()
-        assert listening.told == [None]
-        session.use("auto")
-        assert listening.told == [None]
-        assert listening.threads == {thread.ident}
-    assert listening.told == [None, None]
-
-
-def test_listeners_that_fail(session):
-    """A listener that fails is a warning without the text of its error; the verb and the other listeners do not fail."""
-    listening = Listening(session)
-
-    def fail(_activity):
-        raise LookupError(NOTE)
-
-    session.listen(fail)
-    after = Listening(session)
-    with pytest.warns(OpenMedWarning, match="LookupError") as warned:
-        choice = session.use("cpu")
-
-    assert choice.requested_by == "use()"
-    assert listening.told == after.told == [None]
-    assert not [one for one in warned if NOTE in str(one.message)]
-
-
-def test_listeners_that_leave(session):
-    """A listener that has left hears nothing more, and can leave twice."""
-    gone, left = Listening(session), Listening(session)
-    gone.remove()
-    gone.remove()
-    session.use("cpu")
-
-    assert (gone.told, left.told) == ([], [None])
-
-
-def test_a_session_of_its_own(session, computers):
-    """Listeners of one session hear nothing of another."""
-    listening = Listening(session)
-    computers.plain().session.use("cpu")
-
-    assert listening.told == []
-
-
 def test_loading_is_told(session):
     """A model that is loaded is told of by name, once, and torch before it; what is there already is not."""
     listening = Listening(session)
@@ -284,15 +235,6 @@ def test_moving_is_told(store, second_device):
     assert len(told) == 2
     models.follow("cpu")
     assert str(told[3]) == f"Moving to cpu: {second} (2 of 2)"
-
-
-def test_one_model_that_moves_is_not_counted(store, second_device):
-    """A model that moves alone is told of without a number."""
-    models, told, (first, second) = store
-    models.unload(second)
-    models.follow(second_device)
-
-    assert [str(one) for one in told] == [f"Moving to {second_device}: {first}"]
 
 
 def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_model, second_device):

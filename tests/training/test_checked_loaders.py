@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 import openmed_nb as nb
 from openmed_nb.errors import BatchRefused
-from openmed_nb.training.batch_checks import BatchRefusedInWorker
 
 
 class Samples(Dataset):
@@ -96,11 +95,3 @@ def test_loader_without_batches(guards):
 def test_no_loader(guards, loader):
     """What is no loader of torch is left as it is, and that is told."""
     assert guards.watch_loader(loader) is False
-
-
-def test_error_of_a_worker():
-    """A worker's error becomes the plain error again from the text that torch keeps of it."""
-    error = BatchRefusedInWorker("1 of 2: bad.", 'Say "no".')
-    again = BatchRefusedInWorker(f"Caught it in worker 0.\nOriginal Traceback\n a.b.BatchRefusedInWorker: {error}\n")
-    assert type(again) is BatchRefused
-    assert again.to_dict() == BatchRefused("1 of 2: bad.", 'Say "no".').to_dict()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import Footprint
-from openmed_nb.display import counted, in_bytes
+from openmed_nb.display import in_bytes
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import (
@@ -191,21 +191,6 @@ def test_a_curve_can_be_written_as_json():
     assert written["reason"] == curve.reason
 
 
-def test_a_curve_is_a_value():
-    """A curve is not changed by what is added to it."""
-    curve = curve_of(allocated=FLAT)
-    longer = curve.with_sample(curve.samples[-1]).with_holders([LOSSES])
-
-    assert (len(curve.samples), curve.holders) == (6, ())
-    assert (len(longer.samples), longer.holders) == (7, (LOSSES,))
-    assert curve == replace(curve)
-
-
-def test_an_empty_curve_can_be_shown():
-    """Before the first boundary a curve has a verdict."""
-    assert str(MemoryCurve("cpu")).startswith("Memory on cpu: too short to tell\n  0 epochs after the warm-up.")
-
-
 SIZE = st.none() | st.integers(0, 1 << 44)
 
 
@@ -327,11 +312,6 @@ def test_pressure(output, pressure):
 def test_sizes(size, text):
     """Sizes are told in the units that torch uses."""
     assert in_bytes(size) == text
-
-
-def test_counts():
-    """One thing is one, several have a plural and separators."""
-    assert [counted(number, "tensor") for number in (0, 1, 1000)] == ["0 tensors", "1 tensor", "1,000 tensors"]
 
 
 SERIES = {
@@ -506,11 +486,3 @@ def test_slope_and_rank_correlation_of_a_reflected_series(sizes, level):
     assert slope(reflected) == pytest.approx(-slope(sizes))
     assert rank_correlation(reflected) == pytest.approx(-rank_correlation(sizes))
     assert -1 <= rank_correlation(sizes) <= 1
-
-
-def test_a_few_kilobytes_alarm_no_one():
-    """Growth counts as a share of at least one mebibyte, however little there was at first."""
-    sizes = [1024, 1024 + 256 * 1024, 1024 + 512 * 1024]
-
-    assert judge(sizes).spread == 0.5
-    assert judge([size * 1024 for size in sizes]).spread == 512

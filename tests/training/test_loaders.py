@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import textwrap
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -308,25 +307,6 @@ def test_classes_of_cells_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     with pytest.raises(ConfigurationError, match=f"dataset {UNSENDABLE}"):
         nb.training.loader.ladder(CELL_CLASS(range(40)), 2, start_method="spawn")
-
-
-@pytest.mark.slow
-@pytest.mark.real_computer  # The program is a process of its own.
-def test_classes_of_a_prompt_are_refused():
-    """So is one of a program that is typed in, whose workers would hang."""
-    program = """
-    import openmed_nb as nb
-    class Notes(list):
-        pass
-    try:
-        nb.training.loader.ladder(Notes(range(40)), 2, start_method="spawn")
-    except nb.OpenMedError as error:
-        print(error)
-    """
-    done = subprocess.run(
-        [sys.executable, "-"], input=textwrap.dedent(program), capture_output=True, text=True, check=True
-    )
-    assert UNSENDABLE in done.stdout
 
 
 CHECKS = [

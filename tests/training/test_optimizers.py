@@ -90,16 +90,6 @@ def test_what_are_no_parameters(parameters):
             function(parameters)
 
 
-def test_same_steps_as_the_plain_form():
-    """Fused and plain AdamW agree."""
-    fused, plain = parameters(), parameters()
-    for _ in range(5):
-        adamw(fused, lr=0.1).step()
-        adamw(plain, lr=0.1, fused=False).step()
-    for ours, theirs in zip(fused, plain, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"differentiable": True}])
 def test_what_was_set_stays(options):
     """An implementation that a person chose is used."""

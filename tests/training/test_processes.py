@@ -124,13 +124,6 @@ def test_growing_process_warns(rank, said, monkeypatch):
     assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*suspect", one) for one in words)
 
 
-def test_one_process_says_nothing():
-    """A training in one process says nothing of processes."""
-    curve = nb.training.EpochHooks("cpu").curve
-    assert not [line for line in curve.report().sentences if "process " in line]
-    assert (curve.to_dict()["process"], curve.to_dict()["processes"]) == (0, 1)
-
-
 def test_cpu_of_accelerate():
     """The CPU has one name, also where Accelerate counts it."""
     assert nb.training.EpochHooks(torch.device("cpu", 0)).device == "cpu"

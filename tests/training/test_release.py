@@ -117,16 +117,6 @@ def test_without_a_last_error():
     assert nb.release(namespace={}, models=False).notes == ()
 
 
-def test_frames_can_be_kept(last_error):
-    """With traceback=False the frames stay."""
-    inner, gone = failed()
-    last_error(inner)
-    report = nb.release(namespace={}, models=False, traceback=False)
-
-    assert gone() is not None
-    assert report.notes == ()
-
-
 @pytest.mark.parametrize("names", [("lossse",), ("losses", "lossse"), (7,), (["losses"],), ("",), ("losses.x",)])
 def test_unknown_names_release_nothing(names, last_error):
     """A name that is no variable is a clear error, and nothing is let go of."""

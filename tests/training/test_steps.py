@@ -1,7 +1,6 @@
 """Accumulated gradients are those of one large batch, whatever the sizes of the batches and of their labels."""
 
 import contextlib
-import inspect
 import itertools
 from functools import partial
 
@@ -122,17 +121,6 @@ def test_shares_of_a_group(weights, steps):
         total = sum(micro.share for micro in group)
         assert total == pytest.approx(1 if any(micro.batch for micro in group) else 0)
         assert [micro.last for micro in group] == [False] * (len(group) - 1) + [True]
-
-
-def test_plain_mean_of_means_is_wrong():
-    """The mean of the batches' losses, which is what people write, has another gradient."""
-    batches = [token_batch(4, 6, 1, kept=1.0), token_batch(1, 2, 2, kept=1.0)]
-    model = linear()
-    for batch in batches:
-        (token_loss(model, batch) / 2).backward()
-
-    (exact,) = whole_gradients([batches], loss_of_tokens)
-    assert not torch.allclose(model.weight.grad, exact[0], rtol=1e-2)
 
 
 def test_a_group_of_nothing_takes_no_step():
@@ -372,25 +360,6 @@ def test_scaler_that_would_be_ignored():
     assert check_fused(on_cpu, torch.amp.GradScaler("cpu"), (2, 12)) is None
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_under_simulated_mps():
-    """Under the simulated MPS device the steps are those of the CPU."""
-
-    def trained(device):
-        model = linear(torch.float32).to(device)
-        accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.5), 2, clip=1.0)
-        batches = [token_batch(2, 4, seed, kept=1.0) for seed in range(3)]
-        for batch in accumulation.batches(batches):
-            moved = {"inputs": batch["inputs"].float().to(device), "labels": batch["labels"].to(device)}
-            accumulation.backward(token_loss(model, moved))
-        return model.weight.detach().cpu()
-
-    expected = trained("cpu")
-    with nb.simulated_mps():
-        found = trained("mps")
-    torch.testing.assert_close(found, expected)
-
-
 def test_hook_sees_unscaled_gradients():
     """With a GradScaler too, and nothing to clip, the hook sees the gradients of the group as they are."""
     seen = []
@@ -403,13 +372,3 @@ def test_hook_sees_unscaled_gradients():
             accumulation.backward(model(batch).square().mean())
 
     torch.testing.assert_close(*seen)
-
-
-def test_what_it_takes_and_shows():
-    """An accumulation takes what its documentation names, and shows that alone."""
-    names = ["optimizer", "steps", "weight", "clip", "scaler", "before_step"]
-    shown = repr(GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2))
-
-    assert list(inspect.signature(GradientAccumulation).parameters) == names
-    assert all(f"{name}=" in shown for name in names)
-    assert " _" not in shown
