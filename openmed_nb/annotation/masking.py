@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,7 +152,7 @@ def masked_text(text: str, spans: Iterable[tuple[int, int, str]], policy: Policy
     """
     templates: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
     usual = policy if isinstance(policy, str) else REPLACEMENT
-    there = ((*whole_words(text, start, end), bare(label)) for start, end, label in spans if end > start)
+    there = ((*widened(text, start, end, is_inside), bare(label)) for start, end, label in spans if end > start)
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0
@@ -182,23 +182,23 @@ def joined(spans: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     return found
 
 
-def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span that cuts no word, nor a letter from its accents.
-
-    Scripts that write no spaces between words are not extended: a whole sentence would be one.
-    """
+def widened(text: str, start: int, end: int, is_within: Callable[[str, int], bool]) -> tuple[int, int]:
+    """Return a span that begins and ends at no place within something, such as a word."""
     start, end = max(0, start), min(len(text), end)
-    while 0 < start < len(text) and is_inside(text, start):
+    while 0 < start < len(text) and is_within(text, start):
         start -= 1
-    while 0 < end < len(text) and is_inside(text, end):
+    while 0 < end < len(text) and is_within(text, end):
         end += 1
     return start, end
 
 
 def is_inside(text: str, place: int) -> bool:
-    """Tell whether a place is inside a word."""
+    """Tell whether a place is inside a word, or between a letter and its accents.
+
+    In scripts that write no spaces between words none is inside: a whole sentence would be one.
+    """
     both = text[place - 1], text[place]
-    return belongs(text, place) or all((one.isalnum() or is_mark(one)) and not is_unspaced(one) for one in both)
+    return belongs(text, place) or all((one.isalnum() or is_mark(one)) and not UNSPACED.match(one) for one in both)
 
 
 def belongs(text: str, place: int) -> bool:
@@ -214,19 +214,7 @@ JOINER = "\u200d"
 
 # Where the scripts begin and end in Unicode whose words have no spaces between them: Thai, Lao, Myanmar, Khmer; and from the
 # radicals of Han to the ideographs with Hiragana, Katakana and Bopomofo, their compatibility forms and the planes of Han.
-UNSPACED = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x2E80, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x3FFFF),
-)
-
-
-def is_unspaced(character: str) -> bool:
-    return any(first <= ord(character) <= last for first, last in UNSPACED)
-
+UNSPACED = re.compile(r"[\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u2E80-\u9FFF\uF900-\uFAFF\U00020000-\U0003FFFF]")
 
 # By what the label of a privacy filter holds: how such a thing looks, so that a span with more around it shrinks to that.
 LOOKS = {
@@ -257,37 +245,16 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
     found = []
     for one in entities:
         label = str(one.get("entity_group") or one.get("entity") or "")
-        start, end = trimmed(text, *whole_letters(text, int(one["start"]), int(one["end"])))
-        if label:
-            start, end = refined(text, label, start, end)
-        found.append(
-            {
-                "entity_group": label,
-                "score": float(one["score"]),
-                "word": text[start:end],
-                "start": start,
-                "end": end,
-            }
-        )
+        start, end = trimmed(text, *widened(text, int(one["start"]), int(one["end"]), belongs))
+        span = text[start:end]
+        looks = (pattern.search(span) for name, pattern in LOOKS.items() if name in label.lower())
+        if match := next(filter(None, looks), None):
+            start, end = start + match.start(), start + match.end()
+        elif label:
+            start, end = trimmed(text, start, start + len(CONJUNCTION.sub("", span)))
+        word, score = text[start:end], float(one["score"])
+        found.append({"entity_group": label, "score": score, "word": word, "start": start, "end": end})
     return found
-
-
-def refined(text: str, label: str, start: int, end: int) -> tuple[int, int]:
-    span = text[start:end]
-    looks = (pattern.search(span) for name, pattern in LOOKS.items() if name in label.lower())
-    if match := next(filter(None, looks), None):
-        return start + match.start(), start + match.end()
-    return trimmed(text, start, start + len(CONJUNCTION.sub("", span)))
-
-
-def whole_letters(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span that cuts no letter from its accents."""
-    start, end = max(0, start), min(len(text), end)
-    while 0 < start < len(text) and belongs(text, start):
-        start -= 1
-    while 0 < end < len(text) and belongs(text, end):
-        end += 1
-    return start, end
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
