@@ -1,25 +1,6 @@
 """The magics: parse the line, call one verb of the session, return a value that shows itself; every mistake is our error.
 
-``%openmed``                   what can be typed, and the state of this session
-``%openmed_device``            which device, and why
-``%openmed_device cpu``        override it for this session; ``auto``, ``mps``, ``cuda``, ``cuda:1``, ``gpu``
-``%openmed_device --reset``    back to what the shell and the machine say
-``%openmed_device --list``     every device, with why or why not
-``%openmed_device --explain``  who asked, what was ruled out, what became of the environment
-``%openmed_device --json``     the answer as JSON
-``%openmed_device --simulate mps``  run on a simulated Mac until ``--simulate off``; ``--memory "8 GiB"`` is its RAM
-``%%openmed_ner``              find entities in the text of the cell; ``--from NAME`` in that of a variable, or in many
-``%openmed_ner TEXT``          find entities in the rest of the line
-``%openmed_panel``             all of it to look at and to click
-``%openmed_doctor``            look at the computer, torch, the environment and the models, and say what is wrong
-``%openmed_doctor --ops MODEL``  forecast which operators of a model would leave MPS for the CPU
-``%openmed_log``               write down what figures are measured with; ``%openmed_log run.json`` keeps it in a file
-``%openmed_log --diff run.json``  compare with a logbook: first whether that may be done at all
-``%openmed_sweep MODEL``       find the batch size from which larger ones no longer pay; ``--training`` for training steps
-``%openmed_report``            measure this computer from end to end, into a folder; ``--quick`` takes a minute
-``%openmed_release``           hand back the memory that variables, outputs, errors and models keep
-
-Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each.
+Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each, and ``%openmed`` lists them.
 """
 
 from __future__ import annotations
@@ -97,6 +78,11 @@ def by_arguments(verb: Callable[..., Any]) -> Any:
         return Json.of(answer.to_dict()) if getattr(arguments, "json", False) else answer
 
     return magic
+
+
+def line_verb(verb: Callable[..., Any]) -> Any:
+    """Return a line magic for a verb; a semicolon at the end of its line keeps the answer from being shown."""
+    return output_can_be_silenced(line_magic(by_arguments(verb)))
 
 
 def examples(name: str) -> list[str]:
@@ -239,9 +225,7 @@ class OpenMedMagics(Magics):
     )
 
     @magic_arguments()
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
         """Show what can be typed, and the state of this session."""
         return CheatSheet.of(SESSION)
@@ -254,9 +238,7 @@ class OpenMedMagics(Magics):
     @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
     @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_device(self, arguments: argparse.Namespace) -> Any:
         """Show the device of this session and why, or change it."""
         verbs: dict[str, Callable[[], Any]] = {
@@ -308,9 +290,7 @@ class OpenMedMagics(Magics):
     @argument("--keep-models", action="store_true", help="keep the models that were loaded")
     @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
     @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_release(self, arguments: argparse.Namespace) -> Any:
         """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
         from ..training.release import release
@@ -326,9 +306,7 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
     @argument("--close", action="store_true", help="close every open panel")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_panel(self, arguments: argparse.Namespace) -> Any:
         """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
         from .panel import close_panels, panel
@@ -342,9 +320,7 @@ class OpenMedMagics(Magics):
     @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
     @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_doctor(self, arguments: argparse.Namespace) -> Any:
         """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
         if arguments.ops is not None and arguments.model is not None:
@@ -360,9 +336,7 @@ class OpenMedMagics(Magics):
     @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
     @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_log(self, arguments: argparse.Namespace) -> Any:
         """Write down what figures are measured with here and now, or compare that with a logbook."""
         from ..runbook.logbook.gathering import logbook
@@ -385,9 +359,7 @@ class OpenMedMagics(Magics):
     @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
     @argument("--device", help="another device than the one in force")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
         """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
         from ..runbook.sweep import sweep
@@ -401,9 +373,7 @@ class OpenMedMagics(Magics):
     @argument("--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five")
     @argument("--training", action="store_true", help="measure training steps instead of annotating")
     @argument("--json", action="store_true", help="return the answer as JSON")
-    @output_can_be_silenced
-    @line_magic
-    @by_arguments
+    @line_verb
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
         """Measure this computer from end to end, each step in a process of its own, and write what was found."""
         from ..runbook.report.report import FOLDER, LOOK_FIRST, report
