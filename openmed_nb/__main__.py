@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -40,15 +41,18 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     SESSION.start()
-    try:
-        answer, status = run(rest)
-        return status if printed(answer) else PIPE_CLOSED
-    except OpenMedError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as stopped:
-        print(f"\n{stopped}", file=sys.stderr)
-        return INTERRUPTED
+    with contextlib.ExitStack() as stack:
+        if run in {measure, climb}:  # They take minutes.
+            stack.callback(SESSION.listen(show_progress))
+        try:
+            answer, status = run(rest)
+            return status if printed(answer) else PIPE_CLOSED
+        except OpenMedError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 2
+        except Interrupted as stopped:
+            print(f"\n{stopped}", file=sys.stderr)
+            return INTERRUPTED
 
 
 def printed(text: str) -> bool:
@@ -119,11 +123,7 @@ def measure(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     asked = command.parse_args(arguments)
-    stop = SESSION.listen(show_progress)
-    try:
-        found = report(asked.folder, quick=asked.quick, training=asked.training)
-    finally:
-        stop()
+    found = report(asked.folder, quick=asked.quick, training=asked.training)
     return f"{found}\n\n{LOOK_FIRST.format(folder=asked.folder)}", found.exit_code
 
 
@@ -141,11 +141,7 @@ def climb(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
     asked = command.parse_args(arguments)
-    stop = SESSION.listen(show_progress)
-    try:
-        found = ladder(asked.model, folder=asked.folder, device=asked.device, training=asked.training)
-    finally:
-        stop()
+    found = ladder(asked.model, folder=asked.folder, device=asked.device, training=asked.training)
     return str(found), found.exit_code
 
 
