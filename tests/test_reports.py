@@ -214,24 +214,8 @@ DROPPED = {"font-variant-numeric"}
 """What it drops, and reports can do without."""
 
 TAGS = {
-    **{
-        tag: set()
-        for tag in (
-            "br",
-            "caption",
-            "code",
-            "details",
-            "figcaption",
-            "figure",
-            "mark",
-            "p",
-            "small",
-            "span",
-            "strong",
-            "summary",
-        )
-    },
-    **{tag: set() for tag in ("table", "tbody", "td", "thead", "tr")},
+    **{tag: set() for tag in ("br", "caption", "code", "details", "figcaption", "figure", "mark", "p", "small")},
+    **{tag: set() for tag in ("span", "strong", "summary", "table", "tbody", "td", "thead", "tr")},
     "div": {"hidden"},
     "img": {"alt", "src"},
     "th": {"scope"},

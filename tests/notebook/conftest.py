@@ -1,4 +1,4 @@
-"""A real kernel for what a front end sees, a plain shell for what is fast, and fresh processes for what must be."""
+"""A real kernel for what a front end sees, a plain shell, fresh processes for what must be, and a strict reader of HTML."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -119,6 +120,99 @@ def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
     traceback = [ANSI.sub("", line) for line in error["traceback"]]
     page = "".join(ANSI.sub("", one["data"]["text/plain"]) for one in content.get("payload", ()) if "data" in one)
     return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page)
+
+
+CLASS = re.compile(r"openmed-[a-z0-9-]+|tex2jax_ignore")
+STYLE = re.compile(r"([-a-z]+: ?[-\w #%.,()]+;?)*")
+PLAIN: dict[str, set[str]] = {
+    **{tag: set() for tag in ("thead", "tbody", "strong", "code", "title", "br")},
+    **{tag: {"style"} for tag in ("table", "td", "small", "summary", "figcaption")},
+    **{tag: {"class", "style"} for tag in ("p", "caption", "figure")},
+    "tr": {"style", "title"},
+    "img": {"alt", "src", "style"},
+    "h2": {"class"},
+    "details": {"open", "style"},
+    "div": {"class", "dir", "hidden", "role", "style", "aria-hidden"},
+    "span": {"class", "style", "title", "aria-hidden"},
+    "th": {"scope", "style"},
+    "mark": {"style", "title"},
+    "svg": {"class", "role", "aria-label", "viewbox"},
+    **{tag: {"points"} for tag in ("polygon", "polyline")},
+}
+"""The elements of our pages, each with its attributes."""
+
+
+@dataclasses.dataclass
+class Element:
+    """An element: its name, its attributes, and what is in it, in order."""
+
+    tag: str
+    attributes: dict[str, str]
+    content: list[Element | str] = dataclasses.field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All text in it."""
+        return "".join(one if isinstance(one, str) else one.text for one in self.content)
+
+    @property
+    def elements(self) -> Iterator[Element]:
+        """All elements in it, at any depth, in order."""
+        for one in self.content:
+            if isinstance(one, Element):
+                yield one
+                yield from one.elements
+
+    def find(self, tag: str, **attributes: str) -> list[Element]:
+        """Return the elements of a name with some attributes."""
+        return [one for one in self.elements if one.tag == tag and attributes.items() <= one.attributes.items()]
+
+
+class Reader(HTMLParser):
+    """Reads HTML, and refuses what is not closed, and every element and attribute that is not ours."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open = [Element("", {})]
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Check an element and its attributes."""
+        given = {name: value or "" for name, value in attributes}
+        assert given.keys() <= PLAIN[tag], (tag, given)
+        assert all(CLASS.fullmatch(one) for one in given.get("class", "").split()), given
+        assert STYLE.fullmatch(given.get("style", "")), given
+        element = Element(tag, given)
+        self.open[-1].content.append(element)
+        self.open += [] if tag in {"br", "img"} else [element]
+
+    def handle_endtag(self, tag: str) -> None:
+        """Check that elements close in order."""
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        """Keep the text."""
+        self.open[-1].content.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        """Refuse comments, declarations and instructions."""
+        raise AssertionError(data)
+
+    handle_decl = unknown_decl = handle_pi = handle_comment
+
+
+def read(html: str) -> Element:
+    """Return our HTML as an element that holds all of it."""
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    (root,) = reader.open
+    return root
+
+
+@pytest.fixture(scope="session", name="read")
+def _read() -> Callable[[str], Element]:
+    """Give the function that reads HTML strictly."""
+    return read
 
 
 def environment(**changes: str) -> dict[str, str]:

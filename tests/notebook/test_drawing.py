@@ -4,7 +4,6 @@ import base64
 import math
 import re
 from html import unescape
-from html.parser import HTMLParser
 from itertools import combinations
 from xml.etree import ElementTree as ET
 
@@ -15,31 +14,10 @@ from hypothesis import strategies as st
 from openmed_nb.display import SEVERITY
 from openmed_nb.drawing import LIMIT, PALETTE, QUIET, Axes, Bar, Lamp, Line, Mark, Picture, bars_of, drawn, ticks
 
-VOID = {"br", "img"}
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ['"><script>', "</td>", "&", "\0"]
 )
 NUMBERS = st.floats() | st.integers(-3, 300) | st.sampled_from([1e308, -1e308, 5e-324])
-
-
-class Elements(HTMLParser):
-    """Notes which elements and attributes a page has, and checks that each is closed."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.attributes, self.open = set(), set(), []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        """Note an element and its attributes."""
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attributes}
-        self.open += [] if tag in VOID else [tag]
-
-    def handle_endtag(self, tag):
-        """Close the element that was opened last, and no other."""
-        assert self.open.pop() == tag
 
 
 def line_of(*heights, **more):
@@ -183,7 +161,7 @@ def test_words_that_styles_place_are_hidden_without_styles():
 
 
 @given(NAMES, NAMES, st.lists(NUMBERS, max_size=5), st.lists(NUMBERS, min_size=5, max_size=5))
-def test_nothing_breaks_a_picture(name, unit, values, others):
+def test_nothing_breaks_a_picture(read, name, unit, values, others):
     """Whatever labels and numbers are, HTML is closed, SVG is XML with finite numbers, and nothing is added to either."""
     across = tuple(others[: len(values)])
     line = Line(name, across, tuple(values), (name,) * len(values), tuple(combinations(others, 2))[: len(values)])
@@ -195,24 +173,8 @@ def test_nothing_breaks_a_picture(name, unit, values, others):
         Picture(name, lamps=(Lamp(name, "ok", unit),)),
     )
     for page in map(drawn, pictures):
-        elements = Elements(page)
+        read(page)
 
-        assert elements.open == []
-        assert elements.tags <= {
-            "br",
-            "div",
-            "figcaption",
-            "figure",
-            "img",
-            "span",
-            "strong",
-            "table",
-            "tbody",
-            "td",
-            "th",
-            "tr",
-        }
-        assert elements.attributes <= {"alt", "class", "hidden", "scope", "src", "style", "title"}
         assert not re.search(r"(nan|inf)(%|em|,)", "".join(re.findall(r'style="([^"]*)"', page)))
         if "<img" in page:
             assert not [one for one in svg_in(page) if re.search("nan|inf", one.get("points"))]
