@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -56,9 +55,9 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     check_model(model)
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not shell.has_trait("kernel"):
-        return replace(PanelState(**look(SESSION)), note=NO_KERNEL)
+        return PanelState(**look(SESSION), note=NO_KERNEL)
     if not importlib.util.find_spec("ipywidgets"):
-        return replace(PanelState(**look(SESSION)), note=NO_WIDGETS)
+        return PanelState(**look(SESSION), note=NO_WIDGETS)
     from .model import CellThread, PanelModel, kernel_loop
     from .view import PanelView
 

@@ -54,19 +54,14 @@ class CellThread:
         else:
             self.hand_over(function)
 
-    def hand_over(self, function: Callable[[], None]) -> None:
-        """Let the loop of the main thread run a function, as soon as it comes to it; at once where there is no loop."""
+    def hand_over(self, function: Callable[[], None], wait: float = 0.0) -> None:
+        """Let the loop of the main thread run a function as soon as it comes to it, or later; at once where there is no loop."""
         if self._loop is None:
             function()
+        elif wait:
+            self._loop.call_soon_threadsafe(self._loop.call_later, wait, interruptible, function)
         else:
             self._loop.call_soon_threadsafe(interruptible, function)
-
-    def soon(self, function: Callable[[], None]) -> None:
-        """Run a function in the main thread when all that the page has sent by now is here, and no cell runs."""
-        if self._loop is None:
-            function()
-        else:
-            self._loop.call_soon_threadsafe(self._loop.call_later, ON_ITS_WAY_SECONDS, interruptible, function)
 
     def later(self, seconds: float, function: Callable[[], None]) -> Callable[[], None]:
         """Run a function in the main thread after some seconds, when no cell runs; return what calls it off."""
@@ -190,11 +185,12 @@ class PanelModel:
     def annotate_soon(self, read: Callable[[], str]) -> None:
         """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed."""
         self._waits(1)
-        self.cells.soon(lambda: self._when_no_cell_runs(lambda: self._annotate_now(read)))
 
-    def _annotate_now(self, read: Callable[[], str]) -> None:
-        self._waits(-1)
-        self.annotate(read())
+        def now() -> None:
+            self._waits(-1)
+            self.annotate(read())
+
+        self.cells.hand_over(lambda: self._when_no_cell_runs(now), ON_ITS_WAY_SECONDS)
 
     def cell_begins(self, *_information: Any) -> None:
         """Say that a cell runs, for as long as it does: a click then has to wait, and often cannot say so itself."""
@@ -208,7 +204,9 @@ class PanelModel:
         self._change(cell_runs=self._depth > 0)
         self.cells.run(lambda: self._change(**self._seen()))
         if not self._depth:
-            self._resume()
+            postponed, self._postponed = self._postponed, []
+            for function in postponed:
+                self.cells.hand_over(partial(self._when_no_cell_runs, function))
 
     def refresh_automatically(self, wanted: bool) -> None:
         """Begin or stop looking at the memory every few seconds, whenever no cell runs."""
@@ -239,12 +237,6 @@ class PanelModel:
             self._postponed.append(function)
         else:
             function()
-
-    def _resume(self) -> None:
-        """Let the loop do what was postponed, in the order of the clicks."""
-        postponed, self._postponed = self._postponed, []
-        for function in postponed:
-            self.cells.hand_over(partial(self._when_no_cell_runs, function))
 
     def _waits(self, more: int, **changes: Any) -> None:
         with self._lock:
