@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -73,10 +73,7 @@ class SimulatedMps(Shown):
     """
 
     allocator: SimulatedAllocator
-    _fallbacks: Fallbacks
-    _storages: Storages
-    _copies: list[Copy] = field(default_factory=list)
-    _called: Counter[str] = field(default_factory=Counter)
+    _device: Device
     defects: tuple[Defect, ...] = ()
 
     simulated: ClassVar[bool] = True  # What is shown of this device says so.
@@ -84,17 +81,17 @@ class SimulatedMps(Shown):
     @property
     def copies(self) -> list[Copy]:
         """The copies between the devices, with the two devices and whether the program was to go on meanwhile."""
-        return self._copies
+        return self._device.copies
 
     @property
     def called(self) -> Counter[str]:
         """How often each function of torch was called with a tensor of the device."""
-        return self._called
+        return self._device.called
 
     @property
     def fallbacks(self) -> Counter[str]:
         """How often each operator that MPS does not have fell back to the CPU."""
-        return self._fallbacks.counts
+        return self._device.fallbacks.counts
 
     @property
     def emptied(self) -> int:
@@ -103,7 +100,7 @@ class SimulatedMps(Shown):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is on the device."""
-        return self._storages.holds(tensor)
+        return self._device.storages.holds(tensor)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state of the device as a mapping, ready for JSON; memory in bytes."""
@@ -155,7 +152,7 @@ def simulated_device(
             wrong.setdefault(operator, []).append(defect.compute)
     device = Device(allocator, fallbacks, Storages(allocator), wrong=wrong)
     functions = FunctionMode(device)
-    shown = SimulatedMps(allocator, fallbacks, device.storages, device.copies, device.called, planted)
+    shown = SimulatedMps(allocator, device, planted)
     SIMULATION_ON.append(shown)
     try:
         with (
