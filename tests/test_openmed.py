@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -36,8 +34,6 @@ for line in sys.stdin:
     print(json.dumps(names["answer"]), flush=True)
 """
 """A kernel that runs code in turn, each time with other variables of the shell."""
-
-Run = Callable[..., Any]
 
 
 def clean_shell(**variables):
@@ -159,21 +155,6 @@ answer = [dict(ours.env), set_by_us, ours.recommended_dtype, left, dict(tuning.e
     assert env == set_by_us == their_env
     assert dtype == their_dtype == "float32"
     assert sorted(left) == sorted(shell)
-
-
-@pytest.mark.parametrize(
-    ("shell", "low", "high"),
-    [
-        ({"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.7"}, "0.63", "0.7"),
-        ({"PYTORCH_MPS_LOW_WATERMARK_RATIO": "1.4"}, "1.4", "1.4"),
-    ],
-)
-def test_tuning_where_openmed_makes_a_pair_that_torch_refuses(run, shell, low, high):
-    """Where openmed's single defaults would make torch refuse the pair, ours adapts to what the person set."""
-    env = run("answer = dict(nb.compat.apply_mps_tuning().env)", **shell)
-
-    assert env["PYTORCH_MPS_LOW_WATERMARK_RATIO"] == low
-    assert env["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] == high
 
 
 def test_settings_of_openmed(run):

@@ -22,14 +22,6 @@ def test_start_sets_the_variables_before_torch_is_loaded(computers):
     assert here.effects == (IN_FORCE,) * 3
 
 
-def test_variables_are_set_before_torch_without_a_start(computers):
-    """Asking for the device sets the variables before torch is loaded, also where nothing was started."""
-    here = computers.mac()
-    here.session.device()
-
-    assert here.torch.read == MPS_VARIABLES
-
-
 @pytest.mark.parametrize(
     ("kind", "environ"),
     [
@@ -177,16 +169,6 @@ def test_variable_that_the_person_changes_under_an_override(computers):
     assert here.environ == {TORCH_DEVICE: "cpu"}
 
 
-def test_variable_that_the_person_changes_just_before_a_reset(computers):
-    """A variable changed right before the reset is left as the person wrote it."""
-    here = computers.box()
-    here.session.use("cuda:0")
-    here.environ[TORCH_DEVICE] = "cuda:1"
-
-    assert here.session.reset().device == "cuda:1"
-    assert here.environ == {TORCH_DEVICE: "cuda:1"}
-
-
 @pytest.mark.parametrize("shell", [{}, {TORCH_DEVICE: "cpu"}, {HIGH: "0.7"}, {FALLBACK: "0", "OPENMED_DEVICE": "gpu"}])
 def test_stop_leaves_no_trace(computers, shell):
     """Stopping gives the environment back as the person had it, and can be repeated."""
@@ -243,20 +225,6 @@ def test_tuning_by_hand_outlives_a_simulation():
     assert environ == tuned
     session.stop()
     assert environ == {"OPENMED_TORCH_DEVICE": "cpu"}
-
-
-@pytest.mark.real_computer
-def test_override_outlives_a_simulation():
-    """An override is published again after a simulated Mac, as it was before."""
-    environ: dict[str, str] = {}
-    session = Session(environ)
-    session.use("cpu")
-    published = dict(environ)
-    session.simulate("8 GiB")
-    session.end_simulation()
-
-    assert environ == published == {TORCH_DEVICE: "cpu"}
-    session.stop()
 
 
 @pytest.mark.real_computer

@@ -41,29 +41,6 @@ class TestAnswers:
         pipe.device = "mps"
         assert pipe(texts, **options) == rounded(expected)
 
-    @pytest.mark.parametrize("texts", ["", " ", [""], ["", ""], "asthma", ["asthma"] * 300])
-    @pytest.mark.usefixtures("mps")
-    def test_little_and_much_of_the_same(self, new_pipe, rounded, texts):
-        """No token at all, one word and many equal texts are answered."""
-        pipe = new_pipe()
-        expected = pipe(texts)
-        pipe.device = "mps"
-        answers = pipe(texts)
-        assert (answers == rounded(expected)) if isinstance(texts, list) else ([answers] == rounded([expected]))
-
-    @pytest.mark.usefixtures("mps")
-    def test_there_and_back(self, new_pipe, sentences, rounded):
-        """The device is the model's, in every spelling, and answers are the same after the way back."""
-        texts, pipe = sentences(10), new_pipe()
-        expected = pipe(texts)
-        for device, place in (("mps", "mps:0"), (torch.device("mps"), "mps:0"), ("cpu", "cpu"), ("mps:0", "mps:0")):
-            pipe.device = device
-            assert str(pipe.device) == str(pipe.model.device) == place
-            assert {str(weight.device) for weight in pipe.model.parameters()} == {place}
-            assert pipe(texts) == rounded(expected)
-        pipe.device = "cpu"
-        assert pipe(texts) == expected
-
 
 class TestCare:
     """What goes wrong on MPS without a word is not done."""

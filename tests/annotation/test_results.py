@@ -106,18 +106,6 @@ class TestPlainValuesOfOneText:
 class TestTextOfOneText:
     """The plain text form."""
 
-    def test_marks_entities_in_the_text(self):
-        """Entities stand in brackets with their label, and in a table with score and place."""
-        assert str(one_text(ASTHMA, DIABETES)) == (
-            "2 entities found by bundled on cpu\n"
-            "He has [asthma](DISEASE) and [type 2 diabetes](DISEASE).\n"
-            "Labels: DISEASE 2\n"
-            "Entities\n"
-            "  label    score  characters  text\n"
-            "  DISEASE  0.90   7-13        asthma\n"
-            "  DISEASE  0.50   18-33       type 2 diabetes"
-        )
-
     def test_line_ends_stay_in_the_text_and_not_in_the_table(self):
         """The text keeps its lines; an entity over two lines is one row of the table."""
         found = one_text(placed(4, 21), text="A\n\n\ttype 2\n  diabetes\n")
@@ -143,17 +131,6 @@ class TestHtmlOfOneText:
         assert 'DISEASE<span style="font-size:0"> 0.900</span></small></mark>' in page
         assert "<table" not in page
         assert "<table" in one_text(ASTHMA, show_text=False)._repr_html_()
-
-    def test_labels_have_colours_of_their_own(self):
-        """Two labels have two colours, and a label has one."""
-        found = one_text(placed(0, 2, "A"), placed(3, 6, "B"), placed(7, 13, "A"))
-        first, second, third = (mark["style"] for mark in Marks(found._repr_html_()).marks)
-        assert first == third != second
-
-    def test_more_labels_than_colours(self):
-        """Where there are more labels than colours, all are still marked."""
-        found = one_text(*(placed(place, place + 1, f"L{place:02}") for place in range(20)))
-        assert len(Marks(found._repr_html_()).marks) == 20
 
     def test_text_is_shown_as_it_is(self):
         """White space stays, and dollar signs are no formulas: the element says so to MathJax."""
@@ -247,11 +224,6 @@ class TestManyTexts:
         assert found()[1:3] == [[], []]
         assert found().index(expected[3]) == 3
         assert not annotations((), ())
-
-    def test_text_without_an_answer(self):
-        """A text without an answer has an empty list, and its reason in the errors under its number."""
-        assert found()[2] == []
-        assert found().errors == {2: FAILURE}
 
 
 class TestTable:
@@ -685,15 +657,6 @@ def test_text_form_of_a_summary():
         "  asthma  2\n"
         "  pain    1"
     )
-
-
-def test_one_is_singular():
-    """One entity in one text is said in the singular, and nothing is said of what there is none of."""
-    assert str(summary_of([[("A", "asthma")]])).splitlines()[:2] == [
-        "1 entity found in 1 text by m on cpu",
-        "  By label: A 1.",
-    ]
-    assert str(summary_of([])) == "0 entities found in 0 texts by m on cpu"
 
 
 def test_words_come_in_a_fixed_order():

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -81,16 +80,6 @@ class TestCutOff:
                 assert list(results.earlier()) == answers[:done]
                 results.append(answers[done:])
             assert file.read_bytes() == whole
-
-    def test_several_times(self, run, finished, tmp_path):
-        """A run that is ended again and again comes to the same file."""
-        whole, _answers = finished
-        file = tmp_path / "run.jsonl"
-        for count in range(len(TEXTS) + 1):
-            run(file, TEXTS[:count])
-            file.write_bytes(file.read_bytes()[:-1])
-        assert run(file).errors.keys() == {2, 5}
-        assert file.read_bytes() == whole
 
     def test_complete_file_runs_no_model(self, run, new_pipe, on_forward, tmp_path):
         """From a complete file nothing is computed, and it stays as it is."""
@@ -419,17 +408,6 @@ class TestLock:
             thread.join()
         assert turns
         assert set(most) == {1}
-
-    def test_nothing_is_left_after_an_error(self, run, finished, tmp_path):
-        """After a run that failed, and after one that was refused, the file can be had and no lock is left."""
-        file = tmp_path / "run.jsonl"
-        file.write_bytes(finished[0])
-        for texts in (["other"], TEXTS):
-            with contextlib.suppress(ConfigurationError):
-                run(file, texts)
-            assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
-        shutil.copy(file, tmp_path / "copy.jsonl")
-        assert len(run(tmp_path / "copy.jsonl")) == len(TEXTS)
 
     def test_one_lock_for_every_name(self, tmp_path):
         """A file has one lock: a link to it, a link to its folder and a path with dots are refused like its own name."""

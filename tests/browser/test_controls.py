@@ -53,29 +53,6 @@ def test_a_click_changes_the_device_of_the_kernel(front):
     expect(front.region("Device")).to_contain_text("asked for by the panel")
 
 
-def test_a_second_click_changes_nothing(front):
-    """A click on the pressed device leaves it pressed, on the page and in the kernel."""
-    front.device_button("cpu").click()
-    front.expect_pressed("cpu")
-    front.device_button("cpu").click()
-    front.expect_kernel(DEVICE, ("cpu", "the panel"))
-    front.page.wait_for_timeout(300)
-
-    front.expect_pressed("cpu")
-    expect(front.panel.locator(".mod-active")).to_have_count(1)
-
-
-def test_the_last_of_many_clicks_counts(front):
-    """Of clicks in quick succession the last one is in force, on the page and in the kernel."""
-    front.run("%openmed_device --simulate mps")
-    for device in ("cpu", "mps", "cpu", "auto", "mps"):
-        front.device_button(device).click()
-
-    front.expect_kernel("session.device().requested", "mps")
-    front.expect_pressed("mps")
-    expect(front.panel.locator(".mod-active")).to_have_count(1)
-
-
 def test_a_click_moves_the_models(front):
     """A click on another device moves what is loaded; everything that is shown of a simulated device says so."""
     front.run("%openmed_device --simulate mps\nnb.load_pipeline('bundled_small')")
@@ -131,16 +108,6 @@ def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
     expect(button).to_have_attribute("title", re.compile(re.escape(reason.rstrip(".")) + r".*" + re.escape(remedy)))
 
 
-def test_two_panels_stay_in_step(front):
-    """What is clicked in one panel, the other shows."""
-    front.device_button("cpu", panel=1).click()
-    front.expect_pressed("cpu", panel=0)
-    front.button("Reset", panel=0).click()
-    front.expect_pressed("auto", panel=1)
-
-    front.expect_kernel("session.device().requested", "auto")
-
-
 def test_a_failed_move_keeps_the_device_and_shows_the_remedy(front):
     """Where a model does not fit on a device, the panel says so with what to do, and the former device stays."""
     front.run("session.simulate('4 MiB')\n%openmed_device cpu\nnb.load_pipeline('bundled_small')")
@@ -153,15 +120,6 @@ def test_a_failed_move_keeps_the_device_and_shows_the_remedy(front):
     front.expect_kernel(MODELS, [("bundled_small", "cpu")])
     front.expect_pressed("cpu")
     expect(front.panel.locator(".mod-active")).to_have_count(1)
-
-
-def test_reset_goes_back_to_what_the_shell_said(front):
-    """Reset drops the override; with nothing said in the shell the best device is asked for."""
-    front.run("%openmed_device cpu")
-    front.button("Reset").click()
-
-    front.expect_kernel("session.device().requested", "auto")
-    front.expect_pressed("auto")
 
 
 def used_memory(front, panel=0):
@@ -179,17 +137,6 @@ def test_refresh_shows_the_memory_of_now(front):
 
     front.wait_until(lambda: used_memory(front) > before + (200 << 20))
     front.run("del hog")
-
-
-def test_the_memory_has_a_history(front):
-    """Each look is a point of a line, which says in words from where to where it went."""
-    front.button("Refresh", panel=1).click()
-    line = front.region("Memory", panel=1).get_by_role(
-        "img", name=re.compile(r"[\d.]+ \wiB to [\d.]+ \wiB at the last \d+ looks")
-    )
-
-    expect(line).to_be_visible()
-    front.wait_until(lambda: len(line.locator("polyline").get_attribute("points").split()) > 1)
 
 
 def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
@@ -224,20 +171,6 @@ def test_annotate_shows_the_entities_the_time_and_the_device(front):
     expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
 
 
-def test_without_a_text_it_asks_for_one(front):
-    """Annotate asks for a text where there is none, and takes the answer to the former one away."""
-    box = front.region("Try it").get_by_role("textbox")
-    box.fill("No asthma.")
-    front.button("Annotate").click()
-    expect(front.region("Try it").locator("mark")).to_have_count(1)
-    box.fill(" ")
-    front.button("Annotate").click()
-
-    expect(front.region("Try it")).to_contain_text("There is no text yet: type one into the box, then press Annotate.")
-    expect(front.region("Try it").locator("mark")).to_have_count(0)
-    box.fill("No asthma.")
-
-
 def test_what_is_under_way_is_said(front):
     """While a model is loaded, or moved to another device, the panel says so."""
     front.run("%openmed_device --simulate mps")
@@ -251,22 +184,3 @@ def test_what_is_under_way_is_said(front):
     assert "Loading: bundled_small" in seen
     assert "Moving to cpu: bundled_small" in seen
     expect(front.panel.locator(".openmed-spinner")).to_have_count(0)
-
-
-def test_unload_forgets_the_model(front):
-    """Each loaded model has a button of its own; a click forgets it, and the button goes."""
-    front.run("nb.load_pipeline('bundled_small')")
-    front.button("Unload bundled_small").click()
-
-    expect(front.button("Unload bundled_small")).to_have_count(0)
-    front.expect_kernel(MODELS, [])
-    expect(front.region("Models")).to_contain_text("No model is in memory")
-
-
-def test_release_says_what_was_freed(front):
-    """Release memory forgets the models, and says what came back."""
-    front.run("nb.load_pipeline('bundled_small')")
-    front.button("Release memory").click()
-
-    expect(front.region("Memory")).to_contain_text("loaded models")
-    front.expect_kernel(MODELS, [])

@@ -436,18 +436,6 @@ class TestErrors:
         assert next(texts) == "asthma"
         assert len(caught.value.annotations) == 0
 
-    def test_a_number_of_tokens_is_checked_here(self, on_pool):
-        """A number of tokens that cannot be is refused before any worker is asked or any text goes out."""
-        texts = iter(["asthma"])
-        with pytest.raises(ConfigurationError, match=r"^batch_tokens cannot be 0\."):
-            on_pool(texts, batch_tokens=0)
-        assert next(texts) == "asthma"
-
-    def test_folder_without_a_model(self, on_pool, tmp_path):
-        """The path of a folder without a model is told as one."""
-        with pytest.raises(OpenMedError, match=r"^On .+ holds no model"):
-            on_pool(["asthma"], tmp_path)
-
     @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
     def test_refused_arguments(self, on_pool, arguments, message):
         """What is no client, and an argument that cannot be sent, are named before anything is sent."""

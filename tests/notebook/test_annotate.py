@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, UnknownDevice, UnknownModel, UnreadableText
+from openmed_nb.errors import ConfigurationError, UnreadableText
 
 TEXTS = ["the patient has asthma .", "no history .", "type 2 diabetes mellitus"]
 FOUND = [["asthma"], [], ["diabetes mellitus"]]
@@ -48,11 +48,6 @@ class TestModel:
         assert list(found) == pipe(TEXTS)
         assert (found.model, found.device) == ("BertForTokenClassification", "cpu")
 
-    def test_unknown_name(self):
-        """A name that no model has is refused with those that are like it."""
-        with pytest.raises(UnknownModel, match="disease_detection_tiny"):
-            annotate(model="disease_detection_tny")
-
     @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
     def test_no_model(self, model):
         """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
@@ -68,38 +63,10 @@ class TestOptions:
         found = annotate(model=str(keyword_model), aggregation_strategy="none", ignore_labels=["O", "I-DISEASE"])
         assert words(found) == [["asthma"], [], ["diabetes"]]
 
-    @pytest.mark.parametrize(
-        ("options", "match"),
-        [({"banana": 1}, "banana"), ({"aggregation_strategy": "best"}, "best"), ({"stride": 64}, "stride")],
-        ids=str,
-    )
-    def test_option_that_does_not_exist(self, keyword_model, options, match):
-        """An option or value that does not exist is one error, which names it."""
-        with pytest.raises(ConfigurationError, match=match):
-            annotate(model=str(keyword_model), **options)
-
     def test_options_are_named(self):
         """What is not the texts or the model is given by name."""
         with pytest.raises(TypeError, match="positional"):
             nb.annotate(TEXTS, None, 512)
-
-
-class TestDevice:
-    """Where it runs."""
-
-    @pytest.mark.parametrize(("device", "error"), [("gpuu", UnknownDevice), ("cuda:99", DeviceUnavailable)])
-    def test_device_that_is_not_there(self, device, error):
-        """A device that cannot be had is an error, and nothing runs elsewhere."""
-        with pytest.raises(error, match=device):
-            annotate(device=device)
-
-    def test_follows_the_session(self, keyword_model):
-        """Without a device it runs where the session says, and a pipeline moves with the session."""
-        nb.use("cpu")
-        try:
-            assert nb.annotate(TEXTS, str(keyword_model), progress=False).device == nb.device().device == "cpu"
-        finally:
-            nb.reset()
 
 
 class TestTable:
@@ -166,23 +133,6 @@ class TestNotebook:
         assert "<mark" in reply.html
         assert (len(reply.shown), reply.streams) == (1, {})
 
-    @pytest.mark.parametrize(
-        "code",
-        [
-            "nb.annotate({'secret': 'note'}, **options)",
-            "nb.annotate(['secret', None], **options)",
-            "nb.annotate(['secret'], **options, on_error='ignore')",
-            "nb.annotate(['secret'], **options, resume='.')",
-        ],
-    )
-    def test_error_is_one_line(self, notebook, code):
-        """An error is one line, without a traceback and without a word of a text."""
-        reply = notebook.run(code)
-        assert reply.status == "error"
-        assert len(reply.error[2]) == 1
-        assert "\n" not in reply.error[2][0]
-        assert "secret" not in " ".join([reply.error[1], *reply.error[2]])
-
     @pytest.mark.parametrize("resume", ["None", "'run.jsonl'"], ids=["memory", "file"])
     def test_interrupt(self, notebook, tmp_path, resume):
         """The button ends a run in one line, past careless code; what the line says, typed in, gives all answers."""
@@ -204,11 +154,3 @@ class TestNotebook:
         again = notebook.run(f"{said[2] or ''}\nfound = nb.annotate(long, **options, {said[3]})")
         assert again.status == "ok", again.error
         assert notebook.value("[[entity['word'] for entity in entities] for entities in found]") == [["asthma"]] * 40
-
-    @pytest.mark.parametrize(("seconds", "progress"), [(0, True), (0.4, False)])
-    def test_nothing_else_is_shown(self, notebook, seconds, progress):
-        """A quick run shows no line of progress, and neither does one that was asked not to."""
-        reply = notebook.run(
-            f"found = nb.annotate(slowly(long[:4], {seconds}), **{{**options, 'progress': {progress}}})"
-        )
-        assert (reply.shown, reply.streams, reply.status) == ([], {}, "ok")

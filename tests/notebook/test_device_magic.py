@@ -74,13 +74,6 @@ def test_json_is_valid_and_without_quotes_around_it(kernel, line, key):
     assert reply.html == ""
 
 
-def test_json_is_a_string_for_code(kernel):
-    """The value of --json is a string that json.loads takes."""
-    kernel.run("answer = %openmed_device --json")
-
-    assert kernel.value("__import__('json').loads(answer)['device']") == "cpu"
-
-
 @pytest.mark.parametrize("line", ["cpu # the slow one", "cpu #", "CPU", "  cpu  ", "'cpu'", '"cpu"', "default", "''"])
 def test_spellings_of_the_line(kernel, line):
     """Comments, capitals, spaces and quotes around a device change nothing."""
@@ -121,14 +114,6 @@ def test_inside_a_function_local_variables_count(kernel):
     )
 
     assert kernel.run(code).text == "'%openmed_device'"
-
-
-def test_in_a_loop_and_in_one_line_magics(kernel):
-    """The magic works through run_line_magic and under %time."""
-    code = "[get_ipython().run_line_magic('openmed_device', name).device for name in ('cpu', 'CPU')]"
-
-    assert kernel.run(code).text == "['cpu', 'cpu']"
-    assert kernel.run("%time %openmed_device cpu").status == "ok"
 
 
 @pytest.mark.parametrize("line", ["-h", "--help", "cpu --help"])

@@ -61,15 +61,6 @@ def test_loading_and_unloading_say_nothing(kernel):
     assert [(reply.status, reply.shown, reply.streams) for reply in replies] == [("ok", [], {})] * len(lines)
 
 
-def test_a_second_load_is_answered_by_ipython_alone(kernel):
-    """A second %load_ext is IPython's own one-line notice, and the magics still work."""
-    reply = kernel.run("%load_ext openmed_nb")
-
-    assert reply.status == "ok"
-    assert "already loaded" in reply.streams["stdout"]
-    assert kernel.run("%openmed_device").text.startswith("Device: cpu")
-
-
 def test_unloading_leaves_nothing_behind(fresh):
     """After loading, overriding, reloading and unloading, the shell and the environment are as before."""
     assert fresh["after"] == fresh["before"]
@@ -115,14 +106,6 @@ def test_unloading_leaves_what_others_do_to_cells(shell):
         shell.input_transformers_cleanup[:] = [one for one in shell.input_transformers_cleanup if one is not others]
 
 
-def test_unloading_removes_line_and_cell_magics(shell):
-    """After %unload_ext no magic of ours is found, neither as a line nor as a cell."""
-    shell.run_line_magic("unload_ext", "openmed_nb")
-    ours = [name for kind in shell.magics_manager.magics.values() for name in kind if "openmed" in name]
-
-    assert ours == []
-
-
 def test_other_magics_of_the_same_shell_stay(shell):
     """Unloading takes away our magics alone, also where a person registered one with a like name."""
     shell.register_magic_function(lambda line: line, "line", "openmed_mine")
@@ -145,15 +128,6 @@ print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
     process = run_ipython(code, profile=LAZY)
 
     assert (process.stdout, process.returncode) == ("False\nTrue cpu\n", 0), process.stderr
-
-
-def test_a_lazy_cell_magic(shell, capsys):
-    """So does the first use of the cell magic, which shows the entities in brackets in the text."""
-    shell.run_line_magic("unload_ext", "openmed_nb")
-    shell.magics_manager.lazy_magics = {"openmed_ner": "openmed_nb"}
-    shell.run_cell("%%openmed_ner --model bundled_small --device cpu\nHe has asthma.")
-
-    assert "1 entity found by bundled_small on cpu\nHe has [asthma](DISEASE).\n" in capsys.readouterr().out
 
 
 def test_the_override_ends_with_the_extension(kernel):

@@ -40,19 +40,6 @@ def test_out_keeps_the_result_and_shows_nothing(kernel):
     ]
 
 
-def test_the_last_result_is_in_the_underscore(kernel):
-    """A shown result can be used in the next cell as _."""
-    kernel.run(f"{SMALL}\n{NOTE}")
-
-    assert kernel.run("len(_)").text == "3"
-
-
-@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
-def test_strategies_give_entities(kernel, strategy):
-    """Each aggregation strategy finds the disease."""
-    assert "[asthma](DISEASE)" in kernel.run(f"{SMALL} --strategy {strategy}\nHe has asthma.").text
-
-
 def test_the_strategy_none_gives_tokens(kernel):
     """--strategy none shows the labels of tokens."""
     assert "(B-DISEASE)" in kernel.run(f"{SMALL} --strategy none\nHe has asthma.").text
@@ -124,53 +111,6 @@ def test_a_wrong_line_says_what_to_do(kernel, line, says):
     assert says in value
 
 
-@pytest.mark.parametrize("line", ["%openmed_ner -h", "%openmed_ner --help", "%%openmed_ner --help\nHe has asthma."])
-def test_help_describes_every_flag(kernel, line):
-    """-h and --help print the usage and annotate nothing."""
-    reply = kernel.run(line)
-
-    assert all(flag in reply.streams["stdout"] for flag in ("--model", "--strategy", "--device", "--from", "--out"))
-    assert "examples:\n  %openmed_ner Patient has asthma." in reply.streams["stdout"]
-    assert reply.shown == []
-
-
-TEXTS = {
-    "accents": "Él tiene asthma y ictère. Größe: 1,80 m.",
-    "right to left": "המטופל סובל מ asthma ומ hypertension.",
-    "arabic": "يعاني المريض من asthma منذ عام.",
-    "emoji": "👩🏽‍⚕️ says: asthma 🤧 and hypertension 🫀.",
-    "combining": "e\u0301te\u0301 with asthma, zero\u200bwidth, soft\u00adhyphen.",
-    "crlf": "He has asthma.\r\n\r\nNo hypertension.",
-    "tabs": "1.\tasthma\n2.\thypertension",
-    "markup": "<b>asthma</b> & $x^2$ 'hypertension' %%openmed_ner {braces} $dollar \\n ?",
-}
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_any_writing_keeps_its_offsets(kernel, text):
-    """Text of any script is shown whole, with the marks where the words stand."""
-    reply = kernel.run(f"get_ipython().run_cell_magic('openmed_ner', '--model bundled_small --out found', {text!r})")
-
-    assert reply.status == "ok", reply.error
-    assert kernel.value("found.text") == text
-    assert kernel.value("any('asthma' in found.text[one['start']:one['end']] for one in found)")
-
-
-def test_a_long_text_is_read_to_its_end(kernel):
-    """A text many times as long as the model's input loses nothing at its end."""
-    code = "get_ipython().run_cell_magic('openmed_ner', '--model bundled_small --out found', 'He is well. ' * 500 + 'asthma')"
-    kernel.run(code)
-
-    assert kernel.value("found[-1]['end'] - len(found.text)") == 0
-
-
-def test_one_long_word_is_read(kernel):
-    """A word of thousands of letters is no error."""
-    reply = kernel.run(f"{SMALL}\n{'a' * 5000} asthma")
-
-    assert reply.status == "ok", reply.error
-
-
 def test_config_lists_the_settings_with_help(kernel):
     """%config OpenMedMagics prints each setting with what it does."""
     printed = kernel.run("%config OpenMedMagics").streams["stdout"]
@@ -178,15 +118,6 @@ def test_config_lists_the_settings_with_help(kernel):
     assert "The model of %%openmed_ner where --model does not name one." in printed
     assert "How tokens become entities where --strategy does not say." in printed
     assert "Whether results show the note's text" in printed
-
-
-def test_config_completes(kernel):
-    """Tab behind %config OpenMedMagics. offers the settings."""
-    assert kernel.complete("%config OpenMedMagics.") == [
-        "OpenMedMagics.aggregation_strategy",
-        "OpenMedMagics.default_model",
-        "OpenMedMagics.show_text",
-    ]
 
 
 def test_show_text_off_hides_the_note_everywhere(kernel):
@@ -247,13 +178,3 @@ def test_an_error_is_one_line_without_the_note(kernel, line, name, words):
     assert "leprosy" not in str(reply)
     assert (reply.shown, reply.streams) == ([], {})
     assert kernel.state() == before
-
-
-def test_a_model_folder_with_spaces_goes_in_quotes(kernel, tmp_path):
-    """--model takes a path with spaces in quotes, and says what is wrong with the folder."""
-    folder = tmp_path / "my models"
-    folder.mkdir()
-    name, value, _ = kernel.run(f"%%openmed_ner --model '{folder}'\nHe has asthma.").error
-
-    assert name == "ModelUnusable"
-    assert f"'{folder}'" in value

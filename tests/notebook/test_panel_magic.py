@@ -93,14 +93,6 @@ def test_help(notebook, line):
     assert notebook.value("len(OPEN)") == 0
 
 
-def test_question_mark(notebook):
-    """%openmed_panel? shows the same help."""
-    page = notebook.run("%openmed_panel?").page
-
-    assert "--model" in page
-    assert "--close" in page
-
-
 MISTAKES = [
     ("--modell x", "%openmed_panel has no option --modell. Use --model, or see %openmed_panel --help."),
     ("--close=yes", "%openmed_panel cannot read its line"),
@@ -142,17 +134,6 @@ def test_a_model_that_does_not_exist(notebook, name, kind, said):
         assert (reply.status, reply.error[0]) == ("error", kind)
         assert said in reply.error[2][0]
     assert notebook.value("len(OPEN)") == 0
-
-
-def test_a_bad_variable_does_not_keep_it_closed(notebook):
-    """Where the shell's wish is nonsense, the panel opens, says so, and can be used to choose a device."""
-    notebook.run("import os\nos.environ['OPENMED_TORCH_DEVICE'] = 'nonsense'")
-    reply = notebook.run("panel = %openmed_panel\npanel")
-    assert reply.status == "ok"
-    assert "No device is in force." in reply.html
-    notebook.run("panel.model.choose('cpu')")
-    assert notebook.value("panel.model.state.status[0]") == "Device: cpu, asked for by the panel."
-    notebook.run("%openmed_panel --close\ndel os.environ['OPENMED_TORCH_DEVICE']")
 
 
 def test_text_with_the_commands(run_ipython):

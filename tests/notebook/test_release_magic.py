@@ -112,17 +112,6 @@ def test_outputs_go_on_after_a_release(planted):
     assert planted.value("(_, __, 42 in Out.values())") == ("another", 42, True)
 
 
-def test_named_variables_are_deleted(planted):
-    """Variables that are named are deleted, in the table with what they held; others stay."""
-    planted.run("losses = [torch.zeros(1 << 18)]\nother = torch.zeros(1 << 18)")
-    reply = planted.run("%openmed_release losses")
-
-    assert reply.text.startswith("Released 1.0 MiB of tensors")
-    assert "variables" in reply.text
-    assert "1.0 MiB" in reply.html
-    assert planted.value("('losses' in globals(), 'other' in globals())") == (False, True)
-
-
 def test_the_figures_are_the_sums_of_the_causes(planted):
     """What was freed in all is the sum over the causes, and the mapping has every cause."""
     planted.run("losses = [torch.zeros(1 << 18)]")
@@ -167,24 +156,6 @@ def test_loaded_models_are_forgotten(planted):
     planted.run("report = %openmed_release")
     assert planted.value("watched['model']() is None")
     assert planted.value("{one.cause: one.tensors for one in report.freed}['loaded models'] > 1 << 20")
-
-
-def test_a_release_of_nothing(planted):
-    """A release where nothing is held is a table of causes, and can be done twice; a semicolon hides it."""
-    reply = planted.run("%openmed_release")
-
-    assert reply.status == "ok"
-    assert "unused blocks of the device" in reply.text
-    silenced = planted.run("%openmed_release ;")
-    assert (silenced.status, silenced.shown, silenced.streams) == ("ok", [], {})
-
-
-def test_help(kernel):
-    """--help names every flag and releases nothing."""
-    help_text = kernel.run("%openmed_release --help").streams["stdout"]
-
-    assert all(flag in help_text for flag in ("--keep-models", "--keep-history", "--keep-traceback", "names"))
-    assert "for %debug" in help_text
 
 
 @pytest.mark.parametrize("line", ["--keep", "--all", "nothing_of_this_name --"])

@@ -147,12 +147,3 @@ def test_mistakes_are_one_clean_error(loaded, tmp_path, line, error):
     assert (reply.status, reply.error[0], len(reply.error[2])) == ("error", error, 1)
     assert loaded.state() == before
     assert list(tmp_path.iterdir()) == []
-
-
-HELP = {"doctor": "--ops MODEL", "sweep": "--training", "log": "--diff FILE"}
-
-
-@pytest.mark.parametrize(("magic", "said"), HELP.items())
-def test_help(loaded, magic, said):
-    """--help prints what the magic takes."""
-    assert said in loaded.run(f"%openmed_{magic} --help").streams["stdout"]

@@ -98,15 +98,6 @@ class TestFunction:
         assert nb.device().requested_by == "use()"
         assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
 
-    def test_bad_memory_changes_nothing(self):
-        """What is not an amount of memory is one clear error, and nothing was begun."""
-        before = state()
-        for memory in ("lots", -1, 0, "0 GiB", None, 8):
-            with pytest.raises(ConfigurationError, match="is not an amount of memory"), nb.simulated_mps(memory):
-                pass
-            assert state() == before
-            assert not torch.backends.mps.is_available()
-
     def test_model_that_does_not_fit(self, pipe):
         """A Mac that is too small for the models that follow is refused, and everything is as before."""
         before = state()
@@ -214,12 +205,6 @@ class TestMagic:
         assert not ended.simulated
         assert shell.user_ns["tensor"].device.type == "cpu"
         assert not set(VARIABLES) & set(os.environ)
-
-    def test_as_json(self, shell):
-        """The answer can be had as JSON."""
-        magic = shell.find_line_magic("openmed_device")
-        assert json.loads(magic("--simulate mps --json"))["simulated"] is True
-        assert json.loads(magic("--simulate off --json"))["simulated"] is False
 
     def test_off_without_on(self, shell):
         """Switching off what is not on shows the device and changes nothing."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from openmed_nb.devices.environment import FALLBACK
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.device import parse_memory, simulated_device
 from openmed_nb.simulation.operators import ALWAYS_ON_CPU, UNSUPPORTED
 
@@ -323,11 +323,3 @@ def test_profiler_of_mps():
             with pytest.raises(RuntimeError, match=f"capture of {number:04d}-one.gputrace"):
                 entered(profiler.metal_capture("one"))
     assert not hasattr(torch._C, "_mps_isCaptureEnabled") or torch.backends.mps.is_available()
-
-
-def test_one_simulation_at_a_time():
-    """A second simulation is refused, and the first goes on."""
-    with simulated_device() as mps:
-        with pytest.raises(DeviceUnavailable, match="on already"), simulated_device():
-            pass
-        assert mps.holds(ones(2))

@@ -325,16 +325,6 @@ def test_the_last_curve_can_be_asked_for():
     assert nb.training.last_curve() is hooks.curve
 
 
-def test_an_accelerator_names_the_device():
-    """The hooks take a torch.device and an Accelerator for their device."""
-    from accelerate import Accelerator
-
-    assert nb.training.EpochHooks(torch.device("cpu")).device == "cpu"
-    assert nb.training.EpochHooks(Accelerator(cpu=True)).device == "cpu"
-    with pytest.raises(ConfigurationError, match="has no device"):
-        nb.training.EpochHooks(0.5)
-
-
 @pytest.mark.parametrize("kind", ["coroutine", "generator"])
 def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
     """A coroutine or a generator function cannot be decorated, because its boundary would come before its training."""

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 import openmed_nb as nb
 from openmed_nb.devices.request import device_of
-from openmed_nb.errors import BatchRefused, ConfigurationError, DeviceUnavailable, NonFinite, OpenMedWarning
+from openmed_nb.errors import BatchRefused, ConfigurationError, NonFinite, OpenMedWarning
 from openmed_nb.training.epochs import warn_of_another_device
 
 
@@ -26,14 +26,6 @@ def test_arguments_set_the_device(device, tmp_path):
         assert device_of(arguments) == device
         assert arguments.dataloader_pin_memory is False
         assert device_of(Accelerator(**nb.training.arguments("accelerate", *given))) == device
-
-
-def test_a_device_that_is_not_there():
-    """A device that this computer does not have is refused before a training begins."""
-    if torch.cuda.is_available():
-        pytest.skip("this computer has CUDA")
-    with pytest.raises(DeviceUnavailable):
-        nb.training.EpochHooks("cuda")
 
 
 @pytest.mark.parametrize("guards", [False, True, "labels", ()])

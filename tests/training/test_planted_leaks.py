@@ -196,26 +196,6 @@ def test_a_trainer_that_keeps_losses(device, train):
     check(curve, leaking=True, simulated=device == "mps")
 
 
-def test_a_callback_that_keeps_losses(train):
-    """A callback that keeps tensors grows, and its list is named."""
-    from transformers import TrainerCallback
-
-    class Keeping(TrainerCallback):
-        """Keeps the result of a pass with its graph."""
-
-        def __init__(self):
-            self.losses = []
-
-        def on_step_end(self, _args, _state, _control, model=None, **_kwargs):
-            """Run the model once more and keep what it says."""
-            self.losses.append(model(input_ids=torch.full((16, 32), 7)).logits.sum())
-
-    keeping = Keeping()
-    curve = train(callbacks=[keeping])
-
-    check(curve, leaking=True)
-
-
 def test_the_same_callback_for_two_trainings(train):
     """A callback that is used for a second training begins a new curve."""
     callback = nb.training.callback("trainer", "cpu")

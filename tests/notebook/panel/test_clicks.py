@@ -67,20 +67,6 @@ class TestDevice:
         assert "<strong>cpu</strong>, asked for by %openmed_device." in view.region("Device").top.value
         assert here.session.device().requested_by == "%openmed_device"
 
-    def test_two_panels_in_step(self, open_panel, computers):
-        """A click in one panel shows in the other, which does not ask in its turn."""
-        session = computers.plain().session
-        one, other = open_panel(session), open_panel(session)
-        told = []
-        session.listen(told.append)
-        one.device_buttons["cpu"].click()
-        assert other.pressed == ["cpu"]
-        other.device_buttons["auto"].click()
-
-        assert one.pressed == other.pressed == ["auto"]
-        assert told == [None, None]
-        assert one.messages == other.messages == {}
-
     def test_what_cannot_be_used(self, open_panel, computers):
         """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
         view = open_panel(computers.plain().session)
@@ -109,14 +95,6 @@ class TestDevice:
         assert "cannot be used" in message
         assert "use &#x27;cpu&#x27;" in message
         assert front.focused == ["cpu ✓"]
-
-    def test_an_error_goes_with_the_next_click(self, open_panel, computers):
-        """The next click takes the error away."""
-        view = open_panel(computers.mac(failing="broken", OPENMED_DEVICE="cpu").session)
-        view.device_buttons["mps"].click()
-        assert list(view.messages) == ["Device"]
-        view.device_buttons["cpu"].click()
-        assert view.messages == {}
 
     def test_buttons_come_and_go(self, open_panel, broken, front_end):
         """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
@@ -156,31 +134,6 @@ class TestDevice:
 
         assert view.device_buttons["mps"].disabled
         assert front.focused == []
-
-    def test_a_clicked_button_does_not_jump(self, open_panel, computers, front_end):
-        """A clicked button looks pressed when the device has changed; the front end is told so once."""
-        view = open_panel(computers.plain().session)
-        cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
-        looks = []
-        cpu.observe(lambda change: looks.append(change["new"]), "_dom_classes")
-        front = front_end(cpu, auto)
-        front.click(cpu)
-
-        assert looks == [("mod-active",)]
-        assert front.state == {
-            cpu: {"_dom_classes": looks[0], "description": "cpu ✓"},
-            auto: {"_dom_classes": (), "description": "auto"},
-        }
-
-    def test_chosen_without_colour(self, open_panel, computers):
-        """Only what is asked for is marked, by a sign on its button; what is in force stands above, in words."""
-        view = open_panel((here := computers.mac()).session)
-        assert [one.description for one in view.device_buttons.values()] == ["auto ✓", "mps", "cuda", "cpu"]
-        assert "<strong>mps</strong>" in view.region("Device").top.value
-        here.session.use("cpu")
-
-        assert [one.description for one in view.device_buttons.values()] == ["auto", "mps", "cuda", "cpu ✓"]
-        assert "<strong>cpu</strong>" in view.region("Device").top.value
 
     def test_no_device(self, open_panel, computers):
         """Where the shell asks for what there is not, no button is pressed, and a click mends it."""
@@ -258,16 +211,6 @@ class TestModels:
         view.region("Try it").text.value = text
         view.click("Annotate")
         assert view.region("Try it").answer.value == ""
-
-    def test_a_text_that_cannot_be_read(self, open_panel):
-        """An error of "Try it" is shown there, with its remedy and without the text."""
-        view = open_panel(model="bundled_small")
-        view.region("Try it").text.value = "asthma \ud800"
-        view.click("Annotate")
-
-        assert list(view.messages) == ["Try it"]
-        assert "What to do:" in view.messages["Try it"]
-        assert "asthma" not in view.shown
 
     def test_buttons_of_the_models(self, open_panel, front_end):
         """Each loaded name has its button; when one is clicked and gone, the focus goes to the next, then to Annotate."""

@@ -61,30 +61,6 @@ def mac(own):
 class TestDevice:
     """Choosing a device, and going back."""
 
-    @pytest.mark.parametrize("device", ["cpu", "auto", " CPU "])
-    def test_choosing_is_what_the_magic_does(self, computers, device, watch):
-        """A click leaves session and environment as the magic would, but for who asked."""
-        by_click, by_magic = (computers.plain(OPENMED_DEVICE="cpu") for _ in range(2))
-        panel = watch(by_click.session)
-        panel.choose(device)
-        by_magic.session.use(device, "the panel")
-
-        assert by_click.state == by_magic.state
-        assert panel.state.choice.requested_by == "the panel"
-        assert panel.agrees
-
-    def test_resetting_is_what_the_magic_does(self, computers, watch):
-        """Reset goes back to what the shell said, and gives its variable back."""
-        here = computers.plain(OPENMED_TORCH_DEVICE="auto", OPENMED_DEVICE="cpu")
-        panel = watch(here.session)
-        panel.choose("cpu")
-        assert panel.state.status[0] == "Device: cpu, asked for by the panel."
-        panel.reset()
-
-        assert here.environ == {"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "cpu"}
-        assert panel.state.status[0] == "Device: cpu, asked for by OPENMED_DEVICE."
-        assert panel.agrees
-
     @pytest.mark.parametrize(("device", "kind"), [("mpss", UnknownDevice), ("mps", DeviceUnavailable)])
     def test_an_error_is_shown(self, here, panel, device, kind):
         """A device that cannot be had is an error with its remedy in the panel, and the former device is kept."""
@@ -99,18 +75,6 @@ class TestDevice:
         assert panel.state.error.remedy
         assert here.state == before
         assert panel.state.choice.device == "cpu"
-        assert panel.agrees
-
-    def test_a_reset_that_fails(self, computers, watch):
-        """A reset to a bad variable is an error in the panel, and the override stays."""
-        here = computers.plain(OPENMED_DEVICE="nonsense")
-        panel = watch(here.session)
-        assert panel.state.choice is None
-        panel.choose("cpu")
-        panel.reset()
-
-        assert "nonsense" in panel.state.error.what
-        assert panel.state.choice.requested_by == "the panel"
         assert panel.agrees
 
     def test_a_model_that_cannot_move(self, computers, watch):
@@ -160,24 +124,6 @@ class TestErrors:
         panel.choose("cpu")
 
         assert [state.error for state in panel.states] == [None] * len(panel.states)
-
-    def test_an_error_vanishes_with_another_device(self, here, panel):
-        """A device that was chosen elsewhere takes the error of a click away."""
-        panel.choose("mpss")
-        here.session.use("cpu")
-
-        assert panel.state.error is None
-        assert panel.agrees
-
-    @pytest.mark.parametrize("verb", ["device", "unload"])
-    def test_an_error_outlives_what_changes_no_device(self, here, panel, verb):
-        """The error of a click stays until something else is asked of the panel, or the device changes."""
-        panel.choose("mpss")
-        getattr(here.session, verb)()
-
-        assert panel.state.error.what == "'mpss' (from the panel) names no device."
-        panel.refresh()
-        assert panel.state.error is None
 
     def test_an_error_outlives_a_look(self, panel):
         """A look that nobody asked for, such as that after a cell, leaves the error there."""

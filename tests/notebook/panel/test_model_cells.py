@@ -7,7 +7,6 @@ from operator import attrgetter
 
 import pytest
 
-from openmed_nb.errors import UnknownDevice
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
@@ -112,22 +111,12 @@ class TestWaiting:
             assert notebook.panel.state.waiting == 1
 
         def after():
-            assert notebook.panel.activities == ["Changing the device: cpu"]
+            shown = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states]
+            assert shown[:2] == [(1, ""), (0, "Changing the device: cpu")]
+            assert set(shown[2:]) == {(0, "")}
             assert not any(state.cell_runs for state in notebook.panel.states)
-            assert notebook.panel.state.waiting == 0
 
         in_cells(notebook.open, notebook.end, between, after)
-
-    def test_a_click_waits_until_it_is_under_way(self, notebook, elsewhere):
-        """The state in which a click waits no longer is the one in which it is under way."""
-
-        def between():
-            elsewhere(lambda: notebook.panel.choose("cpu"))
-
-        in_cells(notebook.open, notebook.end, between, lambda: None)
-        shown = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states]
-        assert shown[:2] == [(1, ""), (0, "Changing the device: cpu")]
-        assert set(shown[2:]) == {(0, "")}
 
     def test_waiting_outlives_what_the_cell_does(self, here, notebook, elsewhere):
         """While a click waits, what the running cell does is shown, and that the click waits is shown still."""
@@ -203,13 +192,6 @@ class TestWaiting:
         assert notebook.panel.state.waiting == 0
         assert notebook.panel.agrees
 
-    def test_a_text_in_plain_python(self, panel):
-        """Where there is no loop, the text is read and annotated at once."""
-        panel.annotate_soon(lambda: "She has asthma.")
-
-        assert len(panel.state.answer) == 1
-        assert panel.state.waiting == 0
-
     def test_a_click_on_a_panel_that_is_closed_meanwhile(self, here, notebook, elsewhere):
         """A click that waited while its panel was closed does nothing."""
 
@@ -219,17 +201,6 @@ class TestWaiting:
 
         in_cells(notebook.open, cell, lambda: None)
         assert here.environ == {}
-
-    def test_a_failing_click_that_waited(self, notebook, elsewhere):
-        """A click that waited and fails shows its error, and nothing under way."""
-
-        def cell():
-            elsewhere(lambda: notebook.panel.choose("mpss"))
-            notebook.panel.cell_ends()
-
-        in_cells(notebook.open, cell, lambda: None)
-        assert isinstance(notebook.panel.state.error, UnknownDevice)
-        assert notebook.panel.state.activity is None
 
     def test_a_thread_that_changes_the_session(self, here, notebook, elsewhere):
         """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
@@ -590,18 +561,3 @@ class TestInKernel:
         assert cells.value("[one is signal.SIG_IGN for one in handlers]") == [True, True]
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
         assert cells.value("(panel.state.error, len(panel.state.answer))") == (None, 1)
-
-    def test_what_fails_in_a_cell_does_not_hold_the_note(self, cells):
-        """Where a click of code fails in a cell, the kernel's last error has no frame with the text, and no context."""
-        cells.run(QUOTING)
-        assert cells.run("panel.annotate(' '.join(text.split()))").error[:2][0] == "OpenMedError"
-        cells.run(
-            "frames, trace = [], sys.last_traceback\nwhile trace: frames.append(trace.tb_frame); trace = trace.tb_next"
-        )
-        cells.run(
-            "sys.stderr = standard_error; frames = [one for one in frames if 'openmed_nb' in one.f_code.co_filename]"
-        )
-
-        assert cells.value("[one.f_code.co_name for one in frames][0]") == "annotate"
-        assert cells.value("[one.f_code.co_name for one in frames if text in one.f_locals.values()]") == []
-        assert cells.value("(sys.last_value.__context__, sys.last_value.__cause__)") == (None, None)

@@ -21,29 +21,9 @@ asked = attrgetter("choice.requested", "choice.requested_by")
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
-SMALL = "bundled_small"
-
 
 class TestTogether:
     """Several panels, magics and threads over one session."""
-
-    def test_two_panels_stay_in_step(self, here, panel, watch):
-        """What one panel asks for, the other shows, and the other says nothing of it."""
-        other = watch(here.session)
-        panel.choose("cpu")
-        assert other.state.choice == panel.state.choice
-        assert other.state.buttons == panel.state.buttons
-        other.choose("mpss")
-
-        assert other.state.error is not None
-        assert panel.state.error is None
-        panel.unload(SMALL)
-        assert other.state.error is not None
-        assert other.state.said is None
-        panel.choose("auto")
-        assert other.state.error is None
-        assert panel.agrees
-        assert other.agrees
 
     def test_a_refresh_is_for_all(self, here, panel, watch):
         """What changed behind everybody's back is shown in every panel after one refresh."""
@@ -52,21 +32,6 @@ class TestTogether:
         panel.refresh()
 
         assert asked(panel.state) == asked(other.state) == ("cpu", "OPENMED_DEVICE")
-
-    def test_magics_are_shown(self, here, panel):
-        """What the session is asked for in another way is shown with who asked."""
-        here.session.use("cpu", "%openmed_device")
-        assert asked(panel.state) == ("cpu", "%openmed_device")
-        here.session.stop()
-        assert asked(panel.state) == ("auto", "nobody")
-        assert panel.agrees
-
-    def test_another_thread(self, here, panel, elsewhere):
-        """A change by another thread is shown when its verb is done."""
-        elsewhere(lambda: here.session.use("cpu"))
-
-        assert asked(panel.state) == ("cpu", "use()")
-        assert panel.agrees
 
     def test_many_threads(self, here, panel, watch):
         """Verbs of the session and of panels in several threads end, and a look then shows what is."""

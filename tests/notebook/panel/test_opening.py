@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook.panel import NO_KERNEL, NO_WIDGETS, OPEN, close_panels
+from openmed_nb.notebook.panel import NO_KERNEL, NO_WIDGETS
 
 SETUP = """
 import openmed_nb as nb
@@ -50,12 +50,6 @@ class TestElsewhere:
 
         assert shown.note == NO_KERNEL
         assert (shown.choice.requested, shown.choice.requested_by) == ("cpu", "%openmed_device")
-
-    def test_closing_where_nothing_is_open(self):
-        """Closing all panels where none is open does no harm, twice."""
-        close_panels()
-        close_panels()
-        assert len(OPEN) == 0
 
     def test_in_a_script(self):
         """In a script the panel is text; neither torch nor ipywidgets nor IPython is imported for it."""
@@ -146,13 +140,6 @@ class TestInKernel:
         assert cells.value("looks") == [False, False]
         assert cells.value("log") == {("Changing the device: auto", True)}
         assert cells.value("model.cells.has_loop")
-
-    def test_code_is_no_click(self, cells):
-        """What code asks of a panel is done in the order of its calls, also in a thread that an earlier cell began."""
-        cells.run(THREADS + "open_panel()\nmodel = panels[0].model\ngo = threading.Event()")
-        cells.run("late = threading.Thread(target=lambda: (go.wait(60), model.choose('auto')))\nlate.start()")
-        cells.run("model.choose('cpu')\ngo.set()\nlate.join()")
-        assert cells.value("(model.state.choice.requested, model.state.choice.requested_by)") == ("auto", "the panel")
 
     def test_without_ipywidgets(self, cells):
         """Where ipywidgets is not installed, the state is shown with the command that installs it."""

@@ -227,13 +227,6 @@ class TestMemory:
         swatches = [one for one in row.find("span") if "openmed-swatch" in one.attributes["class"]]
         assert [one.attributes["class"].split()[1] for one in swatches] == ["openmed-part-0", "openmed-part-1"]
 
-    def test_never_beyond_the_box(self, read, plain):
-        """More than the limit fills the bar, and the figures stay true."""
-        bar = MemoryBar("mps", (MemoryPart("allocated", 9 * GIB),), 8 * GIB, "limit")
-        shown = read(rendering.memory(replace(plain, memory=(bar,))))
-        assert shown.find("div", style="width:100.00%")
-        assert "allocated 9.0 GiB" in shown.text
-
     def test_history(self, read, plain):
         """The last looks are a line from left to right over nothing, which is read aloud as the lowest and the highest of them."""
         bar = MemoryBar("mps", (MemoryPart("allocated", GIB),), 8 * GIB, "limit", (0, 2 * GIB, GIB))
@@ -359,12 +352,6 @@ class TestAnswer:
             "1 entity found by m on mps (SIMULATED) in 12 ms",
             "SIMULATED MPS: no figure here is one of MPS.",
         ]
-
-    def test_hidden_text(self, plain):
-        """Where text is not to be shown, no word of it is."""
-        html = rendering.answer(replace(plain, **self.answer(show_text=False)))
-        assert "asthma" not in html
-        assert "the text is hidden" in html
 
     def test_nothing(self, plain):
         """Before the first text, nothing stands there."""

@@ -1,7 +1,6 @@
 """What the panel shows, as a value: buttons, sentences and the static form, for every kind of computer and wish."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.errors import OpenMedError
-from openmed_nb.notebook.panel.state import COMMANDS, DeviceButton, PanelState, look, memory_bars
+from openmed_nb.notebook.panel.state import COMMANDS, PanelState, look, memory_bars
 from openmed_nb.session import SESSION
 
 
@@ -135,12 +134,6 @@ def test_what_a_button_says_to_the_mouse(computers, make, device, said):
     assert button.hover == said
 
 
-def test_what_stands_on_a_button():
-    """What is asked for is marked on its button by a sign, not by colour alone; what is only in force is not marked."""
-    assert DeviceButton("mps", in_force=True, pressed=True).label == "mps ✓"
-    assert DeviceButton("mps", in_force=True).label == "mps"
-
-
 PLANNED = "It is planned; torch is not loaded yet."
 NONE = "No device is in force."
 STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
@@ -243,16 +236,6 @@ def test_commands_are_ours(shell):
         assert command.split()[0].lstrip("%") in shell.magics_manager.magics[kind]
 
 
-def test_it_changes_with_what_is_seen(computers):
-    """Two looks at the same session are equal but for the memory of the process."""
-    here = computers.plain()
-    first, second = state_of(here), state_of(here)
-    assert dataclasses.replace(first, memory=()) == dataclasses.replace(second, memory=())
-
-    used(here, "cpu")
-    assert state_of(here).devices != first.devices
-
-
 def test_as_json(computers):
     """The mapping survives JSON, and names the device in force."""
     again = json.loads(json.dumps(state_of(tried(computers.mac())).to_dict()))
@@ -266,20 +249,6 @@ def test_as_json(computers):
 class TestLook:
     """Looking at a session."""
 
-    @pytest.mark.parametrize("kind", ["mac", "box", "plain", "rosetta"])
-    @pytest.mark.parametrize("environ", [{}, {"OPENMED_DEVICE": "nonsense"}, {"OPENMED_DEVICE": "cuda:1"}])
-    def test_looking_changes_nothing(self, computers, kind, environ):
-        """A look loads no torch, lets no GPU compute, and leaves session and environment as they are."""
-        here = getattr(computers, kind)(**environ)
-        before = here.state
-        states = [PanelState(**look(here.session)) for _ in range(2)]
-
-        assert here.state == before
-        assert here.torch.probed == []
-        assert not here.torch.torch_is_loaded()
-        assert [bar.name for bar in states[0].memory] == ["process"]
-        assert states[0].buttons == states[1].buttons
-
     def test_looking_after_torch_was_loaded(self, computers):
         """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
         here = computers.box()
@@ -290,16 +259,6 @@ class TestLook:
         assert here.torch.probed == []
         assert state.choice is not None
         assert not state.choice.certain
-
-    @pytest.mark.parametrize("kind", ["mac", "plain"])
-    def test_looking_after_the_cpu_was_used(self, computers, kind):
-        """An override is seen, and stays as it is."""
-        here = used(getattr(computers, kind)(), "cpu")
-        before = here.state
-        state = PanelState(**look(here.session))
-
-        assert here.state == before
-        assert state.choice == here.session.device()
 
     def test_looking_is_quick_beside_mps(self, computers):
         """On a Mac whose session is on the CPU a look does not go through all living objects in search of MPS tensors."""
