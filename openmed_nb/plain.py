@@ -86,13 +86,9 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
     return made
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
 def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
-    hints = _hints(kind)
+    known = get_type_hints(kind, include_extras=True)
+    hints = {field.name: known[field.name] for field in fields(kind)}
     if not isinstance(stored, Mapping):
         raise ValueError(f"{place} cannot be {type(stored).__name__}")  # noqa: TRY004 - what is read is wrong, no argument
     also = {*getattr(kind, "ALSO", ()), "schema"} - hints.keys()  # What follows from the fields stands in the JSON too.
