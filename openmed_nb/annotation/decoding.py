@@ -5,15 +5,16 @@ The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .results import AnswerColumns
-from .tokens import Tokens
+from .tokens import Tokens, positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,18 +38,23 @@ class LabelTables:
     @classmethod
     def of(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
         """Return the tables of a model's labels; ``ignored`` are labels and names of entities that are left out."""
-        names = tuple(id2label[number] for number in range(len(id2label)))
-        kinds = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
-        # Transformers cuts the name of an entity at the first hyphen, whatever stands before it.
-        groups = tuple(name.split("-", 1)[-1] for name in names)
-        return cls(
-            names,
-            groups,
-            begins=np.array([name.startswith("B-") for name in names]),
-            kinds=np.unique(kinds, return_inverse=True)[1],
-            label_kept=np.array([name not in ignored for name in names]),
-            group_kept=np.array([group not in ignored for group in groups]),
-        )
+        return tables_of(tuple(id2label[number] for number in range(len(id2label))), tuple(ignored))
+
+
+@functools.lru_cache(maxsize=32)
+def tables_of(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
+    """Return the tables of labels, made once: a short text takes little longer than they do."""
+    kinds = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
+    # Transformers cuts the name of an entity at the first hyphen, whatever stands before it.
+    groups = tuple(name.split("-", 1)[-1] for name in names)
+    return LabelTables(
+        names,
+        groups,
+        begins=np.array([name.startswith("B-") for name in names]),
+        kinds=np.unique(kinds, return_inverse=True)[1],
+        label_kept=np.array([name not in ignored for name in names]),
+        group_kept=np.array([group not in ignored for group in groups]),
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ class Speller:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[bytes | None, str] = {}
+        self._known: dict[bytes | int, str] = {}
 
     def tokens(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
         """Return tokens as they stand in the vocabulary, or in the text if the vocabulary does not have them."""
@@ -170,7 +176,12 @@ class Speller:
         return names
 
     def stretches(
-        self, texts: Sequence[str], tokens: Tokens, firsts: np.ndarray, lasts: np.ndarray, words: np.ndarray | None
+        self,
+        texts: Sequence[str],
+        tokens: Tokens,
+        firsts: np.ndarray,
+        lasts: np.ndarray,
+        words: np.ndarray | None = None,
     ) -> list[str]:
         """Return the text of stretches of tokens: the tokens of each word are joined, then the words; without words, the tokens."""
         begins = np.zeros(len(tokens), np.int64)
@@ -179,29 +190,29 @@ class Speller:
         # The text depends on the ids and on where words begin; on what the person wrote only if a token is unknown.
         spelling, width = (tokens.ids * 2 + begins).tobytes(), begins.itemsize
         edges = zip((firsts * width).tolist(), (lasts * width).tolist(), strict=True)
-        keys: list[bytes | None] = [spelling[first:last] for first, last in edges]
+        keys: list[bytes | int] = [spelling[first:last] for first, last in edges]
         unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
         for number in np.flatnonzero(unknown[lasts] > unknown[firsts]).tolist():
-            keys[number] = None
+            keys[number] = number
         if len(self._known) > REMEMBERED:
-            self._known.clear()
-        known = [self._known.get(key) for key in keys]  # Once: other threads of a worker spell too.
-        spelled = [text or "" for text in known]
-        missing = [number for number, text in enumerate(known) if text is None]
-        stretches = [range(firsts[number], lasts[number]) for number in missing]
-        pieces = iter(self.tokens(texts, tokens, np.fromiter(chain.from_iterable(stretches), np.int64)))
-        for number, stretch in zip(missing, stretches, strict=True):
-            names, key = list(islice(pieces, len(stretch))), keys[number]
-            text = self._known.get(key)  # Of an equal stretch just before.
-            if text is None:
-                if words is not None:
-                    places = np.append(np.flatnonzero(begins[stretch.start : stretch.stop]), len(stretch)).tolist()
-                    names = [self.join(names[first:last]) for first, last in pairwise(places)]
-                text = self.join(names)
-                if key is not None:
-                    self._known[key] = text
-            spelled[number] = text
-        return spelled
+            self._known = {}
+        known = self._known  # The same to the end: other threads of a worker spell too.
+        new = {key: number for number, key in enumerate(keys) if key not in known}
+        chosen = np.array([*new.values()], np.int64)
+        firsts, lasts = firsts[chosen], lasts[chosen]
+        if words is None:
+            pieces = self.tokens(texts, tokens, positions(firsts, lasts))
+        else:
+            ends = np.append(words[1:], len(tokens))
+            firsts, lasts = np.searchsorted(words, firsts), np.searchsorted(words, lasts)
+            inside = positions(firsts, lasts)
+            pieces = self.stretches(texts, tokens, words[inside], ends[inside])
+        left = iter(pieces)
+        spelled = {
+            key: self.join(list(islice(left, count))) for key, count in zip(new, (lasts - firsts).tolist(), strict=True)
+        }
+        known.update((key, text) for key, text in spelled.items() if isinstance(key, bytes))
+        return [spelled[key] if key in spelled else known[key] for key in keys]
 
     def join(self, pieces: list[str]) -> str:
         """Return pieces as the tokenizer's decoder puts them together."""

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK, arrays_to_device, synchronize, to_array, towards_host
-from ..devices.linear import attention_without_plans, fast_linear
+from ..devices.backend import TENSOR_LOCK, arrays_to_device, to_array, towards_host, work_done
+from ..devices.linear import attention_without_plans, fast_linear, telling_mask
 from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload_remedy
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
 from .decoding import Predictions
-from .tokens import Frame, Tokens, Windows
+from .tokens import Frame, Tokens, Windows, positions
 
 if TYPE_CHECKING:
     import torch
@@ -136,6 +136,21 @@ class Network:
     compiled: bool = False  # torch.compile chooses its own matrix products
     shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)  # rows and length of the batches that ran
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model, also after another thread has moved it."""
+        return self.first_parameter.device
+
+    @property
+    def first_parameter(self) -> torch.Tensor:
+        parameters, name = self._place_of_first
+        return parameters[name]
+
+    @functools.cached_property
+    def _place_of_first(self) -> tuple[dict[str, Any], str]:  # To look for it takes long beside a short text.
+        every = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)  # noqa: SLF001
+        return next((parameters, name) for parameters, name in every if parameters[name] is not None)
+
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
         return self.started(*self.moved([inputs]))
@@ -165,12 +180,19 @@ class Network:
     def moved(self, batches: Sequence[Inputs]) -> list[Moved]:
         """Start to copy batches to the model's device, all at once."""
         arrays = [array for inputs in batches for array in inputs.values()]
-        tensors = iter(arrays_to_device(arrays, self.model.device))
-        return [dict(zip(inputs, tensors, strict=False)) for inputs in batches]
+        tensors = iter(arrays_to_device(arrays, self.device))
+        moved = [dict(zip(inputs, tensors, strict=False)) for inputs in batches]
+        if "attention_mask" in self.inputs and not self.compiled:
+            for inputs, on_device in zip(batches, moved, strict=True):
+                on_device["attention_mask"] = telling_mask(
+                    on_device["attention_mask"], full=bool(inputs["attention_mask"].all())
+                )
+        return moved
 
     def logits_of(self, moved: Moved) -> torch.Tensor:
-        device, size = self.model.device, moved["input_ids"].numel()
-        with contextlib.nullcontext() if self.compiled else fast_linear(device, size), attention_without_plans(device):
+        device, dtype, size = self.device, self.first_parameter.dtype, moved["input_ids"].numel()
+        products = contextlib.nullcontext() if self.compiled else fast_linear(device, size)
+        with products, attention_without_plans(device, dtype):
             output = self.model(**moved)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
@@ -196,7 +218,8 @@ class ForwardRun:
 
     tokens: Tokens
     windows: Windows
-    devices: set[torch.device] = field(default_factory=set)  # another thread may move the model in between
+    # Of each device what waits for its work; another thread may move the model in between.
+    waits: dict[torch.device, Callable[[], None]] = field(default_factory=dict)
     # Batches that are on the device but not started, or that did not fit there together.
     waiting: deque[tuple[Batch, Moved | None]] = field(default_factory=deque)
     outputs: list[tuple[Batch, tuple[torch.Tensor, ...]]] = field(default_factory=list)  # may not be computed yet
@@ -208,13 +231,12 @@ class ForwardRun:
 def copy(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
     """Copy the batches of a run to the model's device, all at once if they fit there."""
     with TENSOR_LOCK:
-        run.devices.add(network.model.device)
         try:
             moved = network.moved([fill(run.tokens, run.windows, batch, network) for batch in batches])
             run.waiting.extend(zip(batches, moved, strict=True))
         except Exception as error:  # noqa: BLE001 - of a device, and raised in collect
             if is_out_of_memory(error):
-                empty_cache(str(network.model.device))
+                empty_cache(str(network.device))
                 run.waiting.extend((batch, None) for batch in batches)
             else:
                 run.error = error
@@ -223,25 +245,25 @@ def copy(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
 def start(network: Network, run: ForwardRun, count: int | None = None) -> None:
     """Start the first batches that wait, or all, on the model's device; an error is kept for when its turn comes."""
     with TENSOR_LOCK:
-        run.devices.add(network.model.device)
         try:
             for _ in range(len(run.waiting) if count is None else min(count, len(run.waiting))):
                 start_batch(network, run, *run.waiting.popleft())
         except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
             run.error = error
             run.waiting.clear()
+        run.waits[network.device] = work_done(network.device)
 
 
 def start_batch(network: Network, run: ForwardRun, batch: Batch, moved: Moved | None = None) -> None:
     """Start one batch; if memory is short, its halves; a single window that does not fit becomes a failure."""
     try:
-        if moved is None or moved["input_ids"].device != network.model.device:  # The model was moved meanwhile.
+        if moved is None or moved["input_ids"].device != network.device:  # The model was moved meanwhile.
             (moved,) = network.moved([fill(run.tokens, run.windows, batch, network)])
         run.outputs.append((batch, network.started(moved)))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        device = str(network.model.device)
+        device = str(network.device)
         what = f"A window of {batch.length} tokens"
         failure = does_not_fit(what, device, error, unload_remedy(device))  # The error's own frames hold tensors.
     else:
@@ -271,8 +293,7 @@ def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> In
     columns = np.broadcast_to(np.arange(batch.length) - before, size)  # 0 is the first token of the window
     ids, types = np.full(size, frame.padding), np.full(size, frame.padding_type)
     inside = (columns >= 0) & (columns < counts)
-    stretches = zip(windows.firsts[rows].tolist(), windows.lasts[rows].tolist(), strict=True)
-    ids[inside] = np.concatenate([tokens.ids[first:last] for first, last in stretches])
+    ids[inside] = tokens.ids[positions(windows.firsts[rows], windows.lasts[rows])]
     types[inside] = frame.token_type
     for place in range(before):
         column = columns == place - before
@@ -288,8 +309,8 @@ def collect(run: ForwardRun, network: Network) -> Outputs:
     outputs: Outputs = []
     try:
         with TENSOR_LOCK:
-            for device in run.devices:
-                synchronize(device)
+            for wait in run.waits.values():
+                wait()
             outputs = [(batch, [to_array(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
     except Exception as error:  # noqa: BLE001 - some errors of a device come only now
         run.error = run.error or error
@@ -297,10 +318,8 @@ def collect(run: ForwardRun, network: Network) -> Outputs:
     if isinstance(run.error, ModelUnusable):
         raise run.error
     if run.error is not None:
-        what = f"The model could not run on {network.model.device}: {cause(run.error)}."
-        raise DeviceUnavailable(
-            what, f"Restart the kernel, or use {elsewhere(network.model.device.type)}."
-        ) from run.error
+        what = f"The model could not run on {network.device}: {cause(run.error)}."
+        raise DeviceUnavailable(what, f"Restart the kernel, or use {elsewhere(network.device.type)}.") from run.error
     return outputs
 
 
@@ -314,13 +333,13 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     probabilities = np.zeros((count, network.model.config.num_labels), np.float32) if network.whole else None
     targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
     for batch, arrays in outputs:
-        positions, owned = owned_positions(run.windows, batch, network.frame)
+        places, owned = owned_places(run.windows, batch, network.frame)
         for target, array in zip(targets, arrays, strict=True):
-            target[positions[owned]] = array[: len(batch.rows)][owned]
+            target[places[owned]] = array[: len(batch.rows)][owned]
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
-    device = next(iter(run.devices), network.model.device)  # The model may have been moved meanwhile.
+    device = next(iter(run.waits), network.device)  # The model may have been moved meanwhile.
     unknown = np.flatnonzero(np.isnan(scores))
     for sequence in {*run.tokens.sequences(unknown).tolist()}:
         what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
@@ -330,12 +349,12 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     return Predictions(labels, scores, probabilities), failures
 
 
-def owned_positions(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+def owned_places(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
     """Return of each place in the windows of a batch which token it is, and whether its window owns that token."""
     rows = batch.rows
-    positions = np.arange(batch.length) + (windows.firsts[rows] - len(frame.before))[:, None]
-    owned = (positions >= windows.owned_firsts[rows][:, None]) & (positions < windows.owned_lasts[rows][:, None])
-    return positions, owned
+    places = np.arange(batch.length) + (windows.firsts[rows] - len(frame.before))[:, None]
+    owned = (places >= windows.owned_firsts[rows][:, None]) & (places < windows.owned_lasts[rows][:, None])
+    return places, owned
 
 
 def hides_padding(network: Network, longest: int) -> bool:
@@ -369,9 +388,8 @@ def hides_padding(network: Network, longest: int) -> bool:
 class WithoutHooks:
     model: PreTrainedModel
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
+    def modules(self) -> Any:
+        return self.model.modules()
 
     def __call__(self, **inputs: torch.Tensor) -> Any:
         return self.model.forward(**inputs)

@@ -170,12 +170,15 @@ class AnnotationPipeline(TokenClassificationPipeline):
     @property
     def batch_tokens(self) -> int:
         """How many tokens run at once."""
-        measured = self._measured.get(self.device.type, device_budget(self.device).tokens)
-        return int(self._forward_params.get("batch_tokens", measured))
+        return self._tokens_at_once(self._forward_params, self.device)
 
     @batch_tokens.setter
     def batch_tokens(self, tokens: int) -> None:
         self._forward_params["batch_tokens"] = whole("batch_tokens", tokens)
+
+    def _tokens_at_once(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
+        measured = self._measured.get(device.type, device_budget(device).tokens)
+        return int(forward_params.get("batch_tokens", measured))
 
     @property
     def frame(self) -> Frame | None:
@@ -321,14 +324,14 @@ class AnnotationPipeline(TokenClassificationPipeline):
             truncation=preprocess_params.get("truncation", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
-        tokens = forward_params.get("batch_tokens", self.batch_tokens)
         network = Network(model, frame, names, settings.aggregation_strategy == "average")
         if model.training or self._learnt("quantized", model, lambda: is_quantized(model)):
             # One in int8 rounds by what is in a batch anyway.
             padding = "attention_mask" in names
         else:
             padding = self._learnt("padding", model, lambda: hides_padding(network, longest))
-        budget = replace(device_budget(self.device), tokens=tokens, rows=rows, padding=padding)
+        tokens = self._tokens_at_once(forward_params, network.device)
+        budget = replace(device_budget(network.device), tokens=tokens, rows=rows, padding=padding)
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
@@ -409,7 +412,7 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
 
 def tokens_per_second(network: Network, rows: int, length: int) -> float:
     """Return how many tokens per second run in batches of a shape, 0 if these do not fit in memory."""
-    inputs, device = network.full_rows(rows, length), network.model.device
+    inputs, device = network.full_rows(rows, length), network.device
 
     def run() -> None:
         outputs = network(inputs)

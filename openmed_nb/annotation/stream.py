@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..devices.backend import queues_copies
 from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Predictions, word_starts
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .references import Reference, read
 from .results import Answer, AnswerColumns, Entity
-from .tokens import Tokens, Truncation, Windows, plan_windows, tokenise, tokenise_words
+from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,15 @@ def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
     except UnreadableText as error:
         return error
     return None
+
+
+def are_strings(texts: list[Any]) -> bool:
+    """Tell at once whether all texts can be read."""
+    try:
+        "".join(texts).encode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return True
 
 
 @dataclass(frozen=True, repr=False)  # A worker's log would show what failed.
@@ -159,26 +169,32 @@ class Annotator:
     def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
-        While a GPU computes a chunk, another thread decodes the chunk before and tokenises the next one, because many models
-        wait for the device when they look at their mask.
+        While a GPU computes a chunk, another thread tokenises the next one: outside Python, whose work on the chunks before and
+        after would otherwise wait in turn with the starting of batches.
         """
+        device = self.network.device
         chunks = in_chunks(texts, chunk_characters(self.budget), first)
-        budget, decoding = self.budget, None
+        budget, decode, run = self.budget, None, None
         chunk = next(chunks, END)
-        prepared = self.prepare(chunk)
-        with beside(self.network.model.device) as begin:
-            while prepared:
-                run = self.begun(prepared, budget)
-                if decoding:
-                    yield decoding()
+        if prepared := self.prepare(chunk):
+            run = self.begun(prepared, budget)
+        with beside(device) as begin:
+            while prepared and run:
+                if decode:
+                    yield decode()
                 chunk = next(chunks, END)  # After the answers before it, which a slow stream must not hold up.
-                preparing = begin(self.prepare, chunk) if chunk.texts else None
+                tokenising = begin(self.tokenised, chunk) if chunk.texts else None
                 start(self.network, run)
                 budget = budget.within(run.fitting)
-                decoding = begin(self.finish, prepared, run, collect(run, self.network))
-                prepared = preparing() if preparing else None
-            if decoding:
-                yield decoding()
+                following, following_run = tokenising()() if tokenising else None, None
+                if following and queues_copies(device):
+                    following_run = self.begun(following, budget)
+                decode = functools.partial(self.finish, prepared, run, collect(run, self.network))
+                if following and not following_run:
+                    following_run = self.begun(following, budget)
+                prepared, run = following, following_run
+            if decode:
+                yield decode()
         if chunk.error:
             raise chunk.error
 
@@ -192,10 +208,11 @@ class Annotator:
         return self.finish(prepared, run, collect(run, self.network)), budget.within(run.fitting)
 
     def begun(self, prepared: Prepared, budget: Budget) -> ForwardRun:
-        """Return a run over a chunk with its batches on the device, the first of them started."""
+        """Return a run over a chunk with its batches on the device, and as many started as keep it busy meanwhile."""
         run = ForwardRun(prepared.tokens, prepared.windows)
-        copy(self.network, run, self.batches(prepared, budget))
-        start(self.network, run, 1)
+        batches = self.batches(prepared, budget)
+        copy(self.network, run, batches)
+        start(self.network, run, len(batches) // 2 if queues_copies(self.network.device) else 1)
         return run
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
@@ -218,14 +235,19 @@ class Annotator:
 
     def prepare(self, chunk: Chunk) -> Prepared | None:
         """Return a chunk of texts ready for the device, ``None`` without texts; this is work of the host alone."""
-        if not chunk.texts:
-            return None
+        return self.tokenised(chunk)() if chunk.texts else None
+
+    def tokenised(self, chunk: Chunk) -> Callable[[], Prepared]:
+        """Read and tokenise a chunk of texts, and return what makes it ready for the device."""
         settings, delimiter = self.settings, self.settings.delimiter
         texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
-        checked = (
-            (place, unreadable(text, chunk.first + place, delimiter is not None)) for place, text in enumerate(texts)
-        )
-        failures: dict[int, OpenMedError] = {place: failure for place, failure in checked if failure}
+        failures: dict[int, OpenMedError] = {}
+        if delimiter is not None or not are_strings(texts):
+            checked = (
+                (place, unreadable(text, chunk.first + place, delimiter is not None))
+                for place, text in enumerate(texts)
+            )
+            failures = {place: failure for place, failure in checked if failure}
         empty: Any = "" if delimiter is None else []
         readable = [empty if place in failures else text for place, text in enumerate(texts)]
         truncation = None
@@ -233,12 +255,19 @@ class Annotator:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.frame, settings.limit, settings.stride, side)
         if delimiter is None:
-            tokens = tokenise(self.tokenizer, readable, truncation)
+            assembled = functools.partial(
+                assemble, self.tokenizer, *encoded(self.tokenizer, readable, truncation), readable
+            )
         else:
-            tokens = tokenise_words(self.tokenizer, readable, delimiter, truncation)
-            readable = [delimiter.join(words) for words in readable]
-        windows = plan_windows(tokens.bounds, word_starts(tokens), settings.limit)
-        return Prepared(chunk.first, readable, failures, tokens, windows)
+            assembled = functools.partial(tokenise_words, self.tokenizer, readable, delimiter, truncation)
+
+        def ready() -> Prepared:
+            tokens = assembled()
+            strings = readable if delimiter is None else [delimiter.join(words) for words in readable]
+            windows = plan_windows(tokens.bounds, word_starts(tokens), settings.limit)
+            return Prepared(chunk.first, strings, failures, tokens, windows)
+
+        return ready
 
     def finish(self, prepared: Prepared, run: ForwardRun, outputs: Outputs) -> AnswerColumns:
         """Return the answer to every text of a chunk that was run."""

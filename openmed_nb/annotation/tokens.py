@@ -7,6 +7,7 @@ for it is not used. Nothing is cut off.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
@@ -38,6 +39,9 @@ SPACE = ord(" ")
 
 # For fewer tokens it is quicker to ask where they stand than to work it out.
 FEW = 512
+
+# How long the names of each tokenizer's tokens are, as :func:`name_lengths` says; 0 for those that no text had.
+KNOWN_LENGTHS: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
 
 # The length of a token whose name does not tell it: longer than all texts.
 UNTOLD = 1 << 40
@@ -177,6 +181,13 @@ class Tokens:
         return texts[text][int(self.starts[position]) : int(self.ends[position])]
 
 
+def positions(firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+    """Return the positions in stretches of tokens, one stretch after another."""
+    counts = lasts - firsts
+    shifts: np.ndarray = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+    return shifts + np.arange(len(shifts))
+
+
 def encode(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[Any],
@@ -244,12 +255,16 @@ def in_parts(
 
 def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None = None) -> Tokens:
     """Return the tokens of some texts, one sequence for each or for each piece of it."""
-    encodings: Sequence[Encoding | Joined]
+    return assemble(tokenizer, *encoded(tokenizer, texts, truncation), texts)
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None
+) -> tuple[Sequence[Encoding | Joined], np.ndarray]:
+    """Return what :func:`assemble` makes tokens of; other threads run meanwhile, for it is hardly work of Python."""
     if truncation is None and max(map(len, texts), default=0) > PART:
-        encodings, owners = [in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
-    else:
-        encodings, owners = in_pieces(encode(tokenizer, texts, truncation), truncation)
-    return assemble(tokenizer, encodings, owners, texts)
+        return [in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
+    return in_pieces(encode(tokenizer, texts, truncation), truncation)
 
 
 def tokenise_words(
@@ -291,18 +306,12 @@ def assemble(
     starts, ends = np.empty_like(ids), np.empty_like(ids)
     told = np.zeros(len(encodings), bool)  # whether the names of a text's tokens tell where they stand
     if prefix:
-        distinct = np.flatnonzero(np.bincount(ids))  # Much faster than to sort them.
-        names = tokenizer.convert_ids_to_tokens(distinct.tolist())
-        table = np.zeros(distinct.max(initial=0) + 1, np.int64)
-        table[distinct] = [*map(len, names)]
-        lengths = table[ids]
+        names, pieces = name_lengths(tokenizer, ids, prefix)
+        lengths = names[ids]
         if len(ids) > FEW and shift is None and len(texts) == len(encodings) and cuts_like_bert(tokenizer):
-            untold = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder}
-            table[distinct] = [
-                UNTOLD if number in untold else len(name.removeprefix(prefix))
-                for number, name in zip(distinct.tolist(), names, strict=True)
-            ]
-            starts, ends, told = spans_by_length(texts, table[ids], bounds)
+            untold = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder} - {None}
+            spans = np.where(np.isin(ids, [*untold]), UNTOLD, pieces[ids])
+            starts, ends, told = spans_by_length(texts, spans, bounds)
     if not told.all():
         others = [encoding.offsets for encoding, known in zip(encodings, told.tolist(), strict=True) if not known]
         offsets = np.fromiter(chain.from_iterable(chain.from_iterable(others)), np.int64).reshape(-1, 2)
@@ -316,6 +325,20 @@ def assemble(
     if tokenizer.unk_token_id is not None:
         subwords &= ids != tokenizer.unk_token_id
     return Tokens(ids, starts, ends, subwords, bounds, owners)
+
+
+def name_lengths(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, prefix: str) -> np.ndarray:
+    """Return how long the names of tokens are by number, with and without the prefix, ``(2, V)``; right for these ids."""
+    size = max(len(tokenizer), 1 + int(ids.max(initial=0)))
+    known = KNOWN_LENGTHS.get(tokenizer)
+    if known is None or known.shape[1] < size:
+        known = KNOWN_LENGTHS[tokenizer] = np.zeros((2, size), np.int64)
+    missing = ids[known[0, ids] == 0]
+    if len(missing):
+        new = np.unique(missing)
+        names = tokenizer.convert_ids_to_tokens(new.tolist())
+        known[:, new] = [*map(len, names)], [len(name.removeprefix(prefix)) for name in names]
+    return known
 
 
 def cuts_like_bert(tokenizer: PreTrainedTokenizerBase) -> bool:

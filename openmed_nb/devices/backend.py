@@ -18,7 +18,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+
+SMALL = (
+    1 << 16
+)  # bytes; CUDA takes so few out of memory that is not pinned before it goes on, which is quicker than to pin it
 
 MINIMUM_TORCH = (2, 6)  # The oldest torch that transformers 5 runs on (its own torch>=2.6).
 
@@ -345,9 +349,24 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
     if device.type == "cpu" or not arrays:
         return [torch.from_numpy(array) for array in arrays]
     packed = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
-    moved = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed.to(device)
+    if queues_copies(device) and packed.nbytes > SMALL:
+        packed = packed.pin_memory()
+    moved = packed.to(device, non_blocking=queues_copies(device))
     ends = itertools.accumulate(array.size for array in arrays)
     return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
+
+
+def queues_copies(device: torch.device) -> bool:
+    """Tell whether a copy to a device waits its turn there, while the program goes on."""
+    return str(device.type) == "cuda"
+
+
+def work_done(device: torch.device) -> Callable[[], None]:
+    """Return what waits for the work that was started on a CUDA device so far; the others wait when a tensor is read."""
+    if device.type != "cuda":
+        return lambda: None
+    wait: Callable[[], None] = import_torch().cuda.current_stream(device).record_event().synchronize
+    return wait
 
 
 def towards_host(tensor: torch.Tensor) -> torch.Tensor:

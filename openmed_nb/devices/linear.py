@@ -1,4 +1,4 @@
-"""How torch computes products and attention: by the faster of two libraries on a CPU, and without plans on CUDA.
+"""How torch computes products and attention: by the faster of two libraries on a CPU, without plans and waits on a GPU.
 
 torch computes float32 products with MKL where it has it, and MKL leaves half of the vector units of AMD's processors
 idle: on an EPYC with AVX-512 oneDNN is twice as fast (``benchmarks/annotate.py`` prints the gain).
@@ -34,18 +34,51 @@ def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextMa
     return modes_on(linear_mode()()) if useful else contextlib.nullcontext()
 
 
-def attention_without_plans(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which attention makes no plan for each new shape, as that of cuDNN does in 16 bits.
+def attention_without_plans(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which attention makes no plan for each new shape, as that of cuDNN does in 16 bits, and only there.
 
     The first pass over 20,000 notes took 15.3 s with its plans and 4.4 s without, on one H200 with torch 2.11.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     without: contextlib.AbstractContextManager[Any] = sdpa_kernel(kinds)
     return without
+
+
+def telling_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:
+    """Return a mask that knows whether it is full, that is hides nothing.
+
+    A model asks that of each batch, and would wait until the device has done all work before it.
+    """
+    if mask.device.type == "cpu":
+        return mask
+    telling: torch.Tensor = mask.as_subclass(mask_class())
+    telling.full = full
+    return telling
+
+
+@functools.cache
+def mask_class() -> Any:
+    """Return the class of such masks; it is made here, because its base is torch's."""
+    import torch
+
+    class TellingMask(torch.Tensor):
+        full: bool
+
+        @classmethod
+        def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            mask: Any = args[0] if args else None
+            if function in {torch.Tensor.all, torch.all} and len(args) == 1 and not kwargs:
+                return torch.tensor(mask.full)
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+                result = function(*args, **(kwargs or {}))
+            cast = function in {torch.Tensor.to, torch.Tensor.bool} and isinstance(mask, cls)
+            return telling_mask(result, mask.full) if cast else result
+
+    return TellingMask
 
 
 @functools.cache

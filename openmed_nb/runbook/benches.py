@@ -74,7 +74,7 @@ class AnnotationBench:
 
     @property
     def device(self) -> str:
-        return str(self.annotator.network.model.device)
+        return str(self.annotator.network.device)
 
     def bucket(self, rows: int) -> Workload:
         """Return steps over full rows of one length; nothing is decoded, because the rows are not texts."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from openmed_nb.annotation.corpus import annotate
 from openmed_nb.errors import DeviceUnavailable
@@ -64,6 +65,27 @@ class TestCare:
         pipe(sentences(40))
         assert len(passes) > 5
         assert sum(copy.target == "mps" for copy in mps.copies) == 1
+
+    @pytest.mark.usefixtures("mps")
+    def test_no_pass_waits_for_its_mask(self, new_pipe, sentences, on_forward):
+        """A model that asks whether its mask is full has the answer from the host, and does not wait for MPS."""
+        pipe, passes, computed = new_pipe(batch_tokens=100), [], set()
+        pipe.device = "mps"
+        pipe("asthma")  # Whether the model reads the filling is found out.
+        on_forward(pipe.model, passes.append)
+
+        class Operators(TorchDispatchMode):
+            """Notes the names of what torch computes."""
+
+            def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+                computed.add(operator.overloadpacket.__name__)
+                return operator(*args, **(kwargs or {}))
+
+        with Operators():
+            pipe(sentences(40))
+        assert len(passes) > 5
+        assert "embedding" in computed
+        assert "all" not in computed
 
     def test_onednn_stays_off(self, mps, new_pipe, sentences):
         """Linear layers are those of the device; the CPU's library has nothing to do with them."""

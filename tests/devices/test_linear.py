@@ -7,10 +7,20 @@ import torch
 from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode, _pop_mode
 
-from openmed_nb.devices.linear import FEWEST_ROWS, WORTH, fast_linear, linear_mode, onednn_gain, suits
+from openmed_nb.devices.linear import (
+    FEWEST_ROWS,
+    WORTH,
+    attention_without_plans,
+    fast_linear,
+    linear_mode,
+    mask_class,
+    onednn_gain,
+    suits,
+    telling_mask,
+)
 from openmed_nb.devices.profilers import modes_like
 
-pytestmark = pytest.mark.skipif(onednn_gain() == 0, reason="this torch has no oneDNN")
+needs_onednn = pytest.mark.skipif(onednn_gain() == 0, reason="this torch has no oneDNN")
 
 SHAPES = [(64, 48), (2, 40, 48), (1, 64, 48), (2, 2, 32, 48), (3, 48), (1, 1, 48), (48,), (0, 48), (FEWEST_ROWS, 48)]
 
@@ -20,6 +30,7 @@ def numbers(*shape, **settings):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), **settings)
 
 
+@needs_onednn
 class TestNumbers:
     """Both ways compute the same."""
 
@@ -73,6 +84,7 @@ class TestNumbers:
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-3)
 
 
+@needs_onednn
 class TestLeftAlone:
     """What oneDNN does not take, or what needs more than the product, goes where it always went."""
 
@@ -167,3 +179,77 @@ def test_gain():
 def test_nothing_for_few_rows():
     """For products with few rows the context does nothing, because looking at every function would cost more."""
     assert isinstance(fast_linear(torch.device("cpu"), FEWEST_ROWS - 1), contextlib.nullcontext)
+
+
+class TestMasks:
+    """A mask tells from what the host knows whether it is full, and is otherwise a tensor like any."""
+
+    @pytest.fixture
+    def mask(self):
+        """A mask that says it is full although it is not, so that one can see who answers."""
+        mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).as_subclass(mask_class())
+        mask.full = True
+        return mask
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda mask: mask.all(),
+            torch.all,
+            lambda mask: mask.bool().all(),
+            lambda mask: mask.to(device="meta", dtype=torch.bool).all(),
+            lambda mask: mask.to(torch.bool).to(torch.float32).all(),
+        ],
+    )
+    @pytest.mark.parametrize("full", [True, False])
+    def test_answers_for_the_device(self, ask, full):
+        """It answers itself, also once it has another type; a device that has no numbers at all could not."""
+        answer = ask(telling_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
+        assert answer.device.type == "cpu"
+        assert bool(answer) is full
+
+    @pytest.mark.parametrize(
+        "work",
+        [
+            lambda mask: mask[:, None, None, :],
+            lambda mask: mask.all(dim=1),
+            lambda mask: torch.all(input=mask),
+            lambda mask: mask == 1,
+            lambda mask: 1.0 - mask.float(),
+            lambda mask: torch.cat([mask, mask]),
+            lambda mask: torch.zeros(2, 3).masked_fill(mask.bool(), -1),
+            lambda mask: mask.sum().item(),
+            lambda mask: mask.shape,
+            lambda mask: torch.arange(6).view(2, 3)[mask == 1],
+        ],
+    )
+    def test_all_else_is_of_its_numbers(self, mask, work):
+        """Whatever else is done with it gives what a plain tensor gives, and that is a plain tensor."""
+        got, expected = work(mask), work(mask.as_subclass(torch.Tensor))
+        assert type(got) is type(expected)
+        assert torch.equal(got, expected) if isinstance(got, torch.Tensor) else got == expected
+
+    def test_none_on_the_cpu(self):
+        """On the CPU a mask stays as it is."""
+        mask = torch.ones(2, 3)
+        assert telling_mask(mask, full=True) is mask
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "changed"),
+    [
+        ("cpu", torch.bfloat16, False),
+        ("mps", torch.float16, False),
+        ("cuda", torch.float32, False),
+        ("cuda", torch.bfloat16, True),
+        ("cuda", torch.float16, True),
+    ],
+)
+def test_attention_without_plans(kind, dtype, changed):
+    """Only CUDA's attention of 16 bits makes plans, so only there cuDNN's is left out."""
+    from torch.backends.cuda import cudnn_sdp_enabled
+
+    before = cudnn_sdp_enabled()
+    with attention_without_plans(torch.device(kind), dtype):
+        assert cudnn_sdp_enabled() == (before and not changed)
+    assert cudnn_sdp_enabled() == before

@@ -253,7 +253,7 @@ def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Pr
     try:
         ours, theirs = (gradients_of(side.network, inputs, labels) for side in (reference, candidate))
     except RuntimeError as error:
-        what = f"A step could not be computed on {shown_device(str(candidate.network.model.device))}: {cause(error)}."
+        what = f"A step could not be computed on {shown_device(str(candidate.network.device))}: {cause(error)}."
         raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
     return largest_difference(ours, theirs) if ours else None
 
@@ -377,9 +377,9 @@ class Tally:
         """Count how far apart the logits of a batch are, each token in the window that owns it."""
         import numpy as np
 
-        from ...annotation.forward import owned_positions
+        from ...annotation.forward import owned_places
 
-        owned = owned_positions(prepared.windows, batch, self.pair.candidate.network.frame)[1]
+        owned = owned_places(prepared.windows, batch, self.pair.candidate.network.frame)[1]
         ours, theirs = (logits[: len(batch.rows)][owned] for logits in (reference, candidate))
         if not np.isfinite(ours).all():
             what = f"The model {self.pair.name!r} computes no numbers (NaN) on the CPU in float32."
@@ -438,7 +438,7 @@ class Tally:
         scores = sorted(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
         return ParityReport(
             model=self.pair.name,
-            device=shown_device(str(self.pair.candidate.network.model.device)),
+            device=shown_device(str(self.pair.candidate.network.device)),
             dtype=self.pair.dtype,
             texts=len(self.texts),
             texts_fingerprint=f"{fingerprint_of(' '.join(map(str, self.texts))):016x}",
@@ -490,6 +490,6 @@ def outcome(network: Network, inputs: Inputs) -> Outcome:
     with TENSOR_LOCK, torch.no_grad():
         logits = network.logits(inputs)
         tensors = logits.float(), *network.answers(logits)
-        synchronize(network.model.device)
+        synchronize(network.device)
         array, *answers = (to_array(tensor) for tensor in tensors)
     return array, answers
