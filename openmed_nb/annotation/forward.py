@@ -248,10 +248,10 @@ def start(network: Network, run: ForwardRun, count: int | None = None) -> None:
         try:
             for _ in range(len(run.waiting) if count is None else min(count, len(run.waiting))):
                 start_batch(network, run, *run.waiting.popleft())
+            run.waits[network.device] = work_done(network.device)
         except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
             run.error = error
             run.waiting.clear()
-        run.waits[network.device] = work_done(network.device)
 
 
 def start_batch(network: Network, run: ForwardRun, batch: Batch, moved: Moved | None = None) -> None:

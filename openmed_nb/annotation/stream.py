@@ -72,8 +72,8 @@ def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
     return None
 
 
-def are_strings(texts: list[Any]) -> bool:
-    """Tell at once whether all texts can be read."""
+def all_readable(texts: list[Any]) -> bool:
+    """Tell whether all texts can be read, at once and so sooner than :func:`unreadable` for each."""
     try:
         "".join(texts).encode()
     except (TypeError, UnicodeEncodeError):
@@ -174,25 +174,24 @@ class Annotator:
         """
         device = self.network.device
         chunks = in_chunks(texts, chunk_characters(self.budget), first)
-        budget, decode, run = self.budget, None, None
+        budget, decode = self.budget, None
         chunk = next(chunks, END)
-        if prepared := self.prepare(chunk):
-            run = self.begun(prepared, budget)
+        under_way = self.begun(self.prepare(chunk), budget)
         with beside(device) as begin:
-            while prepared and run:
+            while under_way:
                 if decode:
                     yield decode()
                 chunk = next(chunks, END)  # After the answers before it, which a slow stream must not hold up.
                 tokenising = begin(self.tokenised, chunk) if chunk.texts else None
+                prepared, run = under_way
                 start(self.network, run)
                 budget = budget.within(run.fitting)
-                following, following_run = tokenising()() if tokenising else None, None
-                if following and queues_copies(device):
-                    following_run = self.begun(following, budget)
-                decode = functools.partial(self.finish, prepared, run, collect(run, self.network))
-                if following and not following_run:
-                    following_run = self.begun(following, budget)
-                prepared, run = following, following_run
+                following = tokenising()() if tokenising else None
+                if queues_copies(device):
+                    under_way, outputs = self.begun(following, budget), collect(run, self.network)
+                else:  # A copy to MPS waits for all work before it.
+                    outputs, under_way = collect(run, self.network), self.begun(following, budget)
+                decode = functools.partial(self.finish, prepared, run, outputs)
             if decode:
                 yield decode()
         if chunk.error:
@@ -200,20 +199,22 @@ class Annotator:
 
     def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[AnswerColumns, Budget]:
         """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
-        prepared = self.prepare(chunk)
-        if prepared is None:
+        under_way = self.begun(self.prepare(chunk), budget)
+        if under_way is None:
             return AnswerColumns.of([]), budget
-        run = self.begun(prepared, budget)
+        prepared, run = under_way
         start(self.network, run)
         return self.finish(prepared, run, collect(run, self.network)), budget.within(run.fitting)
 
-    def begun(self, prepared: Prepared, budget: Budget) -> ForwardRun:
-        """Return a run over a chunk with its batches on the device, and as many started as keep it busy meanwhile."""
+    def begun(self, prepared: Prepared | None, budget: Budget) -> tuple[Prepared, ForwardRun] | None:
+        """Return a chunk with a run over it, its batches on the device, and as many started as keep that busy meanwhile."""
+        if prepared is None:
+            return None
         run = ForwardRun(prepared.tokens, prepared.windows)
         batches = self.batches(prepared, budget)
         copy(self.network, run, batches)
         start(self.network, run, len(batches) // 2 if queues_copies(self.network.device) else 1)
-        return run
+        return prepared, run
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
         """Return the entities of texts; raise the error of the first that has no answer."""
@@ -242,7 +243,7 @@ class Annotator:
         settings, delimiter = self.settings, self.settings.delimiter
         texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
         failures: dict[int, OpenMedError] = {}
-        if delimiter is not None or not are_strings(texts):
+        if delimiter is not None or not all_readable(texts):
             checked = (
                 (place, unreadable(text, chunk.first + place, delimiter is not None))
                 for place, text in enumerate(texts)

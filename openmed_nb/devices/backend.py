@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 
-SMALL = (
-    1 << 16
-)  # bytes; CUDA takes so few out of memory that is not pinned before it goes on, which is quicker than to pin it
+# Bytes; to pin memory for so few takes longer than the copy, and CUDA reads them before it goes on.
+SMALL = 1 << 16
 
 MINIMUM_TORCH = (2, 6)  # The oldest torch that transformers 5 runs on (its own torch>=2.6).
 
