@@ -137,6 +137,7 @@ class Plain:
         SCHEMA: Names the form of the JSON for those who read it; empty for a value inside another.
         ALSO: Properties that stand in the JSON beside the fields.
         HIDDEN: Fields that do not.
+        FLAT: Fields whose own ones stand in the JSON behind all others: for each the names there, and what they stand for.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -154,13 +155,19 @@ class Plain:
     SCHEMA: ClassVar[str] = ""
     ALSO: ClassVar[tuple[str, ...]] = ()
     HIDDEN: ClassVar[tuple[str, ...]] = ()
+    FLAT: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as mappings, lists, numbers and strings, ready for JSON."""
         own: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
-        named = [name for name in own if name not in self.HIDDEN]
+        named = [name for name in own if name not in self.HIDDEN and name not in self.FLAT]
         schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
-        return {**schema, **{name: plain(getattr(self, name)) for name in (*named, *self.ALSO)}}
+        flat = [(name, getattr(self, one), inner) for one, names in self.FLAT.items() for name, inner in names.items()]
+        return {
+            **schema,
+            **{name: plain(getattr(self, name)) for name in (*named, *self.ALSO)},
+            **{name: plain(getattr(value, inner)) for name, value, inner in flat},
+        }
 
 
 class Shown(Plain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -13,6 +14,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .display import plain
+from .errors import ConfigurationError, cause
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,16 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
 
 
 def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
-    known = get_type_hints(kind, include_extras=True)
+    known, schema = get_type_hints(kind, include_extras=True), getattr(kind, "SCHEMA", "")
     hints = {field.name: known[field.name] for field in fields(kind)}
+    if schema and not (isinstance(stored, Mapping) and stored.get("schema") == schema):
+        raise ValueError(f"{place} is of another kind")
     if not isinstance(stored, Mapping):
         raise ValueError(f"{place} cannot be {type(stored).__name__}")  # noqa: TRY004 - what is read is wrong, no argument
     also = {*getattr(kind, "ALSO", ()), "schema"} - hints.keys()  # What follows from the fields stands in the JSON too.
     stored = {name: one for name, one in stored.items() if name not in also}
+    for flat, names in getattr(kind, "FLAT", {}).items():
+        stored[flat] = {inner: stored.pop(name) for name, inner in names.items() if name in stored}
     if lacking := hints.keys() - stored.keys():
         raise ValueError(f"{place} has no {min(lacking)}")
     if len(stored) > len(hints):
@@ -112,6 +120,22 @@ def _plain_from(kind: Any, stored: Any, place: str) -> Any:
     if isinstance(stored, str) and not stored.isascii() and any("\ud800" <= one <= "\udfff" for one in stored):
         raise ValueError(f"{place} has half a character")
     return stored
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
+    """Return the value of a type that :func:`to_json` has made the text of a file of.
+
+    Raises:
+        ConfigurationError: Where it cannot be read, or is not ``what``.
+    """
+    try:
+        return from_plain(kind, json.loads(file.read_text("utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file.name!r} is not {what}: {cause(error)}.", remedy) from error
 
 
 def utc() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +13,11 @@ from ..devices.environment import CONFLICT, TOO_LATE
 from ..devices.machine import mps_is_simulated
 from ..display import FAILED, OK, WARNING, Report, Shown, Table, counted, plain, to_html
 from ..errors import ConfigurationError, DeviceError, Interrupted, cause, check_flag, given_path, number
-from ..plain import from_plain, utc, write_whole
+from ..plain import read_as, to_json, utc, write_whole
 from ..session import SESSION
 from ..training.epochs import epochs, named
 from .doctor.report import DoctorReport, doctor
 from .logbook.gathering import logbook
-from .logbook.logbook import to_json
 from .logbook.privacy import short_path
 from .logbook.sections import Day, ReportFigures
 from .report.record import Subject, evidence_from
@@ -446,11 +444,7 @@ def continued(asked: Asked, folder: Path) -> Ladder:
     file = folder / FILE
     if not file.exists():
         return begun
-    try:
-        former: Ladder = from_plain(Ladder, json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        what = f"{file.name!r} is not a ladder of nb.runbook.ladder(): {cause(error)}."
-        raise ConfigurationError(what, "Name another folder.") from error
+    former: Ladder = read_as(Ladder, file, "a ladder of nb.runbook.ladder()", "Name another folder.")
     of = ("model", "texts", "device")
     others = [
         f"{one} was {getattr(former, one)} and is {getattr(begun, one)}"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,15 +25,14 @@ from ..devices.profilers import (
 from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table, worst
 from ..drawing import Bar, Picture, bars_of
-from ..errors import ConfigurationError, cause, check_flag, given_path, whole, whole_or_none
-from ..plain import from_plain, utc, write_whole
+from ..errors import ConfigurationError, check_flag, given_path, whole, whole_or_none
+from ..plain import read_as, to_json, utc, write_whole
 from ..session import SESSION
 from .operators.fallbacks import Fallback
 from .workloads import (
     DATA,
     DATA_SHARE,
     OWN_STEP,
-    CodePlace,
     OperatorTime,
     Split,
     StepReport,
@@ -193,7 +190,7 @@ class Profile(StepReport):
         """
         target = given_path(file, "the file of a profile")
         try:
-            write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
+            write_whole(target, to_json(self))
         except OSError as error:
             what = f"{target.name!r} cannot be written: {error.strerror or type(error).__name__}."
             raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
@@ -213,20 +210,8 @@ class Profile(StepReport):
             Pass a file that Profile.save() has written.
         """
         path = given_path(file, "the file of a profile")
-        try:
-            stored = json.loads(path.read_text("utf-8"))
-            if not isinstance(stored, dict) or stored.get("schema") != cls.SCHEMA:
-                raise ValueError("it is of another kind")  # noqa: TRY301 - the same is said of all that it may be
-            lines, modules = (
-                (*(one.name for one in fields(CodePlace)), *CodePlace.ALSO),
-                {"module": "module", "class": "kind"},
-            )
-            stored["synchronisations"] = placed(stored.get("synchronisations"), dict(zip(lines, lines, strict=True)))
-            stored["fallbacks"] = placed(stored.get("fallbacks"), modules)
-            found: Profile = from_plain(cls, stored)
-        except (OSError, ValueError, RecursionError) as error:
-            what = f"{path.name!r} is not a profile of nb.runbook.profile(): {cause(error)}."
-            raise ConfigurationError(what, "Pass a file that Profile.save() has written.") from error
+        remedy = "Pass a file that Profile.save() has written."
+        found: Profile = read_as(cls, path, "a profile of nb.runbook.profile()", remedy)
         return found
 
     def diff(self, other: Any) -> ProfileDiff:
@@ -374,21 +359,6 @@ class Profile(StepReport):
         )
         columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
         return Table("Operators by the time that they take themselves", columns, rows, folded=True)
-
-
-def placed(rows: Any, names: Mapping[str, str]) -> Any:
-    """Return rows of JSON with the fields of their places, under these names, as values of their own again."""
-    if not isinstance(rows, list):
-        return rows
-    return [
-        {
-            **{name: value for name, value in row.items() if name not in names},
-            "place": {names[name]: value for name, value in row.items() if name in names},
-        }
-        if isinstance(row, dict)
-        else row
-        for row in rows
-    ]
 
 
 # How many operators on top are compared, and after how many days without progress to stop (the runbook): after a week to move

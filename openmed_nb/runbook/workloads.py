@@ -12,7 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ..devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
 from ..devices.machine import mps_is_simulated, now
@@ -366,12 +366,12 @@ class Synchronisation(Plain):
     count: float
     reason: Reason = "read"
 
+    FLAT: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "place": {name: name for name in ("file", "line", "function", "library", "in_model", "is_own")}
+    }
+
     def __str__(self) -> str:
         return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a mapping, ready for JSON, with the fields of its place."""
-        return {"call": self.call, "count": self.count, "reason": self.reason, **self.place.to_dict()}
 
 
 def split_of(steps: Sequence[Mapping[str, float]], typical: Callable[[list[float]], float] = statistics.fmean) -> Split:

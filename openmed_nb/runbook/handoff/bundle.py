@@ -31,12 +31,13 @@ from ...display import OK, WARNING, Report, Shown, Table, counted, in_bytes, pla
 from ...errors import ConfigurationError, cause, check_flag, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
+from ...plain import to_json
 from ...session import SESSION
 from ...training.curve import FLAT
 from ..benches import TEXTS as SHORT_TEXTS
 from ..benches import checked_texts
 from ..logbook.gathering import TOOLKIT
-from ..logbook.logbook import SCHEMA_FILE, Logbook, to_json
+from ..logbook.logbook import SCHEMA_FILE, Logbook
 from ..logbook.privacy import dataset_of, golden_variables, short_path
 from .smoke import GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, SCHEMA, SUMS, TEXTS, Golden, Trial, checked_sizes, golden_run
 

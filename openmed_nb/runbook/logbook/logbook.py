@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...devices.request import canonical, kind_of
-from ...display import FAILED, NOTE, OK, Plain, Report, Shown, Table, counted, plain
+from ...display import FAILED, NOTE, OK, Plain, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
-from ...plain import from_plain, write_whole
+from ...plain import from_plain, to_json, write_whole
 from .privacy import CLEANERS
 from .sections import SCHEMA, WARNING, ReportFigures, Run, Sections
 
@@ -240,10 +240,6 @@ def escaped(text: str) -> str:
     """
     line = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
-
-
-def to_json(value: Any) -> str:
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 # What writes a file, by its ending.

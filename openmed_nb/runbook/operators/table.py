@@ -16,7 +16,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...devices.backend import import_torch, reinstalling, release_of
 from ...devices.machine import mps_is_simulated
@@ -59,17 +59,11 @@ class ModulePlace:
 class AtModule(Plain):
     """A row of a report about one module: its JSON has ``module`` and ``class`` in the place of ``place``."""
 
-    place: ModulePlace
-    HIDDEN = ("place",)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as a mapping, ready for JSON."""
-        return {**super().to_dict(), "module": self.place.module, "class": self.place.kind}
+    FLAT: ClassVar[Mapping[str, Mapping[str, str]]] = {"place": {"module": "module", "class": "kind"}}
 
 
-CallSite = tuple[
-    str, str, ModulePlace
-]  # An operator such as "aten::addmm", its phase, and the module that was running.
+# An operator such as "aten::addmm", its phase, and the module that was running.
+CallSite = tuple[str, str, ModulePlace]
 
 # The kernels that are made of other operators, in the order in which a device without its own takes them.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")

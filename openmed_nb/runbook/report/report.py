@@ -6,7 +6,6 @@ step the page, the JSON and the text for an issue are written whole, so that a s
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,10 @@ from ...activity import Activity
 from ...devices.machine import SIMULATION_ON, now, processor_name
 from ...display import Report, Shown, Table, counted, in_bytes, plain
 from ...errors import ConfigurationError, Interrupted, cause, check_flag, given_path
-from ...plain import from_plain, utc, write_whole
+from ...plain import read_as, to_json, utc, write_whole
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..logbook.gathering import software, version_of
-from ..logbook.logbook import to_json
 from ..verdict.evidence import TRAINING
 from ..verdict.verdict import Verdict, judge
 from ..workloads import ANNOTATION
@@ -95,11 +93,9 @@ class DeviceReport(Record, Shown):
             Pass the report.json that nb.report() has written.
         """
         path = given_path(file, "the file of a report")
-        try:
-            found: DeviceReport = from_plain(cls, json.loads(path.read_text("utf-8")))
-        except (OSError, ValueError, RecursionError) as error:
-            what = f"{path.name!r} is not a report of nb.report(): {cause(error)}."
-            raise ConfigurationError(what, f"Pass the {JSON} that nb.report() has written.") from error
+        found: DeviceReport = read_as(
+            cls, path, "a report of nb.report()", f"Pass the {JSON} that nb.report() has written."
+        )
         return found
 
     @property
