@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -115,11 +116,11 @@ MARK = " (SIMULATED)"
 def plain(value: Any) -> Any:
     """Return a value as mappings with names, lists, numbers and strings, ready for JSON.
 
-    A value with a ``to_dict`` gives that; any other dataclass gives its fields.
+    A value with a ``to_dict`` gives that; any other dataclass gives its fields. NaN and infinity, which JSON has not, are ``None``.
 
     Example:
-        >>> plain({1: (Table("", ("a",), ()), None)})
-        {'1': [{'caption': '', 'columns': ['a'], 'rows': [], 'folded': False}, None]}
+        >>> plain({1: (Table("", ("a",), ()), None, float("nan"))})
+        {'1': [{'caption': '', 'columns': ['a'], 'rows': [], 'folded': False}, None, None]}
     """
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return value.to_dict()
@@ -127,7 +128,9 @@ def plain(value: Any) -> Any:
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple, set, frozenset)) else value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Plain:

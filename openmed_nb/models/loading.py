@@ -40,7 +40,7 @@ PARTS = {
 }
 
 # A count of modules that no token classifier reaches, unless its weights hold as many tensors.
-MANY = 1000
+MOST_MODULES = 1000
 
 # How many numbers a model may have besides its weights: masks and tables that are computed when it is built.
 ROOM = 2**28
@@ -330,7 +330,13 @@ def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: s
     largest = max((size for one in stored.values() for size in one.shape), default=0)
     for key, value, _ in files.everything_in(settings):
         words = set(key.split("_"))
-        most = max(MANY, largest) if "labels" in words else max(MANY, len(stored)) if words & PARTS else None
+        most = (
+            max(MOST_MODULES, largest)
+            if "labels" in words
+            else max(MOST_MODULES, len(stored))
+            if words & PARTS
+            else None
+        )
         asked = max(whole_numbers(value), default=0)
         if most is not None and asked > most and "size" not in words:
             held = counted(len(stored), "tensor")

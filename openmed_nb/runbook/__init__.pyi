@@ -15,8 +15,8 @@ from .precision.trajectory import LossParity as LossParity
 from .precision.trajectory import loss_parity as loss_parity
 from .precision.validation import PrecisionVerdict as PrecisionVerdict
 from .precision.validation import validate_precision as validate_precision
-from .profiling import Profile as Profile
-from .profiling import ProfileDiff as ProfileDiff
+from .profile_report import Profile as Profile
+from .profile_report import ProfileDiff as ProfileDiff
 from .profiling import profile as profile
 from .report.report import DeviceReport as DeviceReport
 from .signals import Signals as Signals

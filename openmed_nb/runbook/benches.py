@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -18,7 +19,8 @@ from ..devices.request import kind_of
 from ..errors import ConfigurationError, cause, check_flag, whole_or_none
 from ..models.loading import LoadSpec, dtype_of, is_quantized, load
 from ..session import SESSION
-from ..training.epochs import named
+from ..training.curve import GATE_EPOCHS, MemoryCurve
+from ..training.epochs import epochs, named
 from ..training.steps import adamw
 from .operators.forecast import Example, loss_or_mean, read_example
 from .precision.parity import whole_texts, with_model
@@ -35,6 +37,7 @@ from .workloads import (
     Subject,
     Workload,
     generators_kept,
+    put_on_devices,
 )
 
 if TYPE_CHECKING:
@@ -520,6 +523,13 @@ def fresh(batch: Any) -> Any:
     return copy.copy(copied) if copied is batch and isinstance(batch, (dict, list)) else copied
 
 
+def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a load for a model that is loaded already."""
+    if arguments:
+        what = f"{name} takes no {', '.join(sorted(arguments))}: it is loaded already."
+        raise ConfigurationError(what, "Pass a model's name, or leave them out.")
+
+
 def is_named(model: Any) -> bool:
     return model is None or isinstance(model, (str, os.PathLike))
 
@@ -556,9 +566,8 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
     if not (is_named(model) or callable(model)):
         remedy = "Pass a model's name, a pipeline, a torch module, or a function that does a step."
         raise ConfigurationError(f"{kind} cannot be measured.", remedy)
-    if arguments and not is_named(model):
-        what = f"{kind} takes no {', '.join(sorted(arguments))}: it is loaded already."
-        raise ConfigurationError(what, "Pass a model's name, or leave them out.")
+    if not is_named(model):
+        check_no_arguments(kind, arguments)
     given = dict(arguments) if device is None else {**arguments, "device": device}
     if annotates(model):
         subject = subject_of_model(model, data, training, length, given)
@@ -569,6 +578,26 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
         own = is_own_step(model)
         subject = subject_of_step(model, data) if own else subject_of_module(model, data, training)
     return subject, SESSION.device(given.get("device")).device
+
+
+@contextlib.contextmanager
+def benched(
+    model: Any, data: Any = None, *, training: bool, device: str, arguments: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Put what a person wants measured on its device for a block."""
+    subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
+    with put_on_devices(subject, [place]) as benches:
+        yield benches[place]
+
+
+def memory_of_epochs(workload: Workload, steps: int) -> MemoryCurve:
+    """Return the memory of ten epochs of so many steps each."""
+    loop = epochs(GATE_EPOCHS, workload.device)
+    with workload.begun() as batches:
+        for _epoch in loop:
+            for _step in range(steps):
+                workload.run(next(batches))
+    return loop.curve
 
 
 def subject_of_model(model: Any, data: Any, training: bool, length: int | None, given: Mapping[str, Any]) -> Subject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +16,23 @@ from ..display import FAILED, OK, WARNING, Report, Shown, Table, counted, plain,
 from ..errors import ConfigurationError, DeviceError, Interrupted, cause, check_flag, given_path, number
 from ..plain import read_as, to_json, utc, write_whole
 from ..session import SESSION
-from ..training.epochs import epochs, named
+from ..training.epochs import named
 from .doctor.report import DoctorReport, doctor
 from .logbook.gathering import logbook
 from .logbook.privacy import short_path
 from .logbook.sections import Day, ReportFigures
 from .report.record import Subject, evidence_from
 from .report.report import subject_here
-from .verdict.evidence import BATCH, DATA_PLANE, FALLBACKS, MEMORY, NUMBERS, SPEED, TRAINING, Case
+from .verdict.evidence import TRAINING, Area, Case
 from .verdict.gates import STAY
 from .verdict.verdict import Verdict, evidence_of, judge
-from .workloads import ANNOTATION, put_on_devices
+from .workloads import ANNOTATION, Workload
 
 FOLDER, FILE = "openmed_ladder", "ladder.json"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
 SECONDS = 30.0
 
-EPOCHS, STEPS = 10, 4  # Of the memory curve, and of each of its epochs.
+STEPS = 4  # Of each epoch of the memory curve.
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,16 @@ class Asked:
     def data(self) -> Sequence[Any] | None:
         return None if self.training else self.texts
 
+    @contextlib.contextmanager
+    def workload(self) -> Iterator[Workload]:
+        """Put the model on the device for a block, ready for steps with the batch that the sweep found."""
+        from .benches import EXAMPLE_ROWS, benched
+
+        with benched(
+            self.model, self.data, training=self.training, device=self.device, arguments=self.arguments
+        ) as bench:
+            yield bench.stream(self.knee or EXAMPLE_ROWS)
+
 
 def freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
     yield "doctor", doctor(asked.model)
@@ -57,12 +68,15 @@ def freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
 
 
 def gates(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from .benches import TEXTS
+    from .benches import TEXTS, is_named
     from .precision.parity import parity
 
     yield "device", SESSION.device(asked.device)
     texts = TEXTS if asked.texts is None else asked.texts
-    yield "parity", parity(asked.model, texts, gradients=asked.training, **on_device(asked), **asked.arguments)
+    given = (
+        {**asked.arguments, "device": asked.device} if is_named(asked.model) else {}
+    )  # A pipeline stays where it is.
+    yield "parity", parity(asked.model, texts, gradients=asked.training, **given)
 
 
 def throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
@@ -76,39 +90,20 @@ def throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
 
 
 def memory(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from .benches import EXAMPLE_ROWS, subject_of
+    from .benches import memory_of_epochs
 
-    subject, place = subject_of(
-        asked.model, asked.data, training=asked.training, device=asked.device, arguments=asked.arguments
-    )
-    with put_on_devices(subject, [place]) as benches:
-        workload, loop = benches[place].stream(asked.knee or EXAMPLE_ROWS), epochs(EPOCHS, place)
-        with workload.begun() as batches:
-            for _epoch in loop:
-                for _step in range(STEPS):
-                    workload.run(next(batches))
-        yield "memory", loop.curve
+    with asked.workload() as workload:
+        yield "memory", memory_of_epochs(workload, STEPS)
 
 
 def split(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from .benches import EXAMPLE_ROWS, subject_of
     from .operators.fallbacks import fallbacks
     from .operators.forecast import forecast
 
     yield "forecast", forecast(asked.model, training=asked.training)
-    subject, place = subject_of(
-        asked.model, asked.data, training=asked.training, device=asked.device, arguments=asked.arguments
-    )
-    with put_on_devices(subject, [place]) as benches, fallbacks() as ledger:
-        workload = benches[place].stream(asked.knee or EXAMPLE_ROWS)
-        with workload.begun() as batches:
-            workload.run(next(batches))
+    with asked.workload() as workload, fallbacks() as ledger, workload.begun() as batches:
+        workload.run(next(batches))
     yield "fallbacks", ledger
-
-
-def on_device(asked: Asked) -> dict[str, Any]:
-    """Return the device as an argument; a pipeline that is passed is compared where it is."""
-    return {"device": asked.device} if asked.model is None or isinstance(asked.model, (str, os.PathLike)) else {}
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ class Stage:
     about: str
     criterion: str  # Its exit criterion in words; names of gates in braces stand for their values.
     measure: Callable[[Asked], Iterator[tuple[str, Any]]]  # Yields the names of files, and what stands in them.
-    ranks: frozenset[int]  # A reason of these ranks in the verdict on all figures so far stops the ladder.
+    ranks: frozenset[Area]  # A reason of these ranks in the verdict on all figures so far stops the ladder.
     roll_back: str
 
 
@@ -137,7 +132,7 @@ STAGES: tuple[Stage, ...] = (
         "built, available, usable, right",
         "The device computes, at least {entity_agreement} of the entities are those of the CPU, and logits differ by at most {logits}.",
         gates,
-        frozenset({NUMBERS}),
+        frozenset({Area.NUMBERS}),
         "Compute on the CPU until then: nb.use('cpu').",
     ),
     Stage(
@@ -145,7 +140,7 @@ STAGES: tuple[Stage, ...] = (
         "batch sweep, and waiting for data",
         "The sweep finds a batch that fits, and at most {data_share} of a step waits for data.",
         throughput,
-        frozenset({DATA_PLANE, BATCH}),
+        frozenset({Area.DATA, Area.BATCH}),
         "Keep the batch and the loader that you had.",
     ),
     Stage(
@@ -153,7 +148,7 @@ STAGES: tuple[Stage, ...] = (
         "ten epochs",
         "Memory grows by at most {memory_growth} over ten epochs, and at least {headroom} of the limit stays free.",
         memory,
-        frozenset({MEMORY}),
+        frozenset({Area.MEMORY}),
         "Run shorter trainings, each in a process of its own, and go on from their checkpoints.",
     ),
     Stage(
@@ -161,7 +156,7 @@ STAGES: tuple[Stage, ...] = (
         "what falls back, and whether it is worth it",
         "At most {fallback_time} of the time falls back, the device is {speed_up} faster than the CPU, and nothing else is open.",
         split,
-        frozenset({NUMBERS, MEMORY, DATA_PLANE, BATCH, FALLBACKS, SPEED}),
+        frozenset(Area),
         "Leave this work where it runs today.",
     ),
 )
@@ -239,6 +234,11 @@ class Ladder(Shown):
         return len(self.passed) == len(STAGES)
 
     @property
+    def _stopped(self) -> Rung | None:
+        """The stage whose criterion is not met, ``None`` if there is none."""
+        return next((one for one in self.rungs if one.status == FAILED), None)
+
+    @property
     def exit_code(self) -> int:
         """What a command ends with: 0 where all criteria are met, else 1."""
         return int(not self.complete)
@@ -256,7 +256,7 @@ class Ladder(Shown):
         if self.complete:
             proofs = ", ".join(f"{what} ({file})" for what, file in PROOFS.items())
             return f"Yes, {self.verdict.recommendation}: {proofs}."
-        stopped = next((one for one in self.rungs if one.status == FAILED), None)
+        stopped = self._stopped
         reason = f"stopped at {stopped.stage}: {stopped.what}" if stopped else "no stage has run yet."
         return f"No, {reason}"
 
@@ -268,21 +268,17 @@ class Ladder(Shown):
 
     def report(self) -> Report:
         """Return the final gate, and the stages with their criteria and what to do."""
-        limits, rungs = self.verdict.gates.shown(), {one.stage: one for one in self.rungs}
-        rows, files = [], []
-        for stage, (name, state) in zip(STAGES, self.states, strict=True):
-            rung = rungs.get(name)
-            rows.append((name, state, stage.criterion.format(**limits)))
-            files.append((name, stage.about, ", ".join(rung.files) if rung else ""))
-        stopped = next((one for one in self.rungs if one.status == FAILED), None)
-        back = next((one.roll_back for one in STAGES if stopped and one.name == stopped.stage), "")
-        to_do = (f"What to do: {stopped.remedy}", f"To roll back: {back}") if stopped else ()
+        limits, written = self.verdict.gates.shown(), {one.stage: ", ".join(one.files) for one in self.rungs}
+        rows = tuple((*state, one.criterion.format(**limits)) for one, state in zip(STAGES, self.states, strict=True))
+        files = tuple((one.name, one.about, written.get(one.name, "")) for one in STAGES)
+        stopped, back = self._stopped, {one.name: one.roll_back for one in STAGES}
+        to_do = (f"What to do: {stopped.remedy}", f"To roll back: {back[stopped.stage]}") if stopped else ()
         title = f"Ladder on {self.device}: {len(self.passed)} of {counted(len(STAGES), 'stage')}"
         return Report(
             title,
             (self.final, *to_do, *filter(None, (self.note,))),
-            (Table("Stages", ("stage", "state", "criterion"), tuple(rows)),),
-            figures=(Table("Files", ("stage", "what is measured", "files"), tuple(files), folded=True),),
+            (Table("Stages", ("stage", "state", "criterion"), rows),),
+            figures=(Table("Files", ("stage", "what is measured", "files"), files, folded=True),),
             status=FAILED if stopped else OK if self.complete else WARNING,
         )
 
@@ -432,25 +428,17 @@ def continued(asked: Asked, folder: Path) -> Ladder:
     Raises:
         ConfigurationError: For a file of that name which is something else.
     """
-    name = (
-        "bundled"
-        if asked.model is None
-        else short_path(str(asked.model))
-        if isinstance(asked.model, (str, os.PathLike))
-        else named(asked.model)
-    )
+    from .benches import is_named
+
+    name = short_path(str(asked.model or "bundled")) if is_named(asked.model) else named(asked.model)
     subject = subject_here({"simulated": True} if mps_is_simulated() else {}, False, asked.training)
     begun = Ladder(SCHEMA, name, len(asked.texts or ()), asked.device, replace(subject, request=None))
     file = folder / FILE
     if not file.exists():
         return begun
     former: Ladder = read_as(Ladder, file, "a ladder of nb.runbook.ladder()", "Name another folder.")
-    of = ("model", "texts", "device")
-    others = [
-        f"{one} was {getattr(former, one)} and is {getattr(begun, one)}"
-        for one in of
-        if getattr(former, one) != getattr(begun, one)
-    ]
+    pairs = ((one, getattr(former, one), getattr(begun, one)) for one in ("model", "texts", "device"))
+    others = [f"{name} was {was} and is {now}" for name, was, now in pairs if was != now]
     if others := [*others, *begun.subject.differences(former.subject)]:
         return replace(begun, note=f"Started anew: {'; '.join(others)}.")
     kept = f"Kept from an earlier run: {counted(len(former.passed), 'stage')}." if former.passed else ""

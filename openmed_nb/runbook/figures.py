@@ -23,7 +23,7 @@ from .operators.forecast import Forecast
 from .precision.report import ParityReport
 from .precision.trajectory import LossParity
 from .precision.validation import PrecisionVerdict
-from .profiling import SYNCHRONISATION, TINY_BATCH, Profile
+from .profile_report import SYNCHRONISATION, TINY_BATCH, Profile
 from .signals import CONDITIONS, Signals
 from .sweep import SweepReport
 from .sweep_knee import LARGEST, TIME, Point, best_of, fitting

@@ -37,7 +37,7 @@ SECTIONS = {
     "figures": "Figures of reports",
 }
 
-MANY = 100_000  # From here on the HTML shows whole numbers.
+WHOLE = 100_000  # From here on the HTML shows whole numbers.
 ALL_OF_IT = "Everything is in .markdown(), .to_dict() and .save('logbook.json')."
 ONE_DEVICE = "Write a logbook for each device, such as nb.logbook(report)."
 ANOTHER = "Pass a .json file that Logbook.save() has written."
@@ -505,7 +505,7 @@ class LogbookDiff(Shown):
         for one in self.figures:
             ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
             first, second = (
-                f"{value:,.0f}" if abs(value) >= MANY else f"{value:.6g}" for value in (one.first, one.second)
+                f"{value:,.0f}" if abs(value) >= WHOLE else f"{value:.6g}" for value in (one.first, one.second)
             )
             figures.append((one.report, one.subject, one.name, first, second, ratio))
         shown_apart = (

@@ -22,7 +22,7 @@ from ...devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers_
 from ...devices.machine import shown_device, shows_simulated
 from ...devices.memory import empty_cache, is_out_of_memory, out_of_memory_explained
 from ...devices.moving import copy_of, module_in, to_device, with_tensors
-from ...display import FAILED, OK, Finding, Report, Shown, Table, counted, findings_table, plain, worst
+from ...display import FAILED, OK, Finding, Report, Shown, Table, counted, findings_table, worst
 from ...drawing import Axes, Line, Mark, Picture, ticks
 from ...errors import (
     ConfigurationError,
@@ -37,7 +37,7 @@ from ...errors import (
 from ...session import SESSION
 from ...training.nonfinite import Origin, origin_of, watched_layers
 from ...training.steps import Precision, adamw, check_fused, precision
-from ..benches import Repeated, check_series, example_of, is_named, labelled_rows, pipeline_of_files
+from ..benches import Repeated, check_no_arguments, check_series, example_of, is_named, labelled_rows, pipeline_of_files
 from ..operators.forecast import loss_or_mean
 from ..workloads import generators_kept
 from .parity import SMALLEST
@@ -137,10 +137,6 @@ class LossParity(Shown):
         """The worst of the findings: ``"ok"`` or ``"failed"``."""
         return worst(self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, strings and numbers, ready for JSON; ``None`` stands for NaN."""
-        return {name: plain(without_nan(value)) for name, value in super().to_dict().items()}
-
     def report(self) -> Report:
         """Return the judgement; the losses are among the figures."""
         title = f"Loss parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}"
@@ -219,12 +215,6 @@ def sampled(steps: int, parted: int | None) -> list[int]:
     """
     usual = {one * 10**power for power in range(len(str(steps))) for one in SAMPLES if one * 10**power <= steps}
     return sorted({*usual, steps, *([parted] if parted else [])})
-
-
-def without_nan(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def loss_parity(  # noqa: PLR0913 - each is one thing that a person may want to set
@@ -308,9 +298,7 @@ def subject(model: Any, batches: Any, arguments: Mapping[str, Any]) -> tuple[tor
         model, name = pipeline_of_files(spec), spec.reference.name
     else:
         name = type(module_in(model)).__name__
-        if arguments:
-            what = f"{name} takes no {', '.join(sorted(arguments))}: it is loaded already."
-            raise ConfigurationError(what, "Pass a model's name, or leave them out.")
+        check_no_arguments(name, arguments)
     if batches is None and not hasattr(model, "own_annotator"):
         raise ConfigurationError(f"There is nothing to train {name} with.", "Pass a list of batches, or a DataLoader.")
     batches = synthetic_batches(model) if batches is None else batches

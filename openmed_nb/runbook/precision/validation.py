@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
-from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import FAILED, OK, WARNING, Report, Shown, counted
 from ...errors import ConfigurationError, ModelUnusable
@@ -31,6 +31,8 @@ from ...models.config import dtype_name
 from ...models.files import content_of
 from ...models.loading import LoadSpec, load, model_folder
 from ...session import SESSION
+from ..comparison import seconds_in_turn
+from ..workloads import ANNOTATION, FORWARD, Workload
 from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, with_model, words_of
 from .report import KINDS, ParityReport, Score
 
@@ -238,7 +240,15 @@ def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> floa
     from ...annotation.stream import in_chunks
 
     some: list[Any] = next((chunk.texts for chunk in in_chunks(texts, 8 * TIMED_CHARACTERS)), [])
-    return gain_of(seconds_in_turn(lambda: plain.entities(some), lambda: reduced.entities(some), PAIRS))
+    work = {
+        name: Workload(
+            *("both types", ANNOTATION, str(way.network.model.device), len(some), None),
+            lambda: itertools.repeat(some),
+            ((FORWARD, way.entities),),
+        )
+        for name, way in (("plain", plain), ("reduced", reduced))
+    }
+    return gain_of(list(zip(*seconds_in_turn(work, PAIRS).values(), strict=True)))
 
 
 def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
@@ -248,13 +258,3 @@ def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
     """
     ratios = sorted(plain / reduced for plain, reduced in seconds)
     return statistics.median(ratios) if ratios[1] > WORTH else 1.0
-
-
-def seconds_in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
-    """Return how long two functions take, in pairs that begin with either in turn, after a pair for warming up."""
-    seconds = []
-    for number in SESSION.steps("Timing", "both types", range(pairs + 1), "pair"):
-        turn = 1 if number % 2 else -1
-        one, other = [seconds_of(way) for way in (first, second)[::turn]][::turn]
-        seconds.append((one, other))
-    return seconds[1:]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Sho
 from ...drawing import Picture, bars_of
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
-from ..workloads import milliseconds, put_on_devices
+from ..workloads import milliseconds
 from .record import MASK
 
 if TYPE_CHECKING:
@@ -126,14 +126,11 @@ class Measured(Shown):
         return ReportFigures(report, MODEL, self.device, None, self.simulated, dict(self.values))
 
 
-@contextlib.contextmanager
-def benched(asked: Asked, training: bool = False) -> Iterator[Any]:
+def benched(asked: Asked, training: bool = False) -> AbstractContextManager[Any]:
     """Put the model on the device for a block, to annotate with or to train."""
-    from ..benches import subject_of
+    from .. import benches
 
-    subject, place = subject_of(MODEL, training=training, device=asked.device, arguments={})
-    with put_on_devices(subject, [place]) as benches:
-        yield benches[place]
+    return benches.benched(MODEL, training=training, device=asked.device, arguments={})
 
 
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
@@ -254,16 +251,10 @@ def profile(asked: Asked) -> Answer:
 
 
 def memory(asked: Asked) -> Answer:
-    from ...training.epochs import epochs
+    from ..benches import memory_of_epochs
 
-    steps = 1 if asked.quick else 4
     with benched(asked, training=True) as bench:
-        workload, loop = bench.bucket(4), epochs(10, bench.device)
-        with workload.begun() as batches:
-            for _epoch in loop:
-                for _step in range(steps):
-                    workload.run(next(batches))
-        found = loop.curve
+        found = memory_of_epochs(bench.bucket(4), 1 if asked.quick else 4)
     return Answer(found, (found,))
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
 from typing import Any
 
 from ...devices.request import kind_of
@@ -412,9 +413,10 @@ class Case:
         return tuple(one for one in self.unmeasured() if one.needed)
 
 
-# The order of precedence: wrong numbers beat everything.
-NUMBERS, MEMORY, DATA_PLANE, BATCH, FALLBACKS, SPEED = range(6)
-RANKS = ("numbers", "memory", "data", "batch", "fallbacks", "speed")
+class Area(IntEnum):
+    """What a figure is about, in the order of precedence: wrong numbers beat everything."""
+
+    NUMBERS, MEMORY, DATA, BATCH, FALLBACKS, SPEED = range(6)
 
 
 @dataclass(frozen=True)
@@ -432,7 +434,7 @@ class Requirement:
     """
 
     name: str
-    rank: int
+    rank: Area
     command: str
     known: Callable[[Case], bool]
     matters: Callable[[Case], bool] = lambda _case: True
@@ -471,11 +473,11 @@ MORE_PAIRS = f"{COMPARE}, with more pairs=... where its interval holds the gate"
 
 # Everything that a verdict rests on.
 REQUIREMENTS = (
-    Requirement("device", NUMBERS, COMPARE, measured("device")),
-    Requirement("task", NUMBERS, "nb.verdict(..., task='annotation')", measured("task")),
+    Requirement("device", Area.NUMBERS, COMPARE, measured("device")),
+    Requirement("task", Area.NUMBERS, "nb.verdict(..., task='annotation')", measured("task")),
     Requirement(
         "parity",
-        NUMBERS,
+        Area.NUMBERS,
         "nb.runbook.parity(model, texts)",
         Case.numbers_are_known,
         matters=lambda case: case.on_accelerator,
@@ -483,38 +485,38 @@ REQUIREMENTS = (
     ),
     Requirement(
         "memory",
-        MEMORY,
+        Area.MEMORY,
         AT_KNEE,
         lambda case: case.evidence.headroom is not None or bool(case.evidence.out_of_memory_at and case.evidence.batch),
     ),
     Requirement(
         "growth of memory",
-        MEMORY,
+        Area.MEMORY,
         "nb.epochs(...) and then nb.training.last_curve()",
         lambda case: case.evidence.memory_growth is not None and case.evidence.memory_verdict not in {None, TOO_SHORT},
         matters=lambda case: case.evidence.task in {None, TRAINING},
     ),
-    Requirement("waiting for data", DATA_PLANE, COMPARE, measured("data_share")),
-    Requirement("best batch", BATCH, AT_KNEE, measured("knee_gain")),
+    Requirement("waiting for data", Area.DATA, COMPARE, measured("data_share")),
+    Requirement("best batch", Area.BATCH, AT_KNEE, measured("knee_gain")),
     Requirement(
         "cost of fallbacks",
-        FALLBACKS,
+        Area.FALLBACKS,
         "nb.runbook.fallbacks() or nb.runbook.profile(model)",
         fallbacks_are_known,
         matters=lambda case: case.evidence.kind in {None, "mps"},
     ),
     Requirement(
         "speed-up",
-        SPEED,
+        Area.SPEED,
         MORE_PAIRS,
         Case.speed_up_is_known,
         matters=lambda case: case.on_accelerator,
         blocks=lambda case: case.evidence.speed_up is None,
     ),
-    Requirement("utilisation", SPEED, COMPARE, measured("utilisation"), matters=utilisation_matters),
-    Requirement("doctor", SPEED, "nb.doctor()", measured("doctor_failures"), needed=False),
+    Requirement("utilisation", Area.SPEED, COMPARE, measured("utilisation"), matters=utilisation_matters),
+    Requirement("doctor", Area.SPEED, "nb.doctor()", measured("doctor_failures"), needed=False),
     Requirement(
-        "waiting for the device", SPEED, "nb.runbook.profile(model)", measured("synchronisations"), needed=False
+        "waiting for the device", Area.SPEED, "nb.runbook.profile(model)", measured("synchronisations"), needed=False
     ),
-    Requirement("power and heat", SPEED, "nb.signals()", measured("states"), needed=False),
+    Requirement("power and heat", Area.SPEED, "nb.signals()", measured("states"), needed=False),
 )

@@ -18,22 +18,7 @@ from ..precision.report import TOLERANCES
 from ..sweep_knee import KNEE_GAIN
 from ..sweep_measurement import HEADROOM_SHARE
 from ..workloads import DATA_SHARE
-from .evidence import (
-    BATCH,
-    DATA_PLANE,
-    DIFFERENCE,
-    FALLBACKS,
-    FIGURES,
-    HOURS,
-    MEMORY,
-    NUMBERS,
-    SHARE,
-    SPEED,
-    TRAINING,
-    Case,
-    Figures,
-    in_unit,
-)
+from .evidence import DIFFERENCE, FIGURES, HOURS, SHARE, TRAINING, Area, Case, Figures, in_unit
 
 # How many characters a line of the text form has at most, but for the spaces between columns.
 WIDTH = 108
@@ -343,7 +328,7 @@ class VerdictRule:
     """
 
     recommendation: str
-    rank: int
+    rank: Area
     when: str
     figures: Callable[[Case], Figures]
     do: str
@@ -369,7 +354,7 @@ BUSY_AGAIN = "A speed-up of {speed_up}, or a utilisation of {utilisation}: nb.co
 RULES = (
     VerdictRule(
         MEASURE,
-        NUMBERS,
+        Area.NUMBERS,
         "the doctor found something that failed",
         lambda case: case.known("doctor_failures"),
         "Do what nb.doctor() says; what is measured before that is of another computer.",
@@ -377,7 +362,7 @@ RULES = (
     ),
     VerdictRule(
         CPU,
-        NUMBERS,
+        Area.NUMBERS,
         WRONG,
         lambda case: wrong_numbers(case) if case.moves_to_cpu else (),
         "Compute on the CPU, or on CUDA where there is one: nb.use('cpu').",
@@ -385,7 +370,7 @@ RULES = (
     ),
     VerdictRule(
         MLX,
-        NUMBERS,
+        Area.NUMBERS,
         "a language model writes on MPS, and its numbers are wrong, as above",
         lambda case: wrong_numbers(case) if case.writes_on_mps else (),
         "Run the model with MLX, or on the CPU or CUDA.",
@@ -393,7 +378,7 @@ RULES = (
     ),
     VerdictRule(
         REMOTE,
-        MEMORY,
+        Area.MEMORY,
         "memory grows by more than {memory_growth} over ten epochs",
         lambda case: case.beyond("memory_growth") if case.evidence.memory_verdict == GROWING else (),
         "Find what is retained with nb.training.who_holds(): a larger host only takes longer to fill. Plan another one until then.",
@@ -401,7 +386,7 @@ RULES = (
     ),
     VerdictRule(
         CHECKPOINT,
-        MEMORY,
+        Area.MEMORY,
         "a training step runs out of memory, or leaves less than {headroom} of the limit free",
         lambda case: (case.no_row_fits() or case.short_of_memory()) if case.evidence.task == TRAINING else (),
         "Use nb.training.checkpoint_activations(model), and smaller batches with nb.training.GradientAccumulation.",
@@ -409,7 +394,7 @@ RULES = (
     ),
     VerdictRule(
         REMOTE,
-        MEMORY,
+        Area.MEMORY,
         "not even one row fits into the memory",
         Case.no_row_fits,
         "Use a device with more memory, a smaller model, or shorter rows.",
@@ -417,7 +402,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_BATCH,
-        MEMORY,
+        Area.MEMORY,
         "the batch in use runs out of memory, or leaves less than {headroom} of the limit free",
         lambda case: () if case.evidence.task == TRAINING or case.no_row_fits() else case.short_of_memory(),
         f"Use a smaller batch, such as the one at the knee of the sweep. {TO_ANNOTATE}",
@@ -425,7 +410,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_DATA,
-        DATA_PLANE,
+        Area.DATA,
         "more than {data_share} of a step is spent on waiting for data",
         lambda case: case.beyond("data_share"),
         "Read ahead and tokenise once: nb.training.loader.check(loader) and nb.training.loader.ladder(...) say how.",
@@ -433,7 +418,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_DATA,
-        DATA_PLANE,
+        Area.DATA,
         "more than {transfer_share} of a step is spent on copies to a device that is not the CPU",
         Case.slow_transfer,
         "Copy fewer and larger batches, and no more than the model reads.",
@@ -441,7 +426,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_DATA,
-        DATA_PLANE,
+        Area.DATA,
         "a step waits for the device, such as for .item() or .cpu(), and that is busy for less than {utilisation}",
         Case.synchronises,
         "Take results off the device after the step, or every some steps.",
@@ -449,7 +434,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_DATA,
-        DATA_PLANE,
+        Area.DATA,
         f"{WAITS}, unless data are known to be fine",
         lambda case: () if case.data_is_fine else case.waits(),
         "Look at the data and the batch before the device: nb.compare(...) splits a step.",
@@ -457,7 +442,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_BATCH,
-        BATCH,
+        Area.BATCH,
         "the knee of the sweep has more than {knee_gain} more throughput than the batch in use",
         wrong_batch,
         f"Use the batch at the knee. {TO_ANNOTATE}",
@@ -465,7 +450,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_BATCH,
-        BATCH,
+        Area.BATCH,
         "the batch is so small that starting operators takes most of the time, unless it is known to be the best",
         lambda case: () if case.batch_is_fine else case.known("tiny_batch"),
         "Use a larger batch: nb.sweep(...) finds one.",
@@ -473,7 +458,7 @@ RULES = (
     ),
     VerdictRule(
         FIX_BATCH,
-        BATCH,
+        Area.BATCH,
         f"{WAITS}, and data are fine, unless the batch is known to be",
         lambda case: case.waits() if case.data_is_fine and not case.batch_is_fine else (),
         "Use a larger batch: nb.sweep(...) finds one.",
@@ -481,7 +466,7 @@ RULES = (
     ),
     VerdictRule(
         FALL_BACK,
-        FALLBACKS,
+        Area.FALLBACKS,
         "MPS refuses operators, or what fell back takes more than {fallback_time} of the time, or of the calls more than "
         "{fallback_calls} where no times are known",
         falls_back,
@@ -491,7 +476,7 @@ RULES = (
     ),
     VerdictRule(
         CPU,
-        SPEED,
+        Area.SPEED,
         f"{LITTLE}, although it is busy, or data and batch are fine: less is not worth a second device",
         lambda case: gains_little(case) if case.moves_to_cpu else (),
         "Compute on the CPU: nb.use('cpu').",
@@ -499,7 +484,7 @@ RULES = (
     ),
     VerdictRule(
         MLX,
-        SPEED,
+        Area.SPEED,
         f"a language model writes on MPS, and {LITTLE}, although nothing waits",
         lambda case: gains_little(case) if case.writes_on_mps else (),
         "Run the model with MLX, which is made for that.",
@@ -507,7 +492,7 @@ RULES = (
     ),
     VerdictRule(
         REMOTE,
-        SPEED,
+        Area.SPEED,
         "the work takes more than {hours}",
         lambda case: case.beyond("hours"),
         "Spread the texts over several computers with nb.cluster(...); nb.handoff(...) takes the work to one of them.",
@@ -518,7 +503,7 @@ RULES = (
 # What is recommended if no rule holds: all is known, enough is, or too little.
 STAYING = VerdictRule(
     STAY,
-    SPEED,
+    Area.SPEED,
     "everything that matters was measured, and no other rule holds",
     lambda case: () if case.needed() else all_is_well(case),
     "Nothing to do.",
@@ -526,7 +511,7 @@ STAYING = VerdictRule(
 )
 LEANING = VerdictRule(
     STAY,
-    SPEED,
+    Area.SPEED,
     "no other rule holds, though something that may change that is in doubt",
     lambda case: () if any(one.blocks(case) for one in case.needed()) else all_is_well(case),
     "Nothing to do; to be sure, run {command}.",
@@ -534,7 +519,7 @@ LEANING = VerdictRule(
 )
 MEASURING = VerdictRule(
     MEASURE,
-    SPEED,
+    Area.SPEED,
     "no rule holds, and something that matters was not measured",
     lambda _case: (),
     "Run {command}.",

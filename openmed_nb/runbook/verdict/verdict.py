@@ -14,21 +14,7 @@ from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
 from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
 from . import lanes as of_lanes
-from .evidence import (
-    BATCH,
-    DATA_PLANE,
-    FALLBACKS,
-    INFERENCE,
-    MEMORY,
-    NUMBERS,
-    RANKS,
-    SPEED,
-    TRAINING,
-    Case,
-    Evidence,
-    Figures,
-    Requirement,
-)
+from .evidence import INFERENCE, TRAINING, Area, Case, Evidence, Figures, Requirement
 from .gates import CPU, FALL_BACK, LEANING, MEASURING, MLX, REMOTE, RULES, STAY, STAYING, Gates, VerdictRule
 
 if TYPE_CHECKING:
@@ -42,12 +28,12 @@ WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParalle
 
 # The gates of each area, by its rank; the first that was measured is shown.
 GATES_OF = {
-    NUMBERS: ("entity_agreement", "logits", "recall_loss", "gradients"),
-    MEMORY: ("headroom", "memory_growth"),
-    DATA_PLANE: ("data_share", "transfer_share"),
-    BATCH: ("knee_gain",),
-    FALLBACKS: ("fallback_time", "fallback_calls"),
-    SPEED: ("speed_up", "hours"),
+    Area.NUMBERS: ("entity_agreement", "logits", "recall_loss", "gradients"),
+    Area.MEMORY: ("headroom", "memory_growth"),
+    Area.DATA: ("data_share", "transfer_share"),
+    Area.BATCH: ("knee_gain",),
+    Area.FALLBACKS: ("fallback_time", "fallback_calls"),
+    Area.SPEED: ("speed_up", "hours"),
 }
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
@@ -101,7 +87,7 @@ class Reason(Plain):
     HIDDEN, ALSO = ("rank",), ("area",)
 
     recommendation: str
-    rank: int
+    rank: Area
     when: tuple[str, ...]
     figures: Figures
     do: tuple[str, ...]
@@ -110,7 +96,7 @@ class Reason(Plain):
     @property
     def area(self) -> str:
         """What it is about: ``"numbers"``, ``"memory"``, ``"data"``, ``"batch"``, ``"fallbacks"`` or ``"speed"``."""
-        return RANKS[self.rank]
+        return self.rank.name.lower()
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,11 +203,11 @@ class Verdict(Shown):
     @property
     def lamps(self) -> tuple[Lamp, ...]:
         """How each area is: beyond its gates, within them, not measured, or not asked for here."""
-        return tuple(self._lamp(rank, area) for rank, area in enumerate(RANKS))
+        return tuple(map(self._lamp, Area))
 
-    def _lamp(self, rank: int, area: str) -> Lamp:
+    def _lamp(self, rank: Area) -> Lamp:
         """Return the lamp of an area, with the figure that decides on it."""
-        case = Case(self.evidence, vars(self.gates))
+        case, area = Case(self.evidence, vars(self.gates)), rank.name.lower()
         beyond = [
             figure for one in self.reasons if one.rank == rank and one.recommendation != STAY for figure in one.figures
         ]
@@ -321,13 +307,13 @@ def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     gates = Gates() if gates is None else gates
     case = Case(evidence, vars(gates))
     # Rules of one rank that recommend the same are one reason.
-    groups: dict[tuple[int, str], list[tuple[VerdictRule, Figures]]] = {}
+    groups: dict[tuple[Area, str], list[tuple[VerdictRule, Figures]]] = {}
     for rule in RULES:
         if figures := rule.figures(case):
             groups.setdefault((rule.rank, rule.recommendation), []).append((rule, figures))
     if not groups:
         staying = ((rule, rule.figures(case)) for rule in (STAYING, LEANING))
-        groups[0, ""] = [next((one for one in staying if one[1]), (MEASURING, ()))]
+        groups[Area.NUMBERS, ""] = [next((one for one in staying if one[1]), (MEASURING, ()))]
     unknown = case.unmeasured()
     first = min(unknown, key=lambda one: not one.needed, default=None)
     shown = {**gates.shown(), "command": first.first_command if first else "nb.doctor()"}

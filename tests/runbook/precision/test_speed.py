@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.models.certificates import WORTH
-from openmed_nb.runbook.precision.validation import PAIRS, gain_of, seconds_in_turn
+from openmed_nb.runbook.precision.validation import PAIRS, gain_of
 
 SECONDS = st.floats(1e-3, 1e3)
 READINGS = st.lists(st.tuples(SECONDS, SECONDS), min_size=PAIRS, max_size=PAIRS)
@@ -35,12 +35,3 @@ def test_only_one_of_two_ways_is_faster(seconds):
 
     assert min(there, back) == 1.0
     assert there == 1.0 or there > WORTH
-
-
-def test_ways_take_turns():
-    """Both ways are called once to warm up, and then in pairs, in an order that changes from pair to pair."""
-    called = []
-    seconds = seconds_in_turn(lambda: called.append("A"), lambda: called.append("B"), 3)
-
-    assert "".join(called) == "BAABBAAB"
-    assert len(seconds) == 3
