@@ -156,3 +156,31 @@ def write_whole(file: Path, text: str) -> None:
         if real.exists():
             part.chmod(stat.S_IMODE(real.stat().st_mode))
         part.replace(real)
+
+
+def save(file: Path, text: str) -> None:
+    """Write a file that a person names, whole.
+
+    Raises:
+        ConfigurationError: Where that is not possible.
+    """
+    try:
+        write_whole(file, text)
+    except (OSError, UnicodeEncodeError) as error:  # The latter for half a character.
+        what = f"{file.name!r} cannot be written: {getattr(error, 'strerror', None) or cause(error)}."
+        raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
+
+
+def save_in(folder: Path, texts: Mapping[str, str], what: str) -> None:
+    """Write files by their names into a folder, each whole; the folder is made where it is not there.
+
+    Raises:
+        ConfigurationError: Where that is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+    except OSError as error:
+        what = f"{what} cannot be written into {folder.name!r}: {cause(error)}."
+        raise ConfigurationError(what, "Name a folder that can be written, on a disk with room.") from error

@@ -13,8 +13,8 @@ from ..activity import Activity
 from ..devices.environment import CONFLICT, TOO_LATE
 from ..devices.machine import mps_is_simulated
 from ..display import FAILED, OK, WARNING, Report, Shown, Table, counted, plain, to_html
-from ..errors import ConfigurationError, DeviceError, Interrupted, cause, check_flag, given_path, number
-from ..plain import read_as, to_json, utc, write_whole
+from ..errors import DeviceError, Interrupted, check_flag, given_path, number
+from ..plain import read_as, save_in, to_json, utc
 from ..session import SESSION
 from ..training.epochs import named
 from .doctor.report import DoctorReport, doctor
@@ -446,20 +446,7 @@ def continued(asked: Asked, folder: Path) -> Ladder:
 
 
 def write(found: Ladder, folder: Path, reports: Mapping[str, Any]) -> None:
-    """Write the reports of a stage and the ladder, each file whole.
-
-    Raises:
-        ConfigurationError: Where that is not possible.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, report in reports.items():
-            write_whole(folder / f"{name}.json", to_json(report))
-        write_whole(folder / FILE, to_json(found))
-        write_whole(
-            folder / "ladder.html",
-            f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(found.marked())}\n",
-        )
-    except OSError as error:
-        what = f"The ladder cannot be written into {folder.name!r}: {cause(error)}."
-        raise ConfigurationError(what, "Name a folder that can be written, on a disk with room.") from error
+    """Write the reports of a stage and the ladder."""
+    page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(found.marked())}\n"
+    texts = {f"{name}.json": to_json(report) for name, report in reports.items()}
+    save_in(folder, {**texts, FILE: to_json(found), "ladder.html": page}, "The ladder")

@@ -16,7 +16,7 @@ from ..devices.request import kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table, worst
 from ..drawing import Bar, Picture, bars_of
 from ..errors import ConfigurationError, given_path
-from ..plain import read_as, to_json, write_whole
+from ..plain import read_as, save, to_json
 from .operators.fallbacks import Fallback
 from .workloads import (
     DATA,
@@ -173,12 +173,7 @@ class Profile(StepReport):
         Raises:
             ConfigurationError: If it cannot be written.
         """
-        target = given_path(file, "the file of a profile")
-        try:
-            write_whole(target, to_json(self))
-        except OSError as error:
-            what = f"{target.name!r} cannot be written: {error.strerror or type(error).__name__}."
-            raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
+        save(given_path(file, "the file of a profile"), to_json(self))
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Profile:

@@ -7,5 +7,5 @@ Where a new line of the doctor goes:
 - About a device that cannot be used: a row of ``COMPUTER`` (``checks.py``); about packages: ``package_findings`` there; about
   power, heat and what else runs: a row of ``CONDITIONS`` (``runbook/signals.py``).
 - About a model: a function in ``MODEL_CHECKS`` (``checks.py``).
-- Wrong numbers that a device gives in silence: a function under ``@silent`` (``silent_errors.py``).
+- Wrong numbers that a device gives in silence: a function under ``@silent`` (``silent_errors.py``) and its row (``silent_errors.json``).
 """

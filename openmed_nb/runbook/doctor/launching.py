@@ -52,7 +52,7 @@ class Launch:
     def kind(self) -> str:
         """How processes work together; a ``NO`` without quotes is false to YAML, and does what NO does."""
         kind = self.settings.get("distributed_type")
-        return ONE if kind is False else str(kind or "")
+        return ONE if kind is False else shorten(str(kind or ""))
 
     @property
     def computers(self) -> int:
@@ -84,7 +84,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Unfit:
-    """Why a setting does not fit: when it applies, and the texts; words in braces are filled in."""
+    """Why a setting does not fit: when it applies, and the texts; words in braces are filled in, ``{0.kind}`` from the launch."""
 
     setting: str
     status: str
@@ -102,33 +102,33 @@ UNFIT = (
     ),
     Unfit(
         "distributed_type", FAILED, lambda h: h.kind in SHARDED and h.device == "mps",
-        "{kind} needs torch.distributed, which has no backend for MPS", "Set distributed_type: 'NO'."
+        "{0.kind} needs torch.distributed, which has no backend for MPS", "Set distributed_type: 'NO'."
     ),
     Unfit(
         "use_cpu", WARNING, lambda h: h.device != h.best,
-        "keeps scripts on the CPU, and this computer has {best}", "Set use_cpu: false, unless you want that."
+        "keeps scripts on the CPU, and this computer has {0.best}", "Set use_cpu: false, unless you want that."
     ),
     Unfit(
         "num_processes", FAILED, lambda h: h.kind not in SINGLE and h.processes > 1 and h.device != "cuda",
-        "asks for {processes}; without GPUs of CUDA, {kind} lets each train a model of its own on {device}",
+        "asks for {0.processes:,}; without GPUs of CUDA, {0.kind} lets each train a model of its own on {0.device}",
         "Set distributed_type: 'NO' and num_processes: 1."
     ),
     Unfit(
         "num_processes", FAILED, lambda h: h.device == "cuda" and h.kind not in SINGLE and h.here > h.gpus,
-        "asks for {here} on this computer, and torch finds {gpus}", "Set num_processes to the number of GPUs."
+        "asks for {0.here:,} on this computer, and torch finds {gpus}", "Set num_processes to the number of GPUs."
     ),
     Unfit(
         "num_processes", WARNING, lambda h: h.kind in SINGLE and h.processes > 1 and not h.settings.get("mpirun_config"),
-        "asks for {processes}, and {kind} starts only one",
+        "asks for {0.processes:,}, and {0.kind} starts only one",
         "Set num_processes: 1, or run accelerate config again."
     ),
     Unfit(
         "num_machines", FAILED, lambda h: h.computers > 1 and h.device == "mps",
-        "asks for {computers}, and torch.distributed has no backend for MPS that could join them", "Set num_machines: 1."
+        "asks for {0.computers:,}, and torch.distributed has no backend for MPS that could join them", "Set num_machines: 1."
     ),
     Unfit(
         "num_machines", FAILED, lambda h: h.computers > 1 and not h.settings.get("main_process_ip"),
-        "asks for {computers}, and main_process_ip does not say where the first one is",
+        "asks for {0.computers:,}, and main_process_ip does not say where the first one is",
         "Set main_process_ip and main_process_port, or num_machines: 1."
     ),
     Unfit(
@@ -145,7 +145,7 @@ UNFIT = (
     ),
     Unfit(
         "mixed_precision", FAILED, lambda h: h.precision == "fp8" and h.device != "cuda",
-        "fp8 is for GPUs of NVIDIA, and scripts train on {device}", NO_16_BITS
+        "fp8 is for GPUs of NVIDIA, and scripts train on {0.device}", NO_16_BITS
     ),
     Unfit(
         "mixed_precision", FAILED, lambda h: (h.precision, h.device) == ("bf16", "mps") and h.macos < (14,),
@@ -167,20 +167,11 @@ def launch_findings(launch: Launch) -> tuple[Finding, ...]:
     place = launch.settings.get("compute_environment", HERE)
     if place != HERE:
         return (Finding(NAME, NOT_APPLICABLE, f"it sends scripts to {shorten(str(place))}, not to this computer"),)
-    words = {
-        "kind": shorten(launch.kind),
-        "precision": shorten(repr(launch.precision)),
-        "best": launch.best,
-        "device": launch.device,
-        "processes": f"{launch.processes:,}",
-        "here": f"{launch.here:,}",
-        "computers": f"{launch.computers:,}",
-        "gpus": counted(launch.gpus, "GPU"),
-    }
+    words = {"gpus": counted(launch.gpus, "GPU"), "precision": shorten(repr(launch.precision))}
     found: dict[str, Finding] = {}  # The first for each setting.
     for one in UNFIT:
         if one.setting not in found and one.applies(launch):
-            text = one.evidence.format(**words)
+            text = one.evidence.format(launch, **words)
             found[one.setting] = Finding(f"{NAME}: {one.setting}", one.status, text, one.remedy)
     if str(launch.precision) in SIXTEEN_BITS and launch.device != "cuda":
         found.setdefault("mixed_precision", _sixteen_bits(launch))

@@ -11,11 +11,12 @@ This file imports torch; it is itself imported once something was computed on a 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -25,7 +26,7 @@ from ...devices.choice import MAC_TORCH
 from ...devices.machine import shown_device
 from ...devices.memory import empty_cache
 from ...devices.request import kind_of
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from ...display import FAILED, NOT_APPLICABLE, OK, Finding
 from ...errors import cause
 from ...session import SESSION
 from ...training.batch_checks import REDUCTION
@@ -34,23 +35,27 @@ from ...training.guards import LSTM_REMEDY
 Probe = Callable[[str], torch.Tensor]
 
 # How far a result may be from that of the CPU, absolutely and relatively; the errors are a thousand times as large.
-NEAR = 1e-3
-ROUNDED = 1e-2  # Attention, recurrent networks and 16 bits round more.
+NEAR = 1e-3  # The table has more for attention, recurrent networks and 16 bits, which round more.
 
 LONG = 40_000  # Numbers in one sum; the error begins at 32,767.
 WIDE = 25  # Rows on both sides of a product; the error begins at 16.
 MANY_ROWS = 65_600  # Rows of a linear layer; the error begins at 65,536.
 
-UPGRADE = f"Install a torch without it: python -m pip install {MAC_TORCH}."
-FEWER_TOKENS = f"Train with fewer than {REDUCTION:,} tokens in one step and accumulate gradients, or use torch 2.14."
-CHECK_BATCHES = "Train with nb.Guards on, which look at every batch on the CPU."
-CONTIGUOUS = "Call .contiguous() on the tensor first."
-CPU = "Compute on the CPU: %openmed_device cpu."
-EAGER = "Load the model with attn_implementation='eager', or use torch 2.14."
+# What to do about several of them, by the names in the table.
+REMEDIES = {
+    "UPGRADE": f"Install a torch without it: python -m pip install {MAC_TORCH}.",
+    "FEWER_TOKENS": f"Train with fewer than {REDUCTION:,} tokens in one step and accumulate gradients, or use torch 2.14.",
+    "CHECK_BATCHES": "Train with nb.Guards on, which look at every batch on the CPU.",
+    "CONTIGUOUS": "Call .contiguous() on the tensor first.",
+    "CPU": "Compute on the CPU: %openmed_device cpu.",
+    "EAGER": "Load the model with attn_implementation='eager', or use torch 2.14.",
+    "LSTM_REMEDY": LSTM_REMEDY,
+    "FEWER_PRODUCTS": f"Keep sums in batched products and einsum below {REDUCTION:,} products.",
+}
 
-# Ends what is known of an error that only releases before torch 2.6 had. These are still looked for, because errors with
-# transposed tensors and with parts of tensors have come back before.
-MENDED = ", and mended in every torch that this package takes"
+# What is known of each error, by the name of its probe. Those that are mended in every torch that this package takes are still
+# looked for, because errors with transposed tensors and with parts of tensors have come back before.
+KNOWN = {one.pop("probe"): one for one in json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))}
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ class SilentBug:
     remedy: str  # One thing to do.
     probe: Probe  # Computes it on a device.
     tolerance: float = NEAR  # How far a result may be from that of the CPU, absolutely and relatively.
-    kinds: tuple[str, ...] = ("mps", "cuda")  # The kinds of devices on which the probe runs.
+    # The kinds of devices on which the probe runs; on CUDA a wrong id ends all work on the GPU until the process ends.
+    kinds: Sequence[str] = ("mps", "cuda")
     # "failed" if a transformer or its training computes this, "warning" if only some programs do, or if wrong input
     # passes.
     status: str = FAILED
@@ -75,14 +81,11 @@ class SilentBug:
 BUGS: list[SilentBug] = []
 
 
-def silent(issue: str, name: str, what: str, known: str, remedy: str, **others: Any) -> Callable[[Probe], Probe]:
+def silent(probe: Probe) -> Probe:
     """Add a probe to ``BUGS``."""
-
-    def add(probe: Probe) -> Probe:
-        BUGS.append(SilentBug(issue, name, what, known, remedy, probe, **others))
-        return probe
-
-    return add
+    known = KNOWN[probe.__name__]
+    BUGS.append(SilentBug(**{**known, "remedy": REMEDIES.get(known["remedy"], known["remedy"])}, probe=probe))
+    return probe
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -91,123 +94,57 @@ def numbers(*shape: int) -> torch.Tensor:
     return ((place * 7919 + place // 3) % 5 - 2).to(torch.float32).reshape(shape)
 
 
-@silent(
-    "pytorch#177116",
-    "long matrix product",
-    "sums of 32,767 products or more take freed memory in",
-    "M1 and M2, torch 2.7 to 2.13",
-    FEWER_TOKENS,
-)
+@silent
 def long_product(device: str) -> torch.Tensor:
     rows = numbers(LONG, WIDE).to(device)  # As the gradient of a weight does with many tokens.
     return rows.T @ rows
 
 
-@silent(
-    "pytorch#183535",
-    "weight gradient of many tokens",
-    "it can be 1,000 to 100,000 times too large",
-    "M1 and M2, torch 2.7 to 2.13",
-    FEWER_TOKENS,
-)
+@silent
 def long_weight_gradient(device: str) -> torch.Tensor:
     tokens, weight = numbers(LONG, WIDE).to(device), numbers(WIDE, WIDE).to(device).requires_grad_()
     made = functional.linear(tokens, weight)
     return torch.autograd.grad(made, weight, numbers(WIDE, LONG).T.contiguous().to(device))[0]
 
 
-@silent(
-    "pytorch#195163",
-    "long batched matrix product",
-    "sums of 32,767 products or more take freed memory in, and without a batch those of exactly 32,767 since torch 2.14",
-    "M1 and M2, torch 2.7 and later",
-    f"Keep sums in batched products and einsum below {REDUCTION:,} products.",
-)
+@silent
 def long_batched_product(device: str) -> torch.Tensor:
     rows = numbers(1, LONG, WIDE).to(device)
     return rows.transpose(1, 2) @ rows
 
 
-@silent(
-    "pytorch#154235",
-    "token without an embedding",
-    "it gets a row of zeros and no error",
-    "every torch until 2.13 at least",
-    CHECK_BATCHES,
-    kinds=("mps",),  # On CUDA a wrong id ends all work on the GPU until the process ends.
-    status=WARNING,
-)
+@silent
 def token_without_embedding(device: str) -> torch.Tensor:
     return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), numbers(3, 4).to(device))
 
 
-@silent(
-    "pytorch#108148",
-    "label that the model does not have",
-    "the loss leaves it out without an error",
-    "every torch until 2.13 at least",
-    CHECK_BATCHES,
-    kinds=("mps",),
-    status=WARNING,
-)
+@silent
 def label_without_logit(device: str) -> torch.Tensor:
     return functional.cross_entropy(numbers(2, 3).to(device), torch.tensor([7, 7], device="cpu").to(device))
 
 
-@silent(
-    "pytorch#162730",
-    "linear layer with a transposed weight",
-    "the weight is read in another order",
-    "torch 2.8",
-    CONTIGUOUS,
-)
+@silent
 def transposed_weight(device: str) -> torch.Tensor:
     return functional.linear(numbers(4, 8).to(device), numbers(8, 6).to(device).T)
 
 
-@silent(
-    "pytorch#192934",
-    "linear layer with a bias",
-    "sums are wrong where the input has three dimensions",
-    "M1 in a virtual machine, torch 2.13 and later",
-    CPU,
-)
+@silent
 def biased_rows(device: str) -> torch.Tensor:
     return functional.linear(numbers(2, 64, 128).to(device), numbers(384, 128).to(device), numbers(384).to(device))
 
 
-@silent(
-    "pytorch#188438",
-    "linear layer with a bias over batches of one row",
-    "the bias is left out",
-    "M1 with macOS 26, torch until 2.13",
-    "Use torch 2.14.",
-)
+@silent
 def biased_row(device: str) -> torch.Tensor:
     return functional.linear(numbers(80, 1, 2).to(device), numbers(192, 2).to(device), numbers(192).to(device))
 
 
-@silent(
-    "pytorch#189565",
-    "gradient of a linear layer with one output",
-    "it is zero beyond the first 16 KiB where a sum is the loss",
-    "torch 2.13",
-    "Give the layer a second output, or use torch 2.14.",
-    status=WARNING,
-)
+@silent
 def gradient_beyond_a_page(device: str) -> torch.Tensor:
     rows = numbers(3840, 33).to(device).requires_grad_()
     return torch.autograd.grad(functional.linear(rows, numbers(1, 33).to(device)).sum(), rows)[0]
 
 
-@silent(
-    "pytorch#189495",
-    "linear layer over many rows",
-    "rows from 65,536 on are wrong where there is a bias",
-    "torch 2.12 and 2.13",
-    "Reshape the input to two dimensions first, or use torch 2.14.",
-    status=WARNING,
-)
+@silent
 def many_rows(device: str) -> torch.Tensor:
     return functional.linear(numbers(MANY_ROWS, 1, 4).to(device), numbers(3, 4).to(device), numbers(3).to(device))
 
@@ -219,66 +156,31 @@ def attention(device: str, query: tuple[int, ...], key: tuple[int, ...], mask: t
         return functional.scaled_dot_product_attention(asked, found, given + 1, attn_mask=mask.to(device))
 
 
-@silent(
-    "pytorch#156707",
-    "attention of a row that is masked as a whole",
-    "it gives NaN in the place of zeros",
-    "torch until 2.8",
-    EAGER,
-    tolerance=ROUNDED,
-)
+@silent
 def masked_row(device: str) -> torch.Tensor:
     mask = torch.tensor([[False, False], [True, True]], device="cpu")  # As padding attends.
     return attention(device, (1, 1, 2, 4), (1, 1, 2, 4), mask.reshape(1, 1, 2, 2))
 
 
-@silent(
-    "pytorch#184180",
-    "attention with one mask for all heads",
-    "a row of a batch gets the mask of another one",
-    "torch until 2.12",
-    EAGER,
-    tolerance=ROUNDED,
-)
+@silent
 def mask_for_all_heads(device: str) -> torch.Tensor:
     mask = numbers(2, 1, 8, 8).zero_()
     mask[0, 0, 4:, :4] = -math.inf
     return attention(device, (2, 4, 8, 64), (2, 4, 8, 64), mask)
 
 
-@silent(
-    "pytorch#182285",
-    "attention with a mask of yes and no",
-    "a short query gets another mask",
-    "builds before torch 2.12",
-    EAGER,
-    tolerance=ROUNDED,
-)
+@silent
 def mask_for_short_query(device: str) -> torch.Tensor:
     return attention(device, (2, 4, 1, 64), (2, 4, 16, 64), numbers(2, 1, 1, 16) > 0)
 
 
-@silent(
-    "pytorch#184400",
-    "attention with a mask of finite numbers",
-    "it takes less than the mask says",
-    "builds before torch 2.13",
-    EAGER,
-    tolerance=ROUNDED,
-)
+@silent
 def finite_mask(device: str) -> torch.Tensor:
     # Infinite and very large numbers in a mask hide the error.
     return attention(device, (1, 2, 64, 64), (1, 2, 64, 64), numbers(1, 2, 64, 64))
 
 
-@silent(
-    "pytorch#170837",
-    "batch of a BERT",
-    "its rows give other numbers than they do alone",
-    "M3 with macOS 15, torch 2.9; the operator is not known",
-    CPU,
-    tolerance=ROUNDED,
-)
+@silent
 def rows_of_a_bert(device: str) -> torch.Tensor:
     rows, tokens, width, heads = 2, 7, 768, 12  # The issue's text in a batch of two, and BERT base.
     weight = numbers(width, width) / 32
@@ -296,56 +198,28 @@ def rows_of_a_bert(device: str) -> torch.Tensor:
         return torch.cat([attended(read), *(attended(row) for row in read.split(1))])
 
 
-@silent(
-    "pytorch#195910",
-    "causal attention in 16 bits",
-    "it looks at later tokens",
-    "torch 2.10",
-    "Compute in float32.",
-    tolerance=ROUNDED,
-)
+@silent
 def later_tokens(device: str) -> torch.Tensor:
     query = (numbers(1, 2, 64, 64) / 4).to(device, torch.float16)
     with torch.no_grad():
         return functional.scaled_dot_product_attention(query, query, query, is_causal=True).float()
 
 
-@silent(
-    "pytorch#118115",
-    "optimizer step of a transposed weight",
-    "addcmul_ and addcdiv_ do not change it",
-    f"torch until 2.3{MENDED}",
-    CONTIGUOUS,
-)
+@silent
 def into_transposed(device: str) -> torch.Tensor:
     one, other = (numbers(3, 2).to(device) for _ in range(2))
     product, quotient = (numbers(2, 3).to(device).T for _ in range(2))
     return torch.stack((product.addcmul_(one + 3, other + 3), quotient.addcdiv_(one + 3, other + 4)))
 
 
-@silent(
-    "pytorch#165267",
-    "random numbers in a transposed tensor",
-    "it is not filled",
-    "macOS before 15, torch until 2.9",
-    CONTIGUOUS,
-    status=WARNING,
-)
+@silent
 def random_transposed(device: str) -> torch.Tensor:
     blank = [numbers(16, 16).zero_().to(device).T for _ in range(3)]
     filled = (blank[0].uniform_(1, 2), blank[1].normal_(9, 0.01), blank[2].bernoulli_(1.0))
     return torch.stack([(values > 0).all() for values in filled])
 
 
-@silent(
-    "pytorch#190056",
-    "LSTM with dropout between its layers",
-    "the dropout is computed wrongly, also in gradients",
-    "every torch until 2.13",
-    LSTM_REMEDY,
-    tolerance=ROUNDED,
-    status=WARNING,
-)
+@silent
 def recurrent_dropout(device: str) -> torch.Tensor:
     # A dropout of 1 leaves everything out, so that no random number counts.
     network = torch.nn.LSTM(4, 4, num_layers=2, dropout=1.0, device="cpu", dtype=torch.float32)
@@ -357,15 +231,7 @@ def recurrent_dropout(device: str) -> torch.Tensor:
     return torch.cat([made.detach().flatten(), torch.autograd.grad(made.sum(), read)[0].flatten()])
 
 
-@silent(
-    "pytorch#175189",
-    "gradients of a batch norm, channels last",
-    "the weight's gradient is wrong by orders of magnitude",
-    "torch 2.10 and later",
-    CONTIGUOUS,
-    tolerance=ROUNDED,
-    status=WARNING,
-)
+@silent
 def normalized_channels(device: str) -> torch.Tensor:
     read = numbers(4, 3, 8, 8).to(device).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight, bias = (numbers(3).to(device).requires_grad_() for _ in range(2))
@@ -374,74 +240,39 @@ def normalized_channels(device: str) -> torch.Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-@silent(
-    "pytorch#192212",
-    "convolution with a sliced weight",
-    "the weight is read from the wrong places",
-    "macOS 15 and later, torch until 2.13",
-    CONTIGUOUS,
-    status=WARNING,
-)
+@silent
 def sliced_kernel(device: str) -> torch.Tensor:
     return functional.conv2d(numbers(2, 8, 16, 16).to(device), numbers(3, 8, 3, 3, 3).to(device)[:, :, 1])
 
 
-@silent(
-    "pytorch#191929",
-    "arithmetic with one number of a tensor on the CPU",
-    "the first number of that tensor is taken",
-    "torch before 2.14",
-    "Call .item() on the number first.",
-    status=WARNING,
-)
+@silent
 def number_of_the_cpu(device: str) -> torch.Tensor:
     factors = torch.tensor([9.0, 2.0, 7.0], device="cpu", dtype=torch.float32)
     return numbers(6).to(device) * factors[1] + factors[2]
 
 
-@silent(
-    "pytorch#183631",
-    "filling a part of a tensor of yes and no",
-    "other places are filled",
-    "torch 2.12",
-    UPGRADE,
-    status=WARNING,
-)
+@silent
 def filled_slice(device: str) -> torch.Tensor:
     answers = torch.zeros(16, device="cpu", dtype=torch.bool).to(device)
     answers[1:].fill_(True)
     return answers
 
 
-@silent(
-    "pytorch#131285",
-    "masked_fill_ of a part of a tensor",
-    "other places are filled",
-    f"torch 2.3 and 2.4{MENDED}",
-    UPGRADE,
-    status=WARNING,
-)
+@silent
 def masked_slice(device: str) -> torch.Tensor:
     values = numbers(4, 6).to(device)
     values[:, 2:5].masked_fill_((numbers(4, 3) > 0).to(device), 7.0)
     return values
 
 
-@silent(
-    "pytorch#163327",
-    "scatter_add_ to a part of a tensor",
-    "nothing is added",
-    "torch 2.8",
-    "Add to the whole tensor, or to a clone of the part.",
-    status=WARNING,
-)
+@silent
 def added_to_slice(device: str) -> torch.Tensor:
     values = numbers(2, 4).to(device)
     values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), numbers(2).to(device))
     return values
 
 
-@silent("pytorch#92311", "argmax", "it is a number far below zero", f"macOS 13 with torch 1.13 to 2.0{MENDED}", UPGRADE)
+@silent
 def largest_places(device: str) -> torch.Tensor:
     rows = numbers(5, 7).to(device)
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])

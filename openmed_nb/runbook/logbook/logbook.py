@@ -13,7 +13,7 @@ from typing import Any
 from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOTE, OK, Plain, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
-from ...plain import from_plain, to_json, write_whole
+from ...plain import from_plain, save, to_json
 from .privacy import CLEANERS
 from .sections import SCHEMA, WARNING, ReportFigures, Run, Sections
 
@@ -110,11 +110,7 @@ class Logbook(Sections, Shown):
             raise ConfigurationError(what, "Use .json or .md.")
         if file.exists() and not is_logbook(file):
             raise ConfigurationError(f"{file.name!r} already exists and is not a logbook.", "Use another name.")
-        try:
-            write_whole(file, writer(self))
-        except (OSError, UnicodeEncodeError) as error:  # The latter for half a character in a logbook made by hand.
-            what = f"{file.name!r} cannot be written: {cause(error)}."
-            raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
+        save(file, writer(self))  # One made by hand may have half a character, which no file can hold.
         return str(file)
 
     @classmethod

@@ -16,8 +16,8 @@ from typing import Any
 from ...activity import Activity
 from ...devices.machine import SIMULATION_ON, now, processor_name
 from ...display import Report, Shown, Table, counted, in_bytes, plain
-from ...errors import ConfigurationError, Interrupted, cause, check_flag, given_path
-from ...plain import read_as, to_json, utc, write_whole
+from ...errors import ConfigurationError, Interrupted, check_flag, given_path
+from ...plain import read_as, save_in, to_json, utc
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..logbook.gathering import software, version_of
@@ -321,11 +321,8 @@ def write(found: DeviceReport, folder: Path) -> ConfigurationError | None:
     """Write the three forms of a report, each whole, and return why that is not possible, ``None`` if it is."""
     shown = found.marked()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / JSON, to_json(found))
-        write_whole(folder / PAGE, page_of(found, shown))
-        write_whole(folder / ISSUE, issue_of(found, shown))
-    except OSError as error:
-        what = f"The report cannot be written into {folder.name!r}: {cause(error)}."
-        return ConfigurationError(what, "Name a folder that can be written, on a disk with room.")
+        texts = {JSON: to_json(found), PAGE: page_of(found, shown), ISSUE: issue_of(found, shown)}
+        save_in(folder, texts, "The report")
+    except ConfigurationError as error:
+        return error
     return None
