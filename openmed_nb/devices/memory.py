@@ -150,9 +150,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     On MPS it is a plain ``RuntimeError``, not ``torch.OutOfMemoryError``, hence the texts.
     """
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
-    )
+    said = isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
+    return said or isinstance(error, MemoryError)
 
 
 def does_not_fit(what: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailable:

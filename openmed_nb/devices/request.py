@@ -171,7 +171,6 @@ def device_of(thing: Any) -> str:
     if isinstance(device, str):
         return device
     if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
-        raise ConfigurationError(
-            f"{type(thing).__name__} has no device.", "Pass a name such as 'cpu', or an Accelerator."
-        )
+        what = f"{type(thing).__name__} has no device."
+        raise ConfigurationError(what, "Pass a name such as 'cpu', or an Accelerator.")
     return canonical(str(device))

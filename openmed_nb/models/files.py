@@ -112,9 +112,8 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         raise ModelUnusable(f"The model {name!r} has no weights in safetensors.", remedy)
     if not allow_pickle:
         what = f"The weights of {name!r} are a pickle file, which can run any code when it is loaded."
-        raise ModelRefused(
-            what, "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them."
-        )
+        remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them."
+        raise ModelRefused(what, remedy)
     return disguised
 
 

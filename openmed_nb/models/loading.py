@@ -27,7 +27,7 @@ from ..devices.request import kind_of
 from ..display import counted
 from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
 from . import files
-from .config import OpenMedConfig
+from .config import OpenMedConfig, dtype_name
 from .registry import ModelReference, fetch_model, find_model
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PARTS = {
 }
 
 # A count of modules that no token classifier reaches, unless its weights hold as many tensors.
-MOST_MODULES = 1000
+MOST = 1000
 
 # How many numbers a model may have besides its weights: masks and tables that are computed when it is built.
 ROOM = 2**28
@@ -330,13 +330,7 @@ def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: s
     largest = max((size for one in stored.values() for size in one.shape), default=0)
     for key, value, _ in files.everything_in(settings):
         words = set(key.split("_"))
-        most = (
-            max(MOST_MODULES, largest)
-            if "labels" in words
-            else max(MOST_MODULES, len(stored))
-            if words & PARTS
-            else None
-        )
+        most = max(MOST, largest) if "labels" in words else max(MOST, len(stored)) if words & PARTS else None
         asked = max(whole_numbers(value), default=0)
         if most is not None and asked > most and "size" not in words:
             held = counted(len(stored), "tensor")
@@ -453,7 +447,7 @@ def is_quantized(model: PreTrainedModel) -> bool:
 
 def dtype_of(model: PreTrainedModel) -> str:
     """Return the type of a model's weights, such as ``"bfloat16"``; a quantized model is int8 whatever else is in it."""
-    return INT8 if is_quantized(model) else str(model.dtype).removeprefix("torch.")
+    return INT8 if is_quantized(model) else dtype_name(model.dtype)
 
 
 def packed_bytes(model: PreTrainedModel) -> int:

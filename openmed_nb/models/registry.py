@@ -15,6 +15,7 @@ import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..devices.request import masked
@@ -68,6 +69,11 @@ class ModelReference:
     def names(self) -> tuple[str, str]:
         """What the model can be called."""
         return self.name, self.location
+
+
+def is_named(model: Any) -> bool:
+    """Tell whether a model is given by its name, ``None`` being the bundled one's, and not as a model."""
+    return model is None or isinstance(model, (str, os.PathLike))
 
 
 def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:

@@ -137,9 +137,8 @@ class ModelStore:
         Where one does not fit, all are where they were before. ``quietly`` leaves out ``arriving``, which may object.
         """
         with TENSOR_LOCK:
-            moving = {
-                key: one for key, one in self._followers() if canonical(str(one.model.device)) != canonical(device)
-            }
+            there = canonical(device)
+            moving = {key: one for key, one in self._followers() if canonical(str(one.model.device)) != there}
             done: list[tuple[LoadedModel, str]] = []
             try:
                 for number, loaded in enumerate(moving.values()):

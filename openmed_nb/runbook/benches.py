@@ -6,7 +6,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,9 @@ from ..devices.machine import now
 from ..devices.moving import copy_of, named_tensors, to_device, with_tensors
 from ..devices.request import kind_of
 from ..errors import ConfigurationError, cause, check_flag, whole_or_none
+from ..models.config import dtype_name
 from ..models.loading import LoadSpec, dtype_of, is_quantized, load
+from ..models.registry import is_named
 from ..session import SESSION
 from ..training.curve import GATE_EPOCHS, MemoryCurve
 from ..training.epochs import epochs, named
@@ -133,12 +134,10 @@ class AnnotationBench:
         return self.length or min(LENGTH, longest)
 
     def _workload(
-        self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...], batch_tokens: int
+        self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...], tokens: int
     ) -> Workload:
-        dtype = dtype_of(self.annotator.network.model)
-        return Workload(
-            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=batch_tokens
-        )
+        work, dtype = (rows, length, batches, phases), dtype_of(self.annotator.network.model)
+        return Workload(self.name, ANNOTATION, self.device, *work, dtype=dtype, batch_tokens=tokens)
 
 
 def longest_row(annotator: Annotator) -> int:
@@ -293,7 +292,7 @@ class ModuleBench:
             int(ids.shape[-1]) if self.loader is None and ids is not None and ids.dim() > 1 else None,
             batches,
             ((TRANSFER, self.transfer), *(training if self.training else ((FORWARD, self.forward),))),
-            dtype=next((str(one.dtype).removeprefix("torch.") for one in self.model.parameters()), None),
+            dtype=next((dtype_name(one.dtype) for one in self.model.parameters()), None),
             sizes=Counter() if sizes is None else sizes,
             row_shape=row_shape_of(self.example),
             **read_ahead(self.loader),
@@ -530,10 +529,6 @@ def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         raise ConfigurationError(what, "Pass a model's name, or leave them out.")
 
 
-def is_named(model: Any) -> bool:
-    return model is None or isinstance(model, (str, os.PathLike))
-
-
 def annotates(model: Any) -> bool:
     """Tell whether a model is one for token classification, by name or as a pipeline."""
     from ..annotation.pipeline import AnnotationPipeline
@@ -590,9 +585,9 @@ def benched(
         yield benches[place]
 
 
-def memory_of_epochs(workload: Workload, steps: int) -> MemoryCurve:
+def memory_of_epochs(workload: Workload, steps: int, device: str) -> MemoryCurve:
     """Return the memory of ten epochs of so many steps each."""
-    loop = epochs(GATE_EPOCHS, workload.device)
+    loop = epochs(GATE_EPOCHS, device)
     with workload.begun() as batches:
         for _epoch in loop:
             for _step in range(steps):

@@ -14,6 +14,7 @@ from ..devices.environment import CONFLICT, TOO_LATE
 from ..devices.machine import mps_is_simulated
 from ..display import FAILED, OK, WARNING, Report, Shown, Table, counted, plain, to_html
 from ..errors import DeviceError, Interrupted, check_flag, given_path, number
+from ..models.registry import is_named
 from ..plain import read_as, save_in, to_json, utc
 from ..session import SESSION
 from ..training.epochs import named
@@ -56,9 +57,8 @@ class Asked:
         """Put the model on the device for a block, ready for steps with the batch that the sweep found."""
         from .benches import EXAMPLE_ROWS, benched
 
-        with benched(
-            self.model, self.data, training=self.training, device=self.device, arguments=self.arguments
-        ) as bench:
+        asked: dict[str, Any] = {"training": self.training, "device": self.device, "arguments": self.arguments}
+        with benched(self.model, self.data, **asked) as bench:
             yield bench.stream(self.knee or EXAMPLE_ROWS)
 
 
@@ -68,15 +68,14 @@ def freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
 
 
 def gates(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from .benches import TEXTS, is_named
+    from .benches import TEXTS
     from .precision.parity import parity
 
     yield "device", SESSION.device(asked.device)
     texts = TEXTS if asked.texts is None else asked.texts
-    given = (
-        {**asked.arguments, "device": asked.device} if is_named(asked.model) else {}
-    )  # A pipeline stays where it is.
-    yield "parity", parity(asked.model, texts, gradients=asked.training, **given)
+    # A pipeline is compared where it is.
+    place: dict[str, Any] = {"device": asked.device} if is_named(asked.model) else {}
+    yield "parity", parity(asked.model, texts, gradients=asked.training, **place, **asked.arguments)
 
 
 def throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
@@ -93,7 +92,7 @@ def memory(asked: Asked) -> Iterator[tuple[str, Any]]:
     from .benches import memory_of_epochs
 
     with asked.workload() as workload:
-        yield "memory", memory_of_epochs(workload, STEPS)
+        yield "memory", memory_of_epochs(workload, STEPS, asked.device)
 
 
 def split(asked: Asked) -> Iterator[tuple[str, Any]]:
@@ -428,8 +427,6 @@ def continued(asked: Asked, folder: Path) -> Ladder:
     Raises:
         ConfigurationError: For a file of that name which is something else.
     """
-    from .benches import is_named
-
     name = short_path(str(asked.model or "bundled")) if is_named(asked.model) else named(asked.model)
     subject = subject_here({"simulated": True} if mps_is_simulated() else {}, False, asked.training)
     begun = Ladder(SCHEMA, name, len(asked.texts or ()), asked.device, replace(subject, request=None))

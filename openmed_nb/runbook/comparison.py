@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..activity import LOADING, Activity
@@ -23,7 +24,7 @@ from ..session import SESSION
 from ..training.epochs import named
 from .signals import Busy, busy_reader
 from .sweep import rate
-from .workloads import TRANSFER, Split, StepReport, Workload, put_on_devices, whole_rounds
+from .workloads import TRANSFER, Split, StepReport, Workload, in_turn, put_on_devices, whole_rounds
 
 CPU = "cpu"
 
@@ -93,9 +94,8 @@ def median_interval(values: Sequence[float]) -> Interval:
     return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
 
 
-FEWEST_ANSWERS = (
-    5  # How many answers a mean of utilisation needs; each is of one moment, which says nothing of the next.
-)
+# How many answers a mean of utilisation needs; each is of one moment, which says nothing of the next.
+FEWEST_ANSWERS = 5
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,7 @@ class Utilisation(Plain):
 
 def utilisation_of(idle: Sequence[float], busy: Sequence[float]) -> Utilisation:
     """Return what two series of answers say; too few of either say nothing."""
-    before, meanwhile = (
-        statistics.fmean(answers) if len(answers) >= FEWEST_ANSWERS else None for answers in (idle, busy)
-    )
+    before, meanwhile = (statistics.fmean(one) if len(one) >= FEWEST_ANSWERS else None for one in (idle, busy))
     return Utilisation(before, meanwhile, len(busy))
 
 
@@ -254,18 +252,15 @@ class Comparison(StepReport):
         return "; ".join(map(self._said_of, self.devices[1:]))
 
     def _said_of(self, one: DeviceFigures) -> str:
-        name, gain = self.shown(one.device), one.speed_up
-        if one.simulated or gain is None:
+        name = self.shown(one.device)
+        if one.simulated or one.speed_up is None:
             return f"{name} has no speed of its own: {SIMULATED_SPEED}"
+        low, middle, high = one.speed_up.low, one.speed_up.middle, one.speed_up.high
         if one.speed == NO_DIFFERENCE:
-            return (
-                f"No difference in speed was shown between {name} and the CPU ({gain.low:.2f} to {gain.high:.2f} times)"
-            )
+            return f"No difference in speed was shown between {name} and the CPU ({low:.2f} to {high:.2f} times)"
         if one.speed == SLOWER:
-            return (
-                f"The CPU is {1 / gain.middle:.2f} times as fast as {name} ({1 / gain.high:.2f} to {1 / gain.low:.2f})"
-            )
-        return f"{name} is {gain.middle:.2f} times as fast as the CPU ({gain.low:.2f} to {gain.high:.2f})"
+            return f"The CPU is {1 / middle:.2f} times as fast as {name} ({1 / high:.2f} to {1 / low:.2f})"
+        return f"{name} is {middle:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
     def _bar(self, one: DeviceFigures) -> Bar:
         """Return the speed of a device as a bar, with the quartiles of its steps."""
@@ -515,20 +510,19 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int, until: float = mat
 
     The n-th turn of each device has the same batches if the loader gives them in the same order.
     """
-    names, seconds = list(work), {device: list[float]() for device in work}
     with contextlib.ExitStack() as stack:
         batches = {device: stack.enter_context(one.begun()) for device, one in work.items()}
         warm = [warmed_up(one, batches[device]) for device, one in work.items()]
         steps = steps_of_turn(warm, max(one.workers for one in work.values()))
-        alone = "" if len(names) > 1 else " with nothing but the CPU"
-        for turn in SESSION.steps("Comparing", f"{work[names[0]].name}{alone}", range(pairs), "turn"):
-            if turn >= FEWEST_VALUES and now() > until:
-                break
-            first = turn % len(work)
-            for device in (*names[first:], *names[:first]):
-                work[device].settle(batches[device])
-                seconds[device].append(work[device].seconds_of_steps(batches[device], steps))
-    return seconds
+        alone, model = "" if len(work) > 1 else " with nothing but the CPU", next(iter(work.values())).name
+        turns = SESSION.steps("Comparing", f"{model}{alone}", range(pairs), "turn")
+
+        def turn_of(device: str) -> float:
+            work[device].settle(batches[device])
+            return work[device].seconds_of_steps(batches[device], steps)
+
+        rounds = itertools.takewhile(lambda turn: turn < FEWEST_VALUES or now() <= until, turns)
+        return in_turn({device: partial(turn_of, device) for device in work}, rounds)
 
 
 def warmed_up(workload: Workload, batches: Iterator[Any]) -> float:

@@ -60,18 +60,16 @@ def figures_of(report: Any) -> ReportFigures:
         >>> figures_of(LoaderCheck("cpu", 0.03, 0.01, 2, 20)).run.workers
         2
     """
-    read: Callable[[Any], ReportFigures] | None = next(
-        (figures for kind, figures, _ in READERS if isinstance(report, kind)), None
-    ) or getattr(type(report), "logbook_figures", None)
+    found = next((figures for kind, figures, _ in READERS if isinstance(report, kind)), None)
+    read: FiguresReader | None = found or getattr(type(report), "logbook_figures", None)
     if read is None:
         raise ConfigurationError(f"{type(report).__name__} is not a report for a logbook.", REPORTS)
     return read(report)
 
 
-def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None, **others: int | None) -> Run:
-    return Run(
-        report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape, **others
-    )
+def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None, **others: Any) -> Run:
+    facts: dict[str, Any] = {name: getattr(report, name) for name in ("task", "workers", "dtype", "row_shape")}
+    return Run(batch_size=batch_size, **facts, **others)
 
 
 def _batch(report: Comparison | Profile, rows: int) -> dict[str, Any]:
@@ -263,10 +261,8 @@ def _curve_figures(report: MemoryCurve) -> ReportFigures:
         "last_bytes": trend.last,
     }
     peaks = [size for one in report.samples for size in (one.peak, one.allocated) if size is not None]
-    run = Run(peak_memory_bytes=max(peaks, default=None))
-    return ReportFigures(
-        "memory", report.measure, report.device, report.verdict, report.simulated, numbers(values), run
-    )
+    where, run = (report.measure, report.device, report.verdict), Run(peak_memory_bytes=max(peaks, default=None))
+    return ReportFigures("memory", *where, report.simulated, numbers(values), run)
 
 
 def _curve_evidence(report: MemoryCurve, context: Context) -> dict[str, Any]:

@@ -208,6 +208,7 @@ class Profile(StepReport):
 
         Example:
             >>> import torch
+            >>> from openmed_nb.runbook import profile
             >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
             >>> found.diff(found).days, found.diff(found).stop
             (0, False)

@@ -108,10 +108,8 @@ def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tupl
         for (name, phase), calls in seen.items()
         if phase != EMPTY
     ]
-    times.sort(key=lambda one: (one.operator, one.phase))
-    return tuple(
-        sorted(times, key=lambda one: one.seconds if one.device_seconds is None else one.device_seconds, reverse=True)
-    )
+    longest = "device_seconds" if sees_device else "seconds"
+    return tuple(sorted(times, key=lambda one: (-getattr(one, longest), one.operator, one.phase)))
 
 
 def total(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> float | None:

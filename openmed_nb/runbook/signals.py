@@ -249,12 +249,8 @@ def read_signals(
 def read_system() -> dict[str, Any]:
     """Return what psutil says on every system, by the names of the fields of ``Signals``."""
     psutil = import_psutil()
-    unreadable = (
-        OSError,
-        RuntimeError,
-        NotImplementedError,
-        psutil.Error,
-    )  # Containers hide files, some have no battery.
+    # Containers hide files, some have no battery.
+    unreadable = (OSError, RuntimeError, psutil.Error)
 
     def asked(question: str) -> Any:
         try:
@@ -455,11 +451,8 @@ def parse_battery(output: str | None) -> int | None:
 
 def parse_power_mode(output: str | None) -> str | None:
     """Return the power mode in use, from ``pmset -g``; ``None`` for Macs that have none."""
-    names = (
-        "powermode",
-        "lowpowermode",
-    )  # macOS has renamed the setting; only the new name, the first, has a third value.
-    values = (found(rf"^\s*{name}\s+(\d+)\s*$", output) for name in names)
+    # macOS has renamed the setting; only the new name, the first, has a third value.
+    values = (found(rf"^\s*{name}\s+(\d+)\s*$", output) for name in ("powermode", "lowpowermode"))
     return next((POWER_MODES[value] for value in values if value in POWER_MODES), None)
 
 

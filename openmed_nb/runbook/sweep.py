@@ -111,9 +111,8 @@ class SweepReport(StepReport):
     def _not_found(self) -> str:
         rows = min((point.rows for point in self.points), default=1)
         if fitting(self.points):
-            return (
-                f"Only {counted(rows, 'row')} {'was' if rows == 1 else 'were'} measured, and a single size has no knee."
-            )
+            were = "was" if rows == 1 else "were"
+            return f"Only {counted(rows, 'row')} {were} measured, and a single size has no knee."
         return f"Not even {counted(rows, 'row')} {'fits' if rows == 1 else 'fit'} into the memory."
 
     def tokens(self, point: Point) -> float | None:
@@ -149,9 +148,8 @@ class SweepReport(StepReport):
         """Return the knee and how it was measured in words; the figures stand in the HTML alone."""
         rows = f", rows of {counted(self.length, 'token')}" if self.length else ""
         loader = f"; {counted(self.workers, 'worker')} in the loader" if self.workers else ""
-        choice = (
-            f"The smallest batch from which no larger one that was tried is more than {100 * self.gain:g} % faster."
-        )
+        share = f"{100 * self.gain:g} %"
+        choice = f"The smallest batch from which no larger one that was tried is more than {share} faster."
         if not self.knee:
             choice = self.why
         elif self.still_rising:
@@ -159,9 +157,7 @@ class SweepReport(StepReport):
         annotate = f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens})."
         model, method = f"{self.name}, {self.task}{rows}{loader}.", f"Memory: {self.method}." if self.method else ""
         sentences = tuple(filter(None, (model, choice, annotate if self.batch_tokens else "", method)))
-        reasons = Table(
-            "Why", ("of what", "reason"), (("the knee", self.why), ("the end", self.end)) if self.knee else ()
-        )
+        why = (("the knee", self.why), ("the end", self.end)) if self.knee else ()
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first pass", "timed steps", "")
         table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points), folded=True)
         return Report(
@@ -170,7 +166,7 @@ class SweepReport(StepReport):
             spoken=(f"The best batch on {self.shown(self.device)} has {counted(self.knee, 'row')}", *sentences)
             if self.knee
             else (),
-            figures=(reasons, table),
+            figures=(Table("Why", ("of what", "reason"), why), table),
             pictures=self._pictures(),
         )
 
@@ -345,11 +341,24 @@ def drawn(report: SweepReport) -> Any:
     plots = needing(".plot")
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    figure = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained")
+    figure, points = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained"), fitting(report.points)
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    draw_throughput(above, report)
-    draw_memory(below, report)
-    for axes in (above, below):
+    ends = [[abs(end - one.speed) for end in one.spread or (one.speed, one.speed)] for one in points]
+    if points:
+        rows, speeds = zip(*((one.rows, one.speed) for one in points), strict=True)
+        above.errorbar(
+            rows, speeds, yerr=list(zip(*ends, strict=True)), fmt="-o", capsize=3, label="median and quartiles"
+        )
+    sizes = [(one.rows, one.memory) for one in points if one.memory is not None]
+    most = max((memory for _, memory in sizes), default=0)
+    exponent = memory_exponent(most)
+    if sizes:
+        known, taken = zip(*((one, memory / 1024**exponent) for one, memory in sizes), strict=True)
+        below.plot(known, taken, "--s", label="memory of a step")
+    if report.limit is not None and report.limit <= NEAR * most:
+        below.axhline(report.limit / 1024**exponent, linestyle=":", color="firebrick", linewidth=1.5, label="limit")
+    for axes, unit in ((above, "rows/s"), (below, UNITS[exponent])):
+        axes.set_ylabel(unit)
         mark_sizes(axes, report, named=axes is above)
         plots.with_legend(axes)
     largest = max(point.rows for point in report.points)
@@ -358,36 +367,9 @@ def drawn(report: SweepReport) -> Any:
     below.xaxis.set_minor_locator(NullLocator())
     below.xaxis.set_major_formatter(FuncFormatter(lambda rows, _place: f"{rows:,.0f}"))
     below.set_xlabel("rows in a batch")
-    figure.suptitle(caption_of(report), fontsize="large", fontweight="bold")
+    caption = f"{shorten(report.name, 30)}, {report.task} {report.heading}"
+    figure.suptitle(caption, fontsize="large", fontweight="bold")
     return figure
-
-
-def caption_of(report: SweepReport) -> str:
-    return f"{shorten(report.name, 30)}, {report.task} {report.heading}"
-
-
-def draw_throughput(axes: Any, report: SweepReport) -> None:
-    """Draw the medians, and bars between the quartiles."""
-    points = fitting(report.points)
-    rows, speeds = [point.rows for point in points], [point.speed for point in points]
-    spread = [point.spread or (point.speed, point.speed) for point in points]
-    errors = [[abs(ends[side] - point.speed) for point, ends in zip(points, spread, strict=True)] for side in (0, 1)]
-    if points:
-        axes.errorbar(rows, speeds, yerr=errors, fmt="-o", capsize=3, label="median and quartiles")
-    axes.set_ylabel("rows/s")
-
-
-def draw_memory(axes: Any, report: SweepReport) -> None:
-    """Draw the memory of a step, and the limit where it is near."""
-    sizes = [(point.rows, point.memory) for point in fitting(report.points) if point.memory is not None]
-    most = max((memory for _, memory in sizes), default=0)
-    exponent = memory_exponent(most)
-    unit = 1024**exponent
-    if sizes:
-        axes.plot([rows for rows, _ in sizes], [memory / unit for _, memory in sizes], "--s", label="memory of a step")
-    if report.limit is not None and report.limit <= NEAR * most:
-        axes.axhline(report.limit / unit, linestyle=":", color="firebrick", linewidth=1.5, label="limit")
-    axes.set_ylabel(UNITS[exponent])
 
 
 def mark_sizes(axes: Any, report: SweepReport, named: bool) -> None:

@@ -10,9 +10,9 @@ import contextlib
 import gc
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from ..devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
 from ..devices.machine import mps_is_simulated, now
@@ -22,6 +22,8 @@ from ..display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
 
 if TYPE_CHECKING:
     import torch
+
+Name = TypeVar("Name")
 
 # The tasks.
 ANNOTATION, FORWARD_PASS, TRAINING_STEP, OWN_STEP = "annotation", "forward pass", "training step", "own step"
@@ -431,6 +433,21 @@ def whole_rounds(steps: int, workers: int) -> int:
         (12, 10, 2)
     """
     return steps + -steps % max(1, workers)
+
+
+def in_turn(measures: Mapping[Name, Callable[[], float]], rounds: Iterable[int]) -> dict[Name, list[float]]:
+    """Return what is measured in rounds, of which each begins with the next one.
+
+    Example:
+        >>> in_turn({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
+        {'cpu': [2.0, 2.0, 2.0], 'mps': [1.0, 1.0, 1.0]}
+    """
+    names, found = list(measures), {name: list[float]() for name in measures}
+    for number in rounds:
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            found[name].append(measures[name]())
+    return found
 
 
 # A series of slow steps is cut short after LONGEST seconds, once it has FEWEST steps.

@@ -26,6 +26,7 @@ from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ...errors import OpenMedError
 from ...models.certificates import REDUCED, Validation
+from ...models.config import dtype_name
 from ...models.loading import INT8, is_quantized
 from ...training.batch_checks import head_width, token_count
 from ..signals import Signals
@@ -241,7 +242,7 @@ class ExaminedModel:
         if is_quantized(self.model):
             return [INT8]
         numbers = (tensor for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex())
-        return sorted({_dtype(tensor) for tensor in numbers})
+        return sorted({dtype_name(tensor.dtype) for tensor in numbers})
 
 
 def model_findings(
@@ -263,7 +264,7 @@ def model_findings(
 def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
     """Find numbers of 64 bits, which MPS does not have."""
     tensors = list(examined.tensors())
-    names = [name for name, tensor in tensors if _dtype(tensor) in NARROWER]
+    names = [name for name, tensor in tensors if dtype_name(tensor.dtype) in NARROWER]
     if names:
         share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
         evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
@@ -339,10 +340,6 @@ def _finite(weight: torch.Tensor) -> bool:
     if weight.is_meta or torch.nn.parameter.is_lazy(weight) or weight.layout != torch.strided:
         return True
     return weight.dtype not in types or bool(torch.isfinite(weight.detach()).all())
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _first(names: list[str], shown: int = 3) -> str:

@@ -5,7 +5,6 @@ Whatever is wrong is a fact here and not an error: a torch that is missing, a de
 
 from __future__ import annotations
 
-import os
 import platform
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from ...display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING, Finding, R
 from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
 from ...models.certificates import validation_of
 from ...models.config import OpenMedConfig
+from ...models.registry import is_named
 from ...session import SESSION, Session
 from ..signals import read_signals
 from .checks import Computation, DoctorFacts, findings_of, model_findings, package_findings, read_packages
@@ -204,7 +204,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
 
 def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
     """Return names and models to look at, with an error in the place of a model that cannot be loaded."""
-    if model is not None and not isinstance(model, (str, os.PathLike)):
+    if not is_named(model):
         return ((type(module_in(model)).__name__, model),)
     loaded = session.models.named(None if model is None else str(model))
     if model is None or loaded:

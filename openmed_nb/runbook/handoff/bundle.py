@@ -31,6 +31,7 @@ from ...display import OK, WARNING, Report, Shown, Table, counted, in_bytes, pla
 from ...errors import ConfigurationError, cause, check_flag, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
+from ...models.registry import is_named
 from ...plain import to_json
 from ...session import SESSION
 from ...training.curve import FLAT
@@ -269,7 +270,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
 
 def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool) -> None:
     """Refuse what cannot be handed over, before anything is loaded."""
-    if model is not None and not isinstance(model, (str, os.PathLike)):
+    if not is_named(model):
         what = f"{type(model).__name__} is not the name of a model, and has no files that can be handed over."
         raise ConfigurationError(what, "Save it with save_pretrained(), its tokenizer too, and pass the folder.")
     if logbook is not None and not isinstance(logbook, Logbook):

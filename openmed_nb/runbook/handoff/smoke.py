@@ -57,7 +57,7 @@ from ..benches import subject_of_files
 from ..logbook.gathering import TOOLKIT, gather, own_version, version_of
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import dataset_of, model_of_files
-from ..logbook.sections import Dataset, ReportFigures, Run, numbers
+from ..logbook.sections import Dataset, ReportFigures, numbers
 from ..workloads import Bench
 
 SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
@@ -179,10 +179,9 @@ class Trial(Shown):
 
         memory, rates = figures_of(self.curve), self.texts_per_second
         values = {"texts_per_second": self.fastest, "texts_per_second_median": median(rates), **memory.values}
-        run = Run("annotation", self.batch_size, workers=0, peak_memory_bytes=memory.run.peak_memory_bytes)
-        return ReportFigures(
-            "trial", "golden texts", self.device, self.curve.verdict, self.simulated, numbers(values), run
-        )
+        run = replace(memory.run, task="annotation", batch_size=self.batch_size, workers=0)
+        where = (self.device, self.curve.verdict, self.simulated)
+        return ReportFigures("trial", "golden texts", *where, numbers(values), run)
 
     def report(self) -> Report:
         """Return what became of the memory; times stand in the HTML alone."""
@@ -262,9 +261,8 @@ def unmet(text: str, versions: Callable[[str], str | None]) -> Mapping[str, tupl
     except InvalidRequirement as error:
         what = "A line of requirements.txt names no package."
         raise ConfigurationError(what, AGAIN) from error
-    pins = {
-        one.name: str(one.specifier).removeprefix("==") for one in wanted if not one.marker or one.marker.evaluate()
-    }
+    here = [one for one in wanted if not one.marker or one.marker.evaluate()]
+    pins = {one.name: str(one.specifier).removeprefix("==") for one in here}
     there = {name: versions(name) for name in pins}
     return {name: (pin, there[name]) for name, pin in pins.items() if (there[name] or "").partition("+")[0] != pin}
 
@@ -315,9 +313,8 @@ def same_packages(seen: Observed) -> Finding:
 
 
 def same_python(seen: Observed) -> Finding:
-    former, here = (
-        ".".join(book.software.python.split(".")[:2]) if book else "" for book in (seen.former, seen.logbook)
-    )
+    books = (seen.former, seen.logbook)
+    former, here = (".".join(one.software.python.split(".")[:2]) if one else "" for one in books)
     if not former or not here:
         return Finding("Python", NOT_APPLICABLE, NOT_RUN)
     if former == here:
@@ -342,9 +339,7 @@ def same_entities(seen: Observed) -> Finding:
     """Judge whether the entities in every text are exactly those of the golden run."""
     if not_run := seen.not_run("entities"):
         return not_run
-    pairs = [
-        (Counter(wanted), Counter(found)) for wanted, found in zip(seen.golden.entities, seen.entities, strict=True)
-    ]
+    pairs = [tuple(map(Counter, both)) for both in zip(seen.golden.entities, seen.entities, strict=True)]
     others = [number for number, (wanted, found) in enumerate(pairs) if wanted != found]
     if not others:
         total = counted(sum(map(len, seen.entities)), "entity", "entities")
@@ -366,9 +361,8 @@ def level_memory(seen: Observed) -> Finding:
     if curve.verdict == FLAT:
         return Finding("memory", OK, evidence)
     status = FAILED if curve.verdict == GROWING else WARNING
-    return Finding(
-        "memory", status, f"{MEASURES[curve.measure]}: {evidence}", "See what keeps it: nb.training.who_holds()."
-    )
+    remedy = "See what keeps it: nb.training.who_holds()."
+    return Finding("memory", status, f"{MEASURES[curve.measure]}: {evidence}", remedy)
 
 
 def same_speed(seen: Observed) -> Finding:

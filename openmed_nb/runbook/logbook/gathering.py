@@ -35,6 +35,7 @@ from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, check_flag, given_path, shorten
 from ...models.loading import dtype_of, model_folder
+from ...models.registry import is_named
 from ...plain import LARGEST, from_plain, utc
 from ...session import SESSION
 from ...training.curve import installed_bytes
@@ -141,7 +142,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
 
 def which_model(model: Any) -> tuple[sections.Model | None, Path | None]:
     """Return the model of a name, a pipeline or a module, and where its files are; ``None`` is the one that was loaded last."""
-    if model is not None and not isinstance(model, (str, os.PathLike)):
+    if not is_named(model):
         return privacy.model_in_memory(module_in(model), getattr(model, "tokenizer", None)), None
     if loaded := SESSION.models.named(None if model is None else str(model)):
         last = loaded[-1]
@@ -373,9 +374,8 @@ def background(first: ProcessorTimes, second: ProcessorTimes, names: bool = Fals
     if whole <= 0:
         return sections.Background()
     processor = BUSY * whole / max(1, import_psutil().cpu_count() or 1)
-    taken = {
-        key: seconds - first.programs[key][1] for key, (_, seconds) in second.programs.items() if key in first.programs
-    }
+    there = [key for key in second.programs if key in first.programs]
+    taken = {key: second.programs[key][1] - first.programs[key][1] for key in there}
     busiest = sorted((key for key, seconds in taken.items() if seconds >= processor), key=lambda key: -taken[key])
     others = (second.busy - first.busy) - (second.own - first.own)
     named = tuple(privacy.without_secrets(second.programs[key][0])[:LONGEST_NAME] for key in busiest[:MOST_NAMES])
@@ -448,9 +448,8 @@ def places(
         mounted = mounted_at(real, mounts)
         on_mac = mounted is not None and (mounted.filesystem, mounted.kind) == ("apfs", "local")
         kind = "cloud" if on_mac and in_cloud(real, home, run) else mounted.kind if mounted else "not known"
-        found.append(
-            sections.StoragePlace(what, privacy.short_path(path), mounted.filesystem if mounted else None, kind)
-        )
+        filesystem = mounted.filesystem if mounted else None
+        found.append(sections.StoragePlace(what, privacy.short_path(path), filesystem, kind))
     return tuple(found)
 
 

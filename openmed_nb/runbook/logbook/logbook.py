@@ -425,6 +425,12 @@ class ComparedFigure(Plain):
         """The second over the first, ``None`` if the first is 0."""
         return self.second / self.first if self.first else None
 
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The figure as people read it; large ones are whole."""
+        both = (f"{one:,.0f}" if abs(one) >= WHOLE else f"{one:.6g}" for one in (self.first, self.second))
+        return self.report, self.subject, self.name, *both, "" if self.ratio is None else f"{self.ratio:.3f}"
+
 
 @dataclass(frozen=True, repr=False)
 class LogbookDiff(Shown):
@@ -494,18 +500,11 @@ class LogbookDiff(Shown):
         columns = ("what", "first", "second")
         why_not = tuple((one.name, one.first, one.second, one.why) for one in reasons)
         moment = different(momentary(self.first), momentary(self.second))
-        others, moments = (
-            tuple((one.name, one.first, one.second) for one in some) for some in (self.differences, moment)
-        )
-        figures = []
-        for one in self.figures:
-            ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
-            first, second = (
-                f"{value:,.0f}" if abs(value) >= WHOLE else f"{value:.6g}" for value in (one.first, one.second)
-            )
-            figures.append((one.report, one.subject, one.name, first, second, ratio))
+        both = (self.differences, moment)
+        others, moments = (tuple((one.name, one.first, one.second) for one in some) for some in both)
+        figures = tuple(one.row for one in self.figures)
         shown_apart = (
-            Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), tuple(figures)),
+            Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), figures),
             Table("At that moment", columns, moments),
         )
         tables = (Table("Why not", (*columns, "because"), why_not), Table("What else differs", columns, others))
@@ -524,9 +523,8 @@ class LogbookDiff(Shown):
 
 def different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
     """Return what differs between two mappings of the same names."""
-    return [
-        Difference(name, shown(value), shown(second[name])) for name, value in first.items() if value != second[name]
-    ]
+    others = [name for name, value in first.items() if value != second[name]]
+    return [Difference(name, shown(first[name]), shown(second[name])) for name in others]
 
 
 def shown(value: Any) -> str:

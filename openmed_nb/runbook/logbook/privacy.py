@@ -19,6 +19,7 @@ from ...devices.backend import TENSOR_LOCK
 from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.request import MASK, masked
 from ...errors import ConfigurationError, given_path, one_line
+from ...models.config import dtype_name
 from ...models.files import content_of, digest_of
 from .sections import Dataset, Hypothesis, Model
 
@@ -268,7 +269,7 @@ def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
         weights_in_memory(module),
         _fingerprint(settings),
         None if backend is None else _fingerprint(str(sorted(backend.get_vocab().items()))),
-        next((str(one.dtype).removeprefix("torch.") for one in module.parameters()), None),
+        next((dtype_name(one.dtype) for one in module.parameters()), None),
     )
 
 

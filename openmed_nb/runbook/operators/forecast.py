@@ -6,7 +6,6 @@ calls, and ``table`` knows what becomes of that on MPS.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from ...devices.moving import check_memory, copy_of, module_in, named_tensors, w
 from ...display import OK, WARNING, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, check_flag
 from ...models.config import OpenMedConfig
+from ...models.registry import is_named
 from ...session import SESSION
 from ...training.nonfinite import loss_of
 from .table import (
@@ -499,7 +499,7 @@ def forecast(
     """
     check_flag("training", training)
     with SESSION.told_after(progress):
-        if model is None or isinstance(model, (str, os.PathLike)):
+        if is_named(model):
             model = create_pipeline(SESSION, "bundled" if model is None else str(model), OpenMedConfig())
         SESSION.tell(Activity("Forecasting", type(model).__name__))
         module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")

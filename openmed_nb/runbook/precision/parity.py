@@ -8,7 +8,6 @@ dropout off and against the labels that the reference itself gives: a seed gives
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -24,6 +23,7 @@ from ...display import counted
 from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
+from ...models.registry import is_named
 from ...session import SESSION
 from .report import (
     TOLERANCES,
@@ -109,7 +109,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     check_flag("gradients", gradients)
     with SESSION.told_after(progress):
         check_texts(texts)
-        if model is None or isinstance(model, (str, os.PathLike)):
+        if is_named(model):
             pair = pair_of_files(*SESSION.files(model, given))
         else:
             pair = pair_of_pipeline(checked_pipeline(model, given))
@@ -174,9 +174,8 @@ class Pair:
 
     def in_every_strategy(self) -> Pair:
         """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
-        reference, candidate = (
-            replace(side, network=replace(side.network, whole=True)) for side in (self.reference, self.candidate)
-        )
+        sides = (self.reference, self.candidate)
+        reference, candidate = (replace(one, network=replace(one.network, whole=True)) for one in sides)
         return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
 
 
@@ -398,14 +397,11 @@ class Tally:
 
         for place, answers in enumerate(zip(reference, candidate, strict=True)):
             number, text = prepared.first + place, prepared.texts[place]
-            ours, theirs = (
-                [] if isinstance(answer, OpenMedError) else [span_of(one) for one in answer] for answer in answers
-            )
+            ours, theirs = ([] if isinstance(one, OpenMedError) else list(map(span_of, one)) for one in answers)
             self.spans[strategy] += compare_spans(ours, theirs, number)
             if strategy == self.own:
-                self.distinct.update(
-                    fingerprint_of(f"{label} {words_of(text[start:end])}") for start, end, label in ours
-                )
+                words = (f"{label} {words_of(text[start:end])}" for start, end, label in ours)
+                self.distinct.update(map(fingerprint_of, words))
             if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
                 gold = self.gold_of(number, len(text))
                 before = self.scores[strategy]

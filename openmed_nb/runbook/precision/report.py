@@ -368,9 +368,8 @@ class ParityReport(Shown):
         sentences = [f"{read} in {counted(self.windows, 'window')}."]
         if self.is_reference and self.differs:
             sentences.append("The candidate is computed as the reference is: the difference is a fault.")
-        changes = tuple(
-            (f"text {one.text}", one.kind, place(one.reference), place(one.candidate)) for one in self.spans.changes
-        )
+        listed = self.spans.changes
+        changes = tuple((f"text {one.text}", one.kind, place(one.reference), place(one.candidate)) for one in listed)
         count = self.spans.all - self.spans.exact
         first = f" (the first {len(changes)} of {count})" if count > len(changes) else ""
         differing = Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), changes)

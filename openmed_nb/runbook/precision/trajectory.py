@@ -34,10 +34,11 @@ from ...errors import (
     choice,
     whole,
 )
+from ...models.registry import is_named
 from ...session import SESSION
 from ...training.nonfinite import Origin, origin_of, watched_layers
 from ...training.steps import Precision, adamw, check_fused, precision
-from ..benches import Repeated, check_no_arguments, check_series, example_of, is_named, labelled_rows, pipeline_of_files
+from ..benches import Repeated, check_no_arguments, check_series, example_of, labelled_rows, pipeline_of_files
 from ..operators.forecast import loss_or_mean
 from ..workloads import generators_kept
 from .parity import SMALLEST
@@ -119,9 +120,8 @@ class LossParity(Shown):
         """Whether the losses are numbers, whether rounding explains the drift, and where the two part."""
         there = math.isfinite(self.candidate[-1])
         numbers = "every loss is a number" if there else f"NaN or infinity in step {self.steps}"
-        way_out = (
-            "Train on the CPU." if self.dtype == "float32" else "Look whether it is so in float32, and train in that."
-        )
+        in_float32 = "Look whether it is so in float32, and train in that."
+        way_out = "Train on the CPU." if self.dtype == "float32" else in_float32
         found = [Finding("numbers", OK if there else FAILED, numbers, "" if there else way_out)]
         if self.parted is None:
             return (*found, Finding("drift", OK, f"rounding of {self.dtype} explains it"))
@@ -147,11 +147,12 @@ class LossParity(Shown):
             *self.notes,
         )
         columns = ("step", "loss on the CPU", f"loss on {self.device}", "drift", "tolerance")
-        values = list(zip(self.reference, self.candidate, self.drift, self.tolerance, strict=True))
-        forms = ("{:.6g}", "{:.6g}", "{:.2g}", "{:.2g}")
+        values = zip(self.reference, self.candidate, self.drift, self.tolerance, strict=True)
+        shown = sampled(self.steps, self.parted)
         rows = tuple(
-            (str(step), *(form.format(one) for form, one in zip(forms, values[step - 1], strict=True)))
-            for step in sampled(self.steps, self.parted)
+            (str(step), f"{right:.6g}", f"{found:.6g}", f"{far:.2g}", f"{most:.2g}")
+            for step, (right, found, far, most) in enumerate(values, 1)
+            if step in shown
         )
         table = Table("Losses at some steps", columns, rows, folded=True)
         steps = (*(step for step in ticks(self.steps, whole=True) if 0 < step < self.steps), self.steps)
@@ -194,9 +195,8 @@ def tolerance_of(reference: Sequence[float], rounded: Sequence[float]) -> tuple[
         >>> [one / FACTOR for one in tolerance_of([0.0, 0.0, 0.0], [0.25, 1.0, 0.5])]
         [0.25, 1.0, 1.0]
     """
-    rounding = (
-        abs(loss) * EPSILON for loss in reference
-    )  # Of the loss itself, where other roundings happen to give it.
+    # Of the loss itself, where other roundings happen to give it.
+    rounding = (abs(loss) * EPSILON for loss in reference)
     there = (far + own for far, own in zip(apart(rounded, reference), rounding, strict=True))
     return tuple(FACTOR * far for far in accumulate(there, max))
 
@@ -276,7 +276,7 @@ def loss_parity(  # noqa: PLR0913 - each is one thing that a person may want to 
     with SESSION.told_after(progress):
         module, batches, name = subject(model, batches, arguments)
         place = SESSION.device(device).device
-        how = How(name, dtype, loss or of_model, optimizer or (lambda weights: adamw(weights, lr=RATE)))
+        recipe = Recipe(name, dtype, loss or of_model, optimizer or (lambda weights: adamw(weights, lr=RATE)))
         with contextlib.ExitStack() as kept:
             kept.callback(empty_cache, place)
             kept.callback(gc.collect)
@@ -284,7 +284,7 @@ def loss_parity(  # noqa: PLR0913 - each is one thing that a person may want to 
             kept.enter_context(random_numbers_kept())
             kept.enter_context(random_numbers_from(random_states(place)))
             kept.enter_context(out_of_memory_explained(f"A step of {name}", place, "Pass smaller batches."))
-            return trained(module, Repeated(batches, Counter()), steps, how, place)
+            return trained(module, Repeated(batches, Counter()), steps, recipe, place)
 
 
 def of_model(model: Any, batch: Any) -> Any:
@@ -320,7 +320,7 @@ Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class How:
+class Recipe:
     """How a model is trained, on any side."""
 
     name: str
@@ -357,7 +357,7 @@ class How:
 class Training:
     """A copy of a model that learns on a device."""
 
-    how: How
+    recipe: Recipe
     model: torch.nn.Module
     precision: Precision
     optimizer: Any
@@ -374,10 +374,10 @@ class Training:
 
         moved = to_device(with_tensors(batch, torch.Tensor.clone), self.device)
         with self.precision.autocast():
-            loss = self.how.loss(self.model, moved)
+            loss = self.recipe.loss(self.model, moved)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
             remedy = "Pass batches with labels, or loss=, which takes the model and a batch and returns one number."
-            raise ConfigurationError(f"{self.how.name} gives no loss to learn from.", remedy)
+            raise ConfigurationError(f"{self.recipe.name} gives no loss to learn from.", remedy)
         return loss
 
     def step(self, batch: Any) -> None:
@@ -409,14 +409,14 @@ class Training:
         return own
 
 
-def trained(model: torch.nn.Module, batches: Iterator[Any], steps: int, how: How, place: str) -> LossParity:
+def trained(model: torch.nn.Module, batches: Iterator[Any], steps: int, recipe: Recipe, place: str) -> LossParity:
     """Train copies of a model beside each other, and return their losses."""
     begun = copy_of(model)
     without_dropout(begun)
-    reference, rounded, candidate = how.reference(begun), how.rounded(begun), how.candidate(begun, place)
+    reference, rounded, candidate = recipe.reference(begun), recipe.rounded(begun), recipe.candidate(begun, place)
     origin, recent = None, deque[Any](maxlen=2)
     for done in range(steps):
-        SESSION.tell(Activity("Training on both", how.name, done, steps, "step"))
+        SESSION.tell(Activity("Training on both", recipe.name, done, steps, "step"))
         recent.appendleft(next(batches))
         states = random_states(place)
         for side in (reference, rounded, candidate):
@@ -424,19 +424,19 @@ def trained(model: torch.nn.Module, batches: Iterator[Any], steps: int, how: How
             with failing_on(side.device):
                 side.step(recent[0])
         if not math.isfinite(reference.losses[-1]):
-            what = f"The loss of {how.name} is no finite number on the CPU, in step {done + 1}."
+            what = f"The loss of {recipe.name} is no finite number on the CPU, in step {done + 1}."
             raise ModelUnusable(what, "Use a lower learning rate, or batches without faults.")
         tolerance = tolerance_of(reference.losses, rounded.losses)
         if origin is None and first_beyond(apart(candidate.losses, reference.losses), tolerance):
             origin = where_they_part(reference, place, recent)
         if not math.isfinite(candidate.losses[-1]):
             break
-    SESSION.tell(Activity("Training on both", how.name, steps, steps, "step"))
+    SESSION.tell(Activity("Training on both", recipe.name, steps, steps, "step"))
     notes = ("The CPU is compared with itself, with another number of threads.",) if place == "cpu" else ()
     return LossParity(
-        model=how.name,
+        model=recipe.name,
         device=shown_device(place),
-        dtype=how.dtype,
+        dtype=recipe.dtype,
         reference=tuple(reference.losses),
         rounded=tuple(rounded.losses),
         candidate=tuple(candidate.losses),
@@ -488,24 +488,24 @@ Place = tuple[Origin, int]
 
 def where_they_part(reference: Training, device: str, batches: Iterable[Any]) -> Origin:
     """Return what a device computes otherwise than the CPU first, from the weights of the CPU, of the last batches."""
-    how, model = reference.how, reference.model
+    recipe, model = reference.recipe, reference.model
     for batch in batches:
-        states, kept = random_states(device), Numbers()
-        gradients = how.reference(model).looked_at(batch, kept.keep)
+        states, kept = random_states(device), StepNumbers()
+        gradients = recipe.reference(model).looked_at(batch, kept.keep)
         others = []
-        for side in (how.rounded(model), how.candidate(model, device)):
+        for side in (recipe.rounded(model), recipe.candidate(model, device)):
             set_random_states(states)
-            others.append(Numbers(kept))
+            others.append(StepNumbers(kept))
             side.looked_at(batch, others[-1].keep, gradients)
         if origin := first_wrong(kept.far, *(one.far for one in others)):
             return origin
     return Origin("unknown", NO_LAYER)
 
 
-class Numbers:
+class StepNumbers:
     """What is computed in a step: how long each tensor is, or how far from those of another step."""
 
-    def __init__(self, other: Numbers | None = None) -> None:
+    def __init__(self, other: StepNumbers | None = None) -> None:
         self.far: dict[Place, float] = {}
         self.kept: dict[Place, list[Any]] = {}
         self._seen = Counter[Origin]()

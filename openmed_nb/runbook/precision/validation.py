@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...activity import Activity
+from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import FAILED, OK, WARNING, Report, Shown, counted
 from ...errors import ConfigurationError, ModelUnusable
@@ -30,9 +30,9 @@ from ...models.certificates import (
 from ...models.config import dtype_name
 from ...models.files import content_of
 from ...models.loading import LoadSpec, load, model_folder
+from ...models.registry import is_named
 from ...session import SESSION
-from ..comparison import seconds_in_turn
-from ..workloads import ANNOTATION, FORWARD, Workload
+from ..workloads import in_turn
 from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, with_model, words_of
 from .report import KINDS, ParityReport, Score
 
@@ -144,7 +144,7 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
 
     given = {**arguments, **({} if device is None else {"device": device})}
     with SESSION.told_after(progress):
-        if model is not None and not isinstance(model, (str, os.PathLike)):
+        if not is_named(model):
             what = f"A certificate is of the files of a model, and {type(model).__name__} names none."
             raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
         check_texts(texts)
@@ -240,15 +240,9 @@ def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> floa
     from ...annotation.stream import in_chunks
 
     some: list[Any] = next((chunk.texts for chunk in in_chunks(texts, 8 * TIMED_CHARACTERS)), [])
-    work = {
-        name: Workload(
-            *("both types", ANNOTATION, str(way.network.model.device), len(some), None),
-            lambda: itertools.repeat(some),
-            ((FORWARD, way.entities),),
-        )
-        for name, way in (("plain", plain), ("reduced", reduced))
-    }
-    return gain_of(list(zip(*seconds_in_turn(work, PAIRS).values(), strict=True)))
+    ways = {name: partial(seconds_of, partial(way.entities, some)) for name, way in enumerate((plain, reduced))}
+    turns = in_turn(ways, SESSION.steps("Timing", "both types", range(PAIRS + 1), "pair"))
+    return gain_of(list(zip(*turns.values(), strict=True))[1:])  # The first pair warms up.
 
 
 def gain_of(seconds: Sequence[tuple[float, float]]) -> float:

@@ -93,9 +93,8 @@ class DeviceReport(Record, Shown):
             Pass the report.json that nb.report() has written.
         """
         path = given_path(file, "the file of a report")
-        found: DeviceReport = read_as(
-            cls, path, "a report of nb.report()", f"Pass the {JSON} that nb.report() has written."
-        )
+        remedy = f"Pass the {JSON} that nb.report() has written."
+        found: DeviceReport = read_as(cls, path, "a report of nb.report()", remedy)
         return found
 
     @property
@@ -152,9 +151,8 @@ def facts_of(record: Record) -> Iterator[tuple[str, str]]:
 def shipped_like(subject: Subject, folder: Path = SHIPPED) -> DeviceReport | None:
     """Return a shipped report of a chip, torch and system as here, of the same work; ``None`` if there is none."""
     reports = map(DeviceReport.read, sorted(folder.glob("*.json")))
-    return next(
-        (one for one in reports if one.subject.kind == subject.kind and one.subject.training == subject.training), None
-    )
+    wanted = (subject.kind, subject.training)
+    return next((one for one in reports if (one.subject.kind, one.subject.training) == wanted), None)
 
 
 def compared_with(record: DeviceReport, other: DeviceReport | None) -> tuple[str, Table]:

@@ -254,7 +254,7 @@ def memory(asked: Asked) -> Answer:
     from ..benches import memory_of_epochs
 
     with benched(asked, training=True) as bench:
-        found = memory_of_epochs(bench.bucket(4), 1 if asked.quick else 4)
+        found = memory_of_epochs(bench.bucket(4), 1 if asked.quick else 4, bench.device)
     return Answer(found, (found,))
 
 
@@ -274,9 +274,8 @@ def fallbacks(asked: Asked) -> Answer:
     finding = of_fallbacks(predicted.leaving, ledger.operators, ledger.operators_on_mps)
     said = predicted.verdict, ledger.verdict
     found = Measured("Fallbacks against the forecast", shown_device(asked.device), said, (finding,))
-    return Answer(
-        found, judged=(predicted, ledger), says=f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
-    )
+    says = f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
+    return Answer(found, (predicted, ledger), says=says)
 
 
 def of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> Finding:
@@ -306,10 +305,10 @@ def logbook(asked: Asked) -> Answer:
     # Where folders are is of this computer alone.
     shared = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
     storage = tuple(replace(one, path=MASK) for one in book.storage)
-    whole = replace(
+    book = replace(
         book, environment=shared, storage=storage, run=run_of(asked.figures, book.run), figures=asked.figures
     )
-    return Answer(whole, says="It can be read with Logbook.read() once it is saved, and compared with another one.")
+    return Answer(book, says="It can be read with Logbook.read() once it is saved, and compared with another one.")
 
 
 STEPS: tuple[Step, ...] = (

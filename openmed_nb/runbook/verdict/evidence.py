@@ -382,10 +382,8 @@ class Case:
         if evidence.entity_agreement is not None:
             return True
         doubtful = self.is_rounding and self.beyond("logits")
-        shown = (evidence.logits is not None and not doubtful) or () in {
-            evidence.silent_errors,
-            evidence.training_parts,
-        }
+        none_found = () in {evidence.silent_errors, evidence.training_parts}
+        shown = none_found or (evidence.logits is not None and not doubtful)
         return evidence.task not in {None, ANNOTATION} and shown
 
     @property

@@ -190,9 +190,8 @@ class Gates(Shown):
             ),
         )
         sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speed_up=0.3) changes one.",)
-        headline = (
-            f"Gates: the {counted(len(thresholds), 'threshold')} and {counted(len(rules), 'rule')} behind a verdict"
-        )
+        many = f"{counted(len(thresholds), 'threshold')} and {counted(len(rules), 'rule')}"
+        headline = f"Gates: the {many} behind a verdict"
         return Report("Gates", sentences, tables, spoken=(headline, *sentences))
 
     def __str__(self) -> str:

@@ -195,9 +195,8 @@ class Verdict(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, numbers and strings, ready for JSON."""
-        unknown = [
-            {"name": one.name, "command": one.command, "goes_before": one in self.before} for one in self.unknown
-        ]
+        before = self.before
+        unknown = [{"name": one.name, "command": one.command, "goes_before": one in before} for one in self.unknown]
         return {**super().to_dict(), "not_known": unknown}
 
     @property
@@ -208,9 +207,8 @@ class Verdict(Shown):
     def _lamp(self, rank: Area) -> Lamp:
         """Return the lamp of an area, with the figure that decides on it."""
         case, area = Case(self.evidence, vars(self.gates)), rank.name.lower()
-        beyond = [
-            figure for one in self.reasons if one.rank == rank and one.recommendation != STAY for figure in one.figures
-        ]
+        against = [one for one in self.reasons if one.rank == rank and one.recommendation != STAY]
+        beyond = [figure for one in against for figure in one.figures]
         known = [figure for figure in map(case.gated, GATES_OF[rank]) if figure.value is not None]
         words = next((figure.measured for figure in (*beyond, *known)), "")
         if beyond:
@@ -231,9 +229,8 @@ class Verdict(Shown):
         also = (*(f"Beside it: {state}" for state in self.states), *self.cautions, *self.gates.changes)
         others = tuple((one.recommendation, *map("; ".join, (one.when, one.do))) for one in self.others)
         table = Table("Other recommendations that have reasons", ("recommendation", "because", "what to do"), others)
-        led = tuple(
-            (figure.row[0], one.recommendation, *figure.row[1:]) for one in self.reasons for figure in one.figures
-        )
+        pairs = [(one.recommendation, figure.row) for one in self.reasons for figure in one.figures]
+        led = tuple((row[0], recommendation, *row[1:]) for recommendation, row in pairs)
         rest = tuple(row for row in self.evidence.rows() if row[0] not in {row[0] for row in led})
         unknown = tuple((one.name, "yes" if one in self.before else "no", one.command) for one in self.unknown)
         tables = (

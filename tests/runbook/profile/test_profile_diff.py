@@ -166,27 +166,20 @@ def test_difference_has_its_forms():
         ("{}", "it is of another kind"),
         ("{", "Expecting property name"),
         ('{"schema": "openmed_nb/profile/1"}', "it has no"),
-        ('{"schema": "openmed_nb/profile/1", "synchronisations": [3], "fallbacks": {}}', "it has no"),
+        *(
+            (json.dumps({**FIRST.to_dict(), **damage}), "is not a profile")
+            for damage in ({"synchronisations": [3]}, {"fallbacks": {}}, {"rows": "many"}, {"split": None})
+        ),
     ],
 )
 def test_what_is_no_profile(tmp_path, text, what):
-    """A file that holds something else, or a part of a profile, is refused with one thing to do."""
+    """A file that holds something else, a part of a profile or other fields is refused with one thing to do."""
     file = tmp_path / "other.json"
     file.write_text(text, "utf-8")
 
     with pytest.raises(ConfigurationError, match=what) as caught:
         Profile.read(file)
     assert caught.value.remedy == "Pass a file that Profile.save() has written."
-
-
-@pytest.mark.parametrize("damage", [{"synchronisations": [3]}, {"fallbacks": {}}, {"rows": "many"}, {"split": None}])
-def test_damaged_profile(tmp_path, damage):
-    """A profile with a field of another kind is refused too."""
-    file = tmp_path / "damaged.json"
-    file.write_text(json.dumps({**FIRST.to_dict(), **damage}), "utf-8")
-
-    with pytest.raises(ConfigurationError, match="is not a profile"):
-        Profile.read(file)
 
 
 def test_what_is_compared_is_a_profile():
