@@ -13,7 +13,7 @@ from openmed_nb.runbook.comparison import (
     Interval,
     Utilisation,
     devices_to_compare,
-    figures_of,
+    figures_on,
 )
 from openmed_nb.runbook.workloads import Split, Workload, split_of
 
@@ -82,7 +82,7 @@ def test_speed_up_is_the_median_of_ratios():
     turns = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
     workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
 
-    figures = figures_of(workload, "mps", turns, EVEN, LOAD)
+    figures = figures_on(workload, "mps", turns, EVEN, LOAD)
 
     assert (figures.speed_up.low, figures.speed_up.middle, figures.speed_up.high) == (2.0, 2.0, 3.0)
     assert (figures.seconds, figures.quartiles) == (1.5, (1.0, 2.375))
