@@ -335,7 +335,7 @@ def name_lengths(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, prefix: st
         known = KNOWN_LENGTHS[tokenizer] = np.zeros((2, size), np.int64)
     missing = ids[known[0, ids] == 0]
     if len(missing):
-        new = np.unique(missing)
+        new = np.flatnonzero(np.bincount(missing))  # np.unique imports numpy.ma.
         names = tokenizer.convert_ids_to_tokens(new.tolist())
         known[:, new] = [*map(len, names)], [len(name.removeprefix(prefix)) for name in names]
     return known
