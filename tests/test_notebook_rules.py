@@ -203,6 +203,8 @@ WRONG = [
     ("04", "Accepted: bundled|bundled may be used", "bundled may not be used"),
     ("04", "Signals", "Sounds"),
     ("04", "memory pressure", "blood pressure"),
+    ("10", "2 entities masked", "3 entities masked"),
+    ("10", "This is no guarantee", "This is a guarantee"),
 ]
 
 
