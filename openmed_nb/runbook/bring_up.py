@@ -12,7 +12,8 @@ from typing import Any, Literal
 from ..activity import Activity
 from ..devices.environment import CONFLICT, TOO_LATE
 from ..devices.machine import mps_is_simulated
-from ..display import FAILED, OK, WARNING, Report, Shown, Table, counted, plain, to_html
+from ..display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Shown, Table, counted, plain, to_html
+from ..drawing import Lamp, Picture
 from ..errors import DeviceError, Interrupted, check_flag, given_path, number
 from ..models.registry import is_named
 from ..plain import read_as, save_in, to_json, utc
@@ -260,15 +261,18 @@ class Ladder(Shown):
         return f"No, {reason}"
 
     @property
-    def states(self) -> tuple[tuple[str, str], ...]:
-        """Each stage with its state: passed, stopped here, or not reached."""
-        words = {one.stage: "passed" if one.status == OK else "stopped here" for one in self.rungs}
-        return tuple((one.name, words.get(one.name, "not reached")) for one in STAGES)
+    def lamps(self) -> tuple[Lamp, ...]:
+        """Each stage with its status, and its state in words."""
+        statuses = {one.stage: one.status for one in self.rungs}
+        words = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
+        found = ((one.name, statuses.get(one.name, NOT_APPLICABLE)) for one in STAGES)
+        return tuple(Lamp(name, status, words[status]) for name, status in found)
 
     def report(self) -> Report:
         """Return the final gate, and the stages with their criteria and what to do."""
         limits, written = self.verdict.gates.shown(), {one.stage: ", ".join(one.files) for one in self.rungs}
-        rows = tuple((*state, one.criterion.format(**limits)) for one, state in zip(STAGES, self.states, strict=True))
+        stages = zip(STAGES, self.lamps, strict=True)
+        rows = tuple((one.name, lamp.words, one.criterion.format(**limits)) for one, lamp in stages)
         files = tuple((one.name, one.about, written.get(one.name, "")) for one in STAGES)
         stopped, back = self._stopped, {one.name: one.roll_back for one in STAGES}
         to_do = (f"What to do: {stopped.remedy}", f"To roll back: {back[stopped.stage]}") if stopped else ()
@@ -279,6 +283,7 @@ class Ladder(Shown):
             (Table("Stages", ("stage", "state", "criterion"), rows),),
             figures=(Table("Files", ("stage", "what is measured", "files"), files, folded=True),),
             status=FAILED if stopped else OK if self.complete else WARNING,
+            pictures=(Picture("How far", lamps=self.lamps),),
         )
 
     def logbook_figures(self) -> ReportFigures:

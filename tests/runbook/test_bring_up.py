@@ -111,6 +111,7 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
     assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
     assert [one.stage for one in found.rungs] == ["freeze"]
     assert "too late" in found.final
+    assert [one.status for one in found.report().pictures[0].lamps] == ["failed", *["not applicable"] * 4]
     assert "%load_ext openmed_nb" in found.rungs[0].remedy
     assert "Quackenbush" not in written + str(found) + found._repr_html_()
     assert json.loads((tmp_path / "ladder.json").read_text("utf-8"))["rungs"][0]["status"] == "failed"
