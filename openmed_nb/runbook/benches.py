@@ -399,6 +399,7 @@ class OwnBench:
     step: Callable[[Any], Any]  # Does a step with a batch as the loader gives it.
     data: Iterable[Any] | Callable[[int], Any]  # A loader, or a function that makes a batch of a size.
     device: str  # The device that is measured; where the function computes is up to its own code.
+    moved: bool = False  # Whether its batches are moved there first, so that it computes there.
 
     def bucket(self, rows: int) -> Workload:
         """Return steps over one batch that lies ready; it must have the rows that were asked for."""
@@ -423,6 +424,7 @@ class OwnBench:
 
     def _workload(self, rows: int, batches: Iterable[Any], first: Any) -> Workload:
         sizes = Counter[int]()
+        moving = ((TRANSFER, lambda batch: to_device(batch, self.device)),) if self.moved else ()
         return Workload(
             self.name,
             OWN_STEP,
@@ -430,19 +432,19 @@ class OwnBench:
             rows,
             None,
             lambda: Repeated(batches, sizes),
-            (("step", lambda batch: self.step(fresh(batch))),),
+            (*moving, ("step", lambda batch: self.step(fresh(batch)))),
             sizes=Counter() if callable(self.data) else sizes,
             row_shape=row_shape_of(example_of(first)),
             **read_ahead(self.data),
         )
 
 
-def subject_of_step(step: Callable[[Any], Any], data: Any) -> Subject:
+def subject_of_step(step: Callable[[Any], Any], data: Any, moved: bool) -> Subject:
     """Return a function that does a step, with its batches; it is measured as it is, and changes what it changes."""
     name = named(step)
     if not callable(data):
         check_series(name, data, "a DataLoader, a list of batches, or a function that makes a batch of a size")
-    return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device), data)
+    return Subject(name, OWN_STEP, lambda device: OwnBench(name, step, data, device, moved), data)
 
 
 def check_series(name: str, data: Any, such_as: str = "a DataLoader, or a list of batches") -> None:
@@ -551,8 +553,12 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
     length: int | None = None,
     device: str | None = None,
     arguments: Mapping[str, Any],
+    moved: bool = False,
 ) -> tuple[Subject, str]:
-    """Return what a person wants measured, and the device for it; what can be checked is checked before a model is loaded."""
+    """Return what a person wants measured, and the device for it; what can be checked is checked before a model is loaded.
+
+    ``moved`` tells whether the batches of a function are moved to the device that is measured.
+    """
     check_flag("training", training)
     length = whole_or_none("length", length)
     kind = type(model).__name__
@@ -571,7 +577,7 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
         raise ConfigurationError(what, "Leave length out, and pass batches of that length.")
     else:
         own = is_own_step(model)
-        subject = subject_of_step(model, data) if own else subject_of_module(model, data, training)
+        subject = subject_of_step(model, data, moved) if own else subject_of_module(model, data, training)
     return subject, SESSION.device(given.get("device")).device
 
 

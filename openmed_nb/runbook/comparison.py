@@ -18,7 +18,6 @@ from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table
 from ..drawing import Bar, Picture
 from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
 from ..session import SESSION
-from ..training.epochs import named
 from .sweep import rate
 from .utilisation import Utilisation, load_on, time_to_watch
 from .workloads import TRANSFER, Split, StepReport, Workload, in_turn, put_on_devices, whole_rounds
@@ -313,9 +312,11 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     at last each device works without a pause while the system is asked how busy it is.
 
     Args:
-        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; or a torch module.
-        data: Texts for a name or a pipeline; example inputs or a ``DataLoader`` for a module or for training. Synthetic texts
-            where nobody says.
+        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
+            function of your own, which computes where the tensors of its batch are.
+        data: Texts for a name or a pipeline; example inputs or a ``DataLoader`` for a module or for training; for a function
+            batches, which are moved to each device, or a function that makes one of a number of rows. Synthetic texts where
+            nobody says.
         devices: The devices beside the CPU, which is always among them; ``None`` for all that can be used.
         training: Whether training steps are compared: forward, backward and AdamW, on copies of the model.
         batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
@@ -337,7 +338,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         no times.
 
     Raises:
-        ConfigurationError: For a function, which cannot be put on devices, and for data and numbers that are none.
+        ConfigurationError: For data and numbers that are none.
         ModelError: Where the model cannot be loaded.
         DeviceError: Where a device cannot be used, or a batch does not fit in its memory.
 
@@ -353,22 +354,18 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", pairs=6, watch=0)
         >>> list(comparison.of("cpu").shares), comparison.of("cpu").speed_up is None
         (['data', 'transfer', 'forward'], True)
+        >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", pairs=6, watch=0).task
+        'own step'
     """
-    from .benches import in_same_batches, is_own_step, subject_of  # It imports numpy.
+    from .benches import in_same_batches, subject_of  # It imports numpy.
 
     batch_size, pairs = whole_or_none("batch_size", batch_size), whole("pairs", pairs, FEWEST_VALUES)
     begin, seconds = now(), number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
     watch = number("watch", watch, LONGEST_WATCH, such_as=f"{WATCH:g}; 0 leaves the utilisation out")
-    if is_own_step(model):
-        what = f"{named(model)} is a function, and only its own code says on which device it computes."
-        remedy = (
-            "Pass a model's name, a pipeline or a torch module; nb.runbook.profile() and nb.sweep() take functions."
-        )
-        raise ConfigurationError(what, remedy)
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
     with SESSION.told_after(progress):
-        subject, device = subject_of(model, data, training=training, arguments=arguments)
+        subject, device = subject_of(model, data, training=training, arguments=arguments, moved=True)
         asked = (device, *usable_devices()) if devices is None else devices
         several = isinstance(asked, Iterable) and not isinstance(asked, str)
         names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))

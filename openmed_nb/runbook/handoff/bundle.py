@@ -38,7 +38,7 @@ from ...training.curve import FLAT
 from ..benches import TEXTS as SHORT_TEXTS
 from ..benches import checked_texts
 from ..logbook.gathering import TOOLKIT
-from ..logbook.logbook import SCHEMA_FILE, Logbook
+from ..logbook.logbook import SCHEMA_FILE, Logbook, escaped
 from ..logbook.privacy import dataset_of, golden_variables, short_path
 from .smoke import GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, SCHEMA, SUMS, TEXTS, Golden, Trial, checked_sizes, golden_run
 
@@ -56,7 +56,11 @@ SYNTHETIC = (
 )
 
 RUN, SMOKE, README, WHEELS, EVIDENCE = "run.sh", "smoke.py", "README.md", "wheels", "evidence.json"
+SERVICE, PLIST = "openmed_nb.service", "openmed_nb.plist"
+TRACES = (".json.gz", ".json")
 SCHEMA_NAME = "logbook.schema.json"
+
+LONGEST_OWNER = 100
 
 # What keeps everything from asking the network.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -69,10 +73,13 @@ WHAT = {
     README: "this text",
     RUN: "the golden command: it sets the environment variables and runs the smoke test",
     SMOKE: "the smoke test",
+    SERVICE: "the golden command as a unit of systemd",
+    PLIST: "the same for launchd on macOS",
     GOLDEN: "the golden run: model, device, type, batch, environment variables, and the entities to be found",
     LOGBOOK: "what the golden run was measured with, and its figures",
     EVIDENCE: "the logbook of the work that is handed over",
     SCHEMA_NAME: "the form of logbooks, as a JSON Schema",
+    **{f"trace{one}": "the trace of torch's profiler; it has the name of the computer that it is of" for one in TRACES},
     TEXTS: "the texts of the golden run",
     f"{MODEL}/": "the model",
     REQUIREMENTS: "every package, in the version that was used",
@@ -178,6 +185,8 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     logbook: Any = None,
     copy_model: bool = True,
     copy_dataset: bool = False,
+    owner: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
     batch_size: int = 32,
     rounds: int = 10,
     steps: int = 3,
@@ -198,6 +207,8 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         logbook: The logbook of the work; it is put next to that of the smoke test.
         copy_model: Whether the model's files are copied; if not, its name, without a path, and its checksum alone.
         copy_dataset: Whether the texts are copied and are what the smoke test reads, in the place of synthetic ones.
+        owner: Who answers for the golden command, such as a team; it stands in its README and in ``golden.json``.
+        trace: A file that :func:`openmed_nb.runbook.profile` wrote with ``trace=``, to be handed over too.
         batch_size: How many texts a step of the smoke test reads.
         rounds: After how many rounds its memory is judged; one more goes before them.
         steps: How many steps a round has.
@@ -221,14 +232,15 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     check_flag("copy_model", copy_model)
     check_flag("copy_dataset", copy_dataset)
     with SESSION.told_after(progress):
-        check_handed_over(model, dataset, logbook, copy_dataset)
+        check_handed_over(model, dataset, logbook, copy_dataset, owner)
+        traced = trace_file(trace)
         target = free_folder(folder)
         sizes = batch_size, rounds, steps = checked_sizes(batch_size, rounds, steps)
         spec, on = SESSION.files(model, given)
         SESSION.tell(Activity("Handing over", spec.reference.name))
         about = None if dataset is None else dataset_of(dataset)
         pins = lock()
-        files = dict(model_files(spec)) if copy_model else {}
+        files = {f"{MODEL}/{name}": file for name, file in model_files(spec)} if copy_model else {}
         texts = list(checked_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC)
         if not all(isinstance(text, str) for text in texts):
             raise ConfigurationError("The dataset has items that are not texts.", "Pass a list of texts.")
@@ -247,6 +259,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
             dataset=about,
             dataset_copied=copy_dataset,
             entities=entities,
+            owner=owner,
         )
         locked_on = f"Python {platform.python_version()}, {book.software.system}, {len(pins)} packages"
         contents = {
@@ -259,7 +272,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         SESSION.tell(Activity("Writing", target.name))
         try:
             with new_folder(target) as place:
-                write_bundle(place, golden, files, contents, book.simulated)
+                write_bundle(place, golden, {**files, **traced}, contents, book.simulated)
         except OSError as error:
             what = f"The bundle {target.name!r} cannot be written: {cause(error)}."
             raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from error
@@ -268,7 +281,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         return Handoff(target, golden, book, trial, files_written)
 
 
-def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool) -> None:
+def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
     """Refuse what cannot be handed over, before anything is loaded."""
     if not is_named(model):
         what = f"{type(model).__name__} is not the name of a model, and has no files that can be handed over."
@@ -276,10 +289,26 @@ def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool
     if logbook is not None and not isinstance(logbook, Logbook):
         what = f"{type(logbook).__name__} is not a logbook."
         raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")
+    if owner is not None and not (
+        isinstance(owner, str) and 0 < len(owner.strip()) <= LONGEST_OWNER and owner.isprintable()
+    ):
+        raise ConfigurationError("The owner is not a name.", f"Pass one line of at most {LONGEST_OWNER} characters.")
     if copy_dataset and isinstance(dataset, (str, os.PathLike)):
         raise ConfigurationError("A dataset in files is not copied.", "Pass its texts, or copy the files yourself.")
     if copy_dataset and dataset is None:
         raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or leave copy_dataset out.")
+
+
+def trace_file(trace: Any) -> dict[str, Path]:
+    """Return the file of a trace by its name in a bundle; nothing where none was passed."""
+    if trace is None:
+        return {}
+    file = given_path(trace, "the file of a trace")
+    ending = next((one for one in TRACES if file.name.endswith(one)), None)
+    if ending is None or not file.is_file():
+        what = f"{file.name!r} is not the file of a trace."
+        raise ConfigurationError(what, "Pass the one that nb.runbook.profile(..., trace='trace.json') wrote.")
+    return {f"trace{ending}": file}
 
 
 def free_folder(folder: Any) -> Path:
@@ -337,10 +366,11 @@ def write_bundle(
     (folder / WHEELS).mkdir()
     wheel = write_wheel(folder / WHEELS)
     for name, file in files.items():
-        (folder / MODEL / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, folder / MODEL / name)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
     shutil.copyfile(SCHEMA_FILE, folder / SCHEMA_NAME)
-    names = {*contents, RUN, SMOKE, SCHEMA_NAME, f"{WHEELS}/", *([f"{MODEL}/"] if files else []), README, SUMS}
+    there = {"".join(name.partition("/")[:2]) for name in files}
+    names = {*contents, *there, *scripts(golden), SCHEMA_NAME, f"{WHEELS}/", README, SUMS}
     readme = filled(
         README,
         simulation="\nThe golden run was on a **simulated** MPS device: its times are none of a Mac.\n"
@@ -353,6 +383,7 @@ def write_bundle(
         files="\n".join(f"| `{name}` | {what} |" for name, what in WHAT.items() if name in names),
         about_the_model=about_the_model(golden),
         about_the_texts=about_the_texts(golden),
+        owner=f"\nIts owner, who answers for the golden command: {escaped(golden.owner)}.\n" if golden.owner else "",
     )
     for name, text in {**contents, **scripts(golden), README: readme}.items():
         (folder / name).write_text(text, "utf-8", newline="\n")
@@ -361,10 +392,10 @@ def write_bundle(
 
 
 def scripts(golden: Golden) -> dict[str, str]:
-    """Return the golden command line with its environment variables, for a POSIX shell, and the smoke test."""
+    """Return the golden command line with its environment variables, for a POSIX shell, what starts it, and the smoke test."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.variables.items())
     run = filled(RUN, what=f"{WHAT[RUN].capitalize()}.", exports=exports)
-    return {RUN: run, SMOKE: filled("smoke.py.txt")}
+    return {RUN: run, **{name: filled(f"{name}.txt") for name in (SMOKE, SERVICE, PLIST)}}
 
 
 # What a marker names that makes a package one of some computers only.

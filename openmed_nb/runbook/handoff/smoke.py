@@ -107,6 +107,7 @@ class Golden:
         dataset: The dataset that the work is about, by its checksum; null if none was named.
         dataset_copied: Whether the texts of the bundle are that dataset; if not, they are synthetic.
         entities: The entities of each text.
+        owner: Who answers for the golden command; null if nobody was named.
     """
 
     schema: Literal["openmed_nb/golden/1"]
@@ -122,6 +123,7 @@ class Golden:
     dataset: Dataset | None
     dataset_copied: bool
     entities: tuple[tuple[FoundEntity, ...], ...] = ()
+    owner: str | None = None
 
     def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
         """Return what is loaded without a network: from the bundle, else ``model``, else by its name."""

@@ -34,11 +34,14 @@ from ...devices.memory import allocator
 from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
 from ...errors import ConfigurationError, check_flag, given_path, shorten
+from ...models.certificates import validation_of
 from ...models.loading import dtype_of, model_folder
 from ...models.registry import is_named
 from ...plain import LARGEST, from_plain, utc
 from ...session import SESSION
+from ...training.activations import ActivationCheckpointing
 from ...training.curve import installed_bytes
+from ...training.steps import GradientAccumulation, Precision
 from ..signals import read_signals
 from . import privacy, sections
 from .logbook import Logbook, reported_device
@@ -59,6 +62,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     length: int | None = None,
     seeds: Any = None,
     loader: Any = None,
+    strategies: Any = (),
     hypotheses: Any = (),
     applications: bool = False,
     artifact_store: str | None = None,
@@ -79,6 +83,8 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         length: How many tokens a row has, where no report says it.
         seeds: A seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
         loader: The ``DataLoader`` of a training; nothing is read from it.
+        strategies: What a training saved memory or time with: what :func:`~openmed_nb.training.checkpoint_activations` and
+            :func:`~openmed_nb.training.precision` returned, and the :class:`~openmed_nb.training.GradientAccumulation`.
         hypotheses: Pairs of what was suspected and what rules it out. These words are kept, so no note may be in them.
         applications: Whether the busiest other programs are named; they are counted anyway.
         artifact_store: A host and a port, or an address, to which connections are timed; nothing is sent.
@@ -91,7 +97,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         one model, one dataset and one batch. Its text names what it is of; all that it holds stands in its HTML.
 
     Raises:
-        ConfigurationError: For what is not a report, dataset, loader, seed or store, and for hypotheses that are long or have
+        ConfigurationError: For what is not a report, dataset, loader, strategy, seed or store, and for hypotheses that are long or have
             words of the dataset; for reports of several devices.
         DeviceError: For reports of a device that is not here.
         ModelError: For a model that cannot be had.
@@ -114,7 +120,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         computer = SESSION.computer
         computer.load_torch()
         device = SESSION.device().device
-        found = which_model(model)
+        found = which_model(model, device)
         # What a person says is checked before anything is asked of the computer.
         for name, number in (("batch_size", batch_size), ("length", length)):
             if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
@@ -122,7 +128,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         reported = reported_device(map(figures_of, reports))
         texts = None if dataset is None else privacy.dataset_of(dataset)
         ruled_out = privacy.hypotheses_of(hypotheses, dataset)
-        loading, named = loader_of(loader), seeds_of(seeds)
+        loading, named, active = loader_of(loader), seeds_of(seeds), strategies_of(strategies)
         code = given_path(folder or ".", "folder")
         if reported is not None and reported != canonical(device):
             device = computer.confirm(DeviceRequest.parse(reported, "report")).device
@@ -130,7 +136,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         book = gather(computer, device, *found, texts, code, applications)
         book = replace(
             book,
-            run=sections.Run(batch_size=batch_size, length=length),
+            run=sections.Run(batch_size=batch_size, length=length, **active),
             loader=loading,
             randomness=replace(book.randomness, seeds=named),
             conditions=replace(book.conditions, moment="after" if reports else "before"),
@@ -140,17 +146,26 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         return book.with_reports(*reports)
 
 
-def which_model(model: Any) -> tuple[sections.Model | None, Path | None]:
+def which_model(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
     """Return the model of a name, a pipeline or a module, and where its files are; ``None`` is the one that was loaded last."""
     if not is_named(model):
-        return privacy.model_in_memory(module_in(model), getattr(model, "tokenizer", None)), None
+        found = privacy.model_in_memory(module_in(model), getattr(model, "tokenizer", None))
+        return replace(found, certificate=certificate_of(module_in(model), device)), None
     if loaded := SESSION.models.named(None if model is None else str(model)):
         last = loaded[-1]
-        return privacy.model_of_files(last.name, last.folder, dtype_of(last.model)), last.folder
+        found = privacy.model_of_files(last.name, last.folder, dtype_of(last.model))
+        return replace(found, certificate=certificate_of(last.model, device)), last.folder
     if model is None:
         return None, None
     folder = model_folder(SESSION.files(str(model), {})[0])
     return privacy.model_of_files(str(model), folder, None), folder
+
+
+def certificate_of(module: Any, device: str) -> str | None:
+    """Return what is known of the certificate of a model that was loaded in a reduced type; ``None`` for others."""
+    key = SESSION.models.key_of(module)
+    known = key and validation_of(key, key.device or device, SESSION.computer, SESSION.environ)
+    return privacy.without_secrets(known.reason or "counts") if known else None
 
 
 def gather(  # noqa: PLR0913, PLR0917 - each is another thing
@@ -279,6 +294,33 @@ def loader_of(loader: Any) -> sections.Loader | None:
     except (AttributeError, ValueError) as error:
         what = f"{type(loader).__name__} is not a DataLoader."
         raise ConfigurationError(what, "Pass the loader of the training.") from error
+    return found
+
+
+# The field of a run for each kind of strategy, and how it is had.
+STRATEGIES: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (ActivationCheckpointing, "checkpointed", lambda one: ", ".join(one.modules)),
+    (GradientAccumulation, "accumulation", lambda one: int(one.steps)),
+    (Precision, "autocast", lambda one: one.dtype),
+)
+
+
+def strategies_of(strategies: Any) -> dict[str, Any]:
+    """Return the strategies of a training by the fields of a run.
+
+    Raises:
+        ConfigurationError: For what is no strategy.
+    """
+    found = {}
+    for one in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
+        name, value = next(((name, value) for kind, name, value in STRATEGIES if isinstance(one, kind)), ("", str))
+        if not name:
+            what = f"{type(one).__name__} is no strategy of a training."
+            remedy = (
+                "Pass what checkpoint_activations(), GradientAccumulation() or precision() of nb.training returned."
+            )
+            raise ConfigurationError(what, remedy)
+        found[name] = value(one)
     return found
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...devices.request import canonical, kind_of
-from ...display import FAILED, NOTE, OK, Plain, Report, Shown, Table, counted
+from ...display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted
 from ...errors import ConfigurationError, cause, given_path, one_line
 from ...plain import from_plain, save, to_json
 from .privacy import CLEANERS
-from .sections import SCHEMA, WARNING, ReportFigures, Run, Sections
+from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
 
 # What each section is called, in the order in which they are shown.
 SECTIONS = {
@@ -39,6 +39,7 @@ SECTIONS = {
 
 WHOLE = 100_000  # From here on the HTML shows whole numbers.
 ALL_OF_IT = "Everything is in .markdown(), .to_dict() and .save('logbook.json')."
+LOCAL = "Keep it on a disk of this computer: HF_HOME and TORCH_HOME say where caches are."
 ONE_DEVICE = "Write a logbook for each device, such as nb.logbook(report)."
 ANOTHER = "Pass a .json file that Logbook.save() has written."
 
@@ -149,17 +150,24 @@ class Logbook(Sections, Shown):
 
     def markdown(self) -> str:
         """Return everything as Markdown."""
-        notes = [*([NOTE] if self.simulated else []), *([WARNING] if self.hypotheses else [])]
+        notes = [*([NOTE] if self.simulated else []), *([OWN_WORDS] if self.hypotheses else []), *self._far_away()]
         head = [f"{HEADING} on {escaped(self.device)}", f"Written {self.written}, schema `{self.schema}`.", *notes]
         return "\n\n".join([*head, *map(markdown_of, section_tables(self.to_dict()))]) + "\n"
 
     def report(self) -> Report:
         """Return what it is of; all that it holds stands in the HTML alone, because it differs from computer to computer."""
-        sentences = (ALL_OF_IT, *([WARNING] if self.hypotheses else []))
+        far_away = tuple(self._far_away())
+        sentences = (*far_away, ALL_OF_IT, *([OWN_WORDS] if self.hypotheses else []))
         tables = (Table("", ("of", "what"), tuple(self._summary())),)
         sections = tuple(replace(one, folded=True) for one in section_tables(self.to_dict()))
         headline = f"Logbook on {self.device}: what these figures were measured with"
-        return Report(f"Logbook on {self.device}", sentences, tables, figures=sections, spoken=(headline, *sentences))
+        title, status = f"Logbook on {self.device}", WARNING if far_away else ""
+        return Report(title, sentences, tables, figures=sections, spoken=(headline, *sentences), status=status)
+
+    def _far_away(self) -> Iterator[str]:
+        for one in self.storage:
+            if one.kind in {"network", "cloud"}:
+                yield f"The {one.what} is on a {one.kind} volume, which loading waits for. {LOCAL}"
 
     def _summary(self) -> Iterator[tuple[str, str]]:
         """Yield what the person said of it, and nothing that differs from computer to computer."""
@@ -310,6 +318,9 @@ def deciding(book: Sections) -> dict[str, tuple[Any, str]]:
         "length": (run["length"], OTHER_WORK),
         "shape of a row": (run["row_shape"] or "not told", OTHER_WORK),
         "workers": (run["workers"], OTHER_WORK),
+        "activation checkpointing": (run["checkpointed"], OTHER_WORK),
+        "accumulation": (run["accumulation"], OTHER_WORK),
+        "autocast": (run["autocast"], OTHER_WORK),
         "loader workers": (loader and loader.workers, OTHER_WORK),
         "batch of the loader": (loader and loader.batch_size, OTHER_WORK),
         "power source": (conditions.power_source, OTHER_POWER),
@@ -340,6 +351,7 @@ def listed(book: Sections) -> dict[str, Any]:
     software, code, hardware, randomness = book.software, book.code, book.hardware, book.randomness
     loader, conditions = book.loader, book.conditions
     return {
+        "precision certificate": book.model and book.model.certificate,
         "openmed_nb": software.openmed_nb,
         "Python": software.python,
         "system": software.system,

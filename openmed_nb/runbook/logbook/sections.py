@@ -17,7 +17,7 @@ Day = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9
 Count = Annotated[int, Least(0)]
 Size = Annotated[int, Least(1)]
 
-WARNING = "Hypotheses are kept in the words of the person: no note and no name of a patient may be in them."
+OWN_WORDS = "Hypotheses are kept in the words of the person: no note and no name of a patient may be in them."
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Model:
         settings: A fingerprint of the settings.
         tokenizer: A fingerprint of the tokenizer; null for a model without one.
         dtype: The type of the weights in memory.
+        certificate: Of a reduced type, ``counts`` where the precision certificate does on the device, else why none does.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Model:
     settings: Fingerprint
     tokenizer: Fingerprint | None
     dtype: str | None
+    certificate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,9 @@ class Run:
         peak_memory_bytes: The most memory that a report tells of.
         dtype: The type of the model's numbers.
         row_shape: The shape of a row, its resolution, where rows are no texts, such as ``3x224x224``.
+        checkpointed: The modules whose activations a training computed again.
+        accumulation: How many batches went into a step of the optimizer.
+        autocast: The type that the products of a training ran in.
     """
 
     task: str | None = None
@@ -108,6 +113,9 @@ class Run:
     peak_memory_bytes: Count | None = None
     dtype: str | None = None
     row_shape: str | None = None
+    checkpointed: str | None = None
+    accumulation: Size | None = None
+    autocast: str | None = None
 
 
 @dataclass(frozen=True)

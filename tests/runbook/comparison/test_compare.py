@@ -90,6 +90,22 @@ def test_training_steps_have_their_own_phases(device):
     assert re.findall(r"\d+\.\d+ ms", comparison._repr_html_())
 
 
+def test_a_function_computes_where_its_batch_is():
+    """A function gets its batches on each device in turn; the copy is a phase of its own, and what it was passed stays."""
+    seen, batch = set(), torch.ones(4, 2)
+
+    def step(batch):
+        seen.add(batch["x"].device.type)
+        return batch.pop("x").sum()
+
+    with nb.simulated_mps():
+        comparison = nb.compare(step, [{"x": batch}], devices=["mps"], pairs=6, watch=0)
+
+    assert seen == {"cpu", "mps"}
+    assert (comparison.name, comparison.task, batch.device.type) == ("step", "own step", "cpu")
+    assert [list(one.shares) for one in comparison.devices] == [["data", "transfer", "step"]] * 2
+
+
 def test_slow_loader_dominates(clock):
     """Where the loader keeps every step waiting, the words say that data dominates."""
 
@@ -169,7 +185,7 @@ def test_what_does_not_fit():
 @pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
-        ({"model": len}, ConfigurationError, "len is a function.*Pass a model's name, a pipeline or a torch module"),
+        ({"model": len, "data": torch.ones(2)}, ConfigurationError, r"Tensor is one batch for len.*\[batch\]"),
         ({"model": 3}, ConfigurationError, "int cannot be measured"),
         ({"device": "cpu"}, ConfigurationError, r"no option device.*devices="),
         ({"pairs": 5}, ConfigurationError, "pairs cannot be 5. Pass a whole number from 6"),

@@ -22,8 +22,19 @@ def handed_over(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, b
     """A bundle of the keyword model; its logbook tells of so little throughput that a busy computer is no regression."""
     folder = tmp_path_factory.mktemp("handoff") / "bundle"
     note = "the patient has diabetes"
+    trace = tmp_path_factory.mktemp("profile") / "mine.json.gz"
+    trace.write_bytes(b"a trace")
     written = nb.handoff(
-        folder, keyword_model, [note], logbook=nb.logbook(), device="cpu", batch_size=4, rounds=4, steps=1
+        folder,
+        keyword_model,
+        [note],
+        logbook=nb.logbook(),
+        owner="The <b>team",
+        trace=trace,
+        device="cpu",
+        batch_size=4,
+        rounds=4,
+        steps=1,
     )
     bundles.with_throughput(folder, 0.001)
     return written

@@ -1,6 +1,9 @@
 """The scripts of a bundle: the shell script from anywhere, and the smoke script where the bundle or the toolkit is broken."""
 
+import configparser
 import os
+import plistlib
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +66,36 @@ def test_the_shell_script_runs_from_anywhere(bundle, tools):
     assert shell("link", outside, PATH=tools) == expected
     assert shell(str(outside / "second"), Path("/"), PATH=tools) == expected
     assert shell("link", outside, PATH=tools, PYTHON=str(outside / "bin" / "other")) == expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell")
+def test_systemd_and_launchd_run_the_golden_command(bundle, tools):
+    """The unit and the plist run run.sh in a folder of the home, with the Python of its virtual environment."""
+    home = bundle.parent / "home"
+    home.mkdir()
+    folder = bundle.rename(home / "openmed_bundle")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").symlink_to(bundle.parent / "bin" / "other")
+    expected = f"{folder.resolve()} 2 smoke.py"
+    unit = configparser.RawConfigParser()
+    unit.optionxform = str
+    unit.read_string((folder / "openmed_nb.service").read_text("utf-8"))
+    service, plist = unit["Service"], plistlib.loads((folder / "openmed_nb.plist").read_bytes())
+    environment = {"PATH": tools, "HOME": str(home)}
+
+    by_systemd = subprocess.run(
+        shlex.split(service["ExecStart"]),
+        cwd=service["WorkingDirectory"].replace("%h", str(home)),
+        env={**environment, **dict([service["Environment"].split("=")])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert by_systemd.stdout.strip() == expected
+    link = bundle.parent / "bin" / "sh"
+    link.symlink_to("/bin/sh")
+    subprocess.run(plist["ProgramArguments"], cwd="/", env=environment, check=True)
+    assert (folder / "smoke.log").read_text("utf-8").strip() == expected
 
 
 BROKEN = {

@@ -31,13 +31,21 @@ def test_what_is_in_a_bundle(handed_over):
 
     assert names == {
         *("README.md", "run.sh", "smoke.py", "golden.json", "logbook.json", "evidence.json", "logbook.schema.json"),
-        *("texts.json", "model", "requirements.txt", "wheels", "SHA256SUMS"),
+        *("texts.json", "model", "requirements.txt", "wheels", "SHA256SUMS", "trace.json.gz"),
+        *("openmed_nb.service", "openmed_nb.plist"),
     }
     assert all(f"`{name}" in (handed_over.folder / "README.md").read_text("utf-8") for name in names)
     assert [one.name for one in handed_over.folder.parent.iterdir()] == ["bundle"]
     assert changed_files(handed_over.folder) == {}
     assert nb.runbook.Logbook.read(handed_over.folder / "evidence.json").figures == ()
     assert handed_over.to_dict()["golden"]["copied"] is True
+
+
+def test_the_owner_of_the_golden_command_is_named(handed_over):
+    """Who answers for it stands in the README, escaped, and in the golden run."""
+    assert handed_over.golden.owner == "The <b>team"
+    assert "golden command: The &lt;b&gt;team." in (handed_over.folder / "README.md").read_text("utf-8")
+    assert (handed_over.folder / "trace.json.gz").read_bytes() == b"a trace"
 
 
 def test_texts_are_not_handed_over(handed_over):
@@ -272,6 +280,10 @@ MISTAKES = [
     {"copy_dataset": True},
     {"dataset": "texts.json", "copy_dataset": True},
     {"dataset": [3]},
+    {"owner": " "},
+    {"owner": f"The team\n{NOTE}"},
+    {"trace": "trace.json"},
+    {"trace": 3},
     {"no_such_option": 1},
 ]
 

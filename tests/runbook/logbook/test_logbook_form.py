@@ -90,6 +90,18 @@ def test_the_text_has_only_what_was_said(logbooks):
     assert simulated.to_dict()["simulated"] is True
 
 
+@pytest.mark.parametrize("kind", ["network", "cloud"])
+def test_a_cache_that_is_far_away_is_a_warning(logbooks, kind):
+    """A cache on a network volume, or in a cloud, is said in every form, with what to do; one on a disk is not."""
+    book = logbooks.but("", storage=(replace(logbooks.WHOLE.storage[0], kind=kind),))
+
+    for form in (str(book), book._repr_html_(), book.markdown()):
+        assert f"on a {kind} volume" in form
+        assert "HF_HOME" in form
+    assert (book.report().status, logbooks.WHOLE.report().status) == ("warning", "")
+    assert "volume" not in str(logbooks.WHOLE)
+
+
 DAMAGED = {
     "cut off": (lambda text: text[: len(text) // 2], "cut off or damaged"),
     "no JSON": (lambda _text: "a note", "is not a logbook"),

@@ -166,6 +166,29 @@ def test_reports_fill_what_nobody_said(home):
     assert said.diff(said).figures
 
 
+def test_the_strategies_of_a_training_are_kept():
+    """Which activations were computed again, how many batches made a step, and the type of the products stand in the run."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    accumulation = nb.training.GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
+    with nb.training.checkpoint_activations(model, "0", "1") as checkpointing:
+        active = [checkpointing, accumulation, nb.training.precision("bfloat16", device="cpu")]
+        book, alone = nb.logbook(strategies=active), nb.logbook(strategies=accumulation)
+
+    assert (book.run.checkpointed, book.run.accumulation, book.run.autocast) == ("0, 1", 4, "bfloat16")
+    assert (alone.run.checkpointed, alone.run.accumulation, alone.run.autocast) == (None, 4, None)
+    assert {one.name for one in book.diff(alone).reasons} == {"activation checkpointing", "autocast"}
+
+
+@pytest.mark.filterwarnings("ignore:'bundled_small' is used in bfloat16")
+def test_the_certificate_of_a_reduced_type_is_told():
+    """For a model in a reduced type a logbook says whether a certificate counts, or why none does; float32 needs none."""
+    pipe = nb.load_pipeline("bundled_small", device="cpu", dtype="bfloat16")
+    full = nb.load_pipeline("bundled_small", device="cpu")
+
+    assert nb.logbook(model=pipe).model.certificate == "there is no certificate"
+    assert nb.logbook(model=full).model.certificate is None
+
+
 def test_reports_of_other_devices_are_refused(home):
     """A report of a device that is not here, or of another one than the logbook's, is an error of ours."""
     from openmed_nb.training.loader import LoaderCheck
@@ -240,6 +263,8 @@ def test_mistakes_are_clear_errors(tmp_path):
         {"dataset": NOTE},
         {"loader": 3},
         {"seeds": "x"},
+        {"strategies": 3},
+        {"strategies": [NOTE]},
         {"hypotheses": 3},
         {"artifact_store": "x"},
         {"model": 3},
