@@ -41,8 +41,9 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def clean_session() -> Iterator[None]:
-    """Leave the next module neither models nor a chosen device in the session of this process."""
+    """Leave the next module neither models nor a chosen device in the session of this process, nor what was found here."""
     yield
+    shutil.rmtree(Path(DATA, "certificates"), ignore_errors=True)
     session = sys.modules.get("openmed_nb.session")
     if session is not None:
         if session.SESSION.inventory():  # Unloading collects garbage, which takes a third of a second beside torch.
@@ -53,6 +54,13 @@ def clean_session() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the cells of each notebook together and from the top, after the other tests, whatever shuffled them."""
     items.sort(key=lambda item: (str(item.path), item.cell_num) if hasattr(item, "cell_num") else ("", 0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let each notebook keep what it finds for itself, before its kernel starts."""
+    if hasattr(item, "cell_num"):
+        os.environ["OPENMED_NB_DATA"] = str(Path(DATA, item.path.stem))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import DEFAULT_MEMORY, Machine, read_machine
-from .devices.request import DeviceRequest, Wish, decide, device_of, precedence, shown_variables
+from .devices.request import DeviceRequest, Wish, decide, device_of, kind_of, precedence, shown_variables
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError, check_flag
 from .models.config import OpenMedConfig, with_arguments
 from .progress import Progress
@@ -80,7 +80,12 @@ class Session:
 
                     warn_unless_validated(key, device, self.computer, self.environ)
 
-            self._models = ModelStore(self.tell, arriving)
+            def learned(spec: LoadSpec) -> dict[str, int]:
+                from .models.certificates import learned_of
+
+                return learned_of(spec, self.computer, self.environ)
+
+            self._models = ModelStore(self.tell, arriving, learned)
         return self._models
 
     def device(self, device: Any = None, source: str = "argument") -> DeviceChoice:
@@ -93,6 +98,7 @@ class Session:
 
         Returns:
             The choice. A GPU is confirmed by a tiny computation, which loads torch; a CPU is planned until torch is loaded.
+            ``learned`` names the loaded models whose batches were measured on that device.
 
         Raises:
             UnknownDevice: For a bad spelling, here or in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
@@ -108,7 +114,7 @@ class Session:
             choice = self.computer.confirm(decide(wishes))
             if not wishes[0].asks:
                 self._enter(choice)
-            return choice
+            return replace(choice, learned=self._models.learned(kind_of(choice.device)) if self._models else ())
 
     def use(self, device: Any, source: str = "use()") -> DeviceChoice:
         """Override the device for this session, and move the models that follow it.
@@ -181,6 +187,13 @@ class Session:
         self.in_force = choice.device
         if self.override is not None:
             self.computer.publish(choice.device)
+
+    def learn(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
+        """Let a model take a batch on a device, now and in later sessions on this computer; ``None`` forgets it."""
+        from .models.certificates import remember
+
+        remember(spec, device, self.computer, self.environ, batch_tokens, by)
+        self.models.learn(spec, kind_of(device), batch_tokens)
 
     def apply_mps_variables(self) -> dict[str, str]:
         """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""

@@ -67,8 +67,9 @@ def main() -> None:
     os.environ.update(VARIABLES)
     os.environ.pop("OPENMED_DEVICE", None)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["OPENMED_NB_DATA"] = folder  # Certificates of notebooks are no certificates of the person.
         for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+            # What a notebook finds is nothing of the person, nor of the next one.
+            os.environ["OPENMED_NB_DATA"] = str(Path(folder, path.stem))
             regenerate(path)
             print(path.name)
 

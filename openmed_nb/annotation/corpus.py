@@ -57,7 +57,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         client: A ``dask.distributed.Client``: the workers of its cluster do it, each with the model on the best device of
             its computer; see :func:`openmed_nb.cluster`. They then read files, and columns of ``dask.dataframe``, themselves.
             A model is named, and a folder must be there on every computer.
-        batch_tokens: How many tokens run at once; ``None`` takes what suits the device.
+        batch_tokens: How many tokens run at once; ``None`` takes what :func:`openmed_nb.sweep` or ``pipe.calibrate()`` found
+            for this model on this computer, else what suits the device.
         progress: Whether to show a line with a bar and texts per second, for what takes more than half a second.
         resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
             If it is there already, the run goes on after its last text, also when the process was killed; what was

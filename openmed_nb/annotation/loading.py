@@ -28,7 +28,7 @@ def create_pipeline(
         from .pipeline import pipeline_over  # After the load, which tells why transformers cannot be imported.
 
         pipe = pipeline_over(loaded, strategy, plan.options)
-        pipe.precision = plan.precision
+        pipe.precision, pipe.learned = plan.precision, loaded.learned
         return pipe
 
 

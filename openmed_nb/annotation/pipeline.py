@@ -24,6 +24,7 @@ from ..errors import ConfigurationError, cause, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
+from ..session import SESSION
 from .decoding import Decoder, LabelTables, Speller
 from .forward import Budget, Network, hides_padding, input_names
 from .results import Answer, Entity, span_of
@@ -143,6 +144,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         compilation: What came of ``compile``; ``None`` if it was not asked for.
         precision: Why its model has the type that it has (:class:`openmed_nb.models.certificates.DtypeChoice`); ``None`` if
             nothing but float32 was asked for.
+        learned: How many tokens run best at once, by kind of device, where that was measured on this computer.
 
     Example:
         >>> from openmed_nb import load_pipeline
@@ -153,9 +155,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     compilation: Compilation | None = None
     precision: Any = None
+    learned: Mapping[str, int | None] = MappingProxyType({})
 
     _compiled: Any = None
-    _measured: Mapping[str, int] = MappingProxyType({})  # the best number of tokens, by kind of device
 
     @property
     def device(self) -> torch.device:
@@ -177,7 +179,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         self._forward_params["batch_tokens"] = whole("batch_tokens", tokens)
 
     def _tokens_at_once(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
-        measured = self._measured.get(device.type, device_budget(device).tokens)
+        measured = self.learned.get(device.type) or device_budget(device).tokens
         return int(forward_params.get("batch_tokens", measured))
 
     @property
@@ -198,7 +200,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """Measure how many tokens should run at once, use that on this kind of device, and return the figures.
 
         The smallest number is taken that no larger one beats by more than three percent. It takes some seconds, and
-        replaces what was set as ``batch_tokens``.
+        replaces what was set as ``batch_tokens``. Later sessions on this computer take it too, until the model's files,
+        torch or transformers change, or :meth:`forget` is called.
         """
         annotator = self.own_annotator()
         network = annotator.network
@@ -213,9 +216,19 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 if len(speeds) > 2 and all(one[1] <= GAIN * speeds[-3][1] for one in speeds[-2:]):  # noqa: PLR2004
                     break
         calibration = Calibration(shown_device(str(self.device)), tuple(speeds))
-        self._measured = {**self._measured, self.device.type: calibration.batch_tokens}
         self._forward_params.pop("batch_tokens", None)
+        self._learn(calibration.batch_tokens, "pipe.calibrate()")
         return calibration
+
+    def forget(self) -> None:
+        """Forget how many tokens run best at once on this kind of device, here and for later sessions."""
+        self._learn(None)
+
+    def _learn(self, batch_tokens: int | None, by: str = "") -> None:
+        if spec := SESSION.models.spec_of(self.model):
+            SESSION.learn(spec, str(self.device), batch_tokens, by)
+        if self.learned.get(self.device.type) != batch_tokens:  # It shares what was learned with no model.
+            self.learned = {**self.learned, self.device.type: batch_tokens}
 
     def compile(self) -> Compilation:
         """Try ``torch.compile`` with its default backend, keep it only if it pays, and return what came of it.

@@ -240,6 +240,7 @@ class DeviceChoice(Shown):
         dtype_reason: Why that type.
         moved: The models that this choice moved to the device.
         simulated: Whether the computer is a simulated one; no figure of it is one of the device.
+        learned: The loaded models whose batches were measured on the device, with how many tokens run at once.
     """
 
     device: str
@@ -252,6 +253,7 @@ class DeviceChoice(Shown):
     dtype_reason: str = ""
     moved: tuple[str, ...] = ()
     simulated: bool = False
+    learned: tuple[tuple[str, int], ...] = ()
 
     WHEN_SIMULATED = ("", "")  # Its reason names the simulated chip.
 
@@ -260,10 +262,15 @@ class DeviceChoice(Shown):
         sentences = [self.reason, f"{self.dtype}: {self.dtype_reason}."]
         if self.moved:
             sentences.append(f"Moved to {self.device}: {', '.join(self.moved)}.")
+        if self.learned:
+            sentences.append(f"Batches as they were measured here: {', '.join(name for name, _ in self.learned)}.")
+        learned = tuple((name, f"{tokens:,}") for name, tokens in self.learned)
+        figures = (Table("Measured here", ("model", "tokens at once"), learned, folded=True),) if learned else ()
         rows = tuple((one.device, one.reason, one.remedy) for one in self.rejected)
         tables = (Table("Ruled out", ("device", "why", "what to do"), rows, folded=True),) if rows else ()
         title, sure = f"Device: {self.device} ({self.grade})", () if self.certain else (f"It is {self.grade}.",)
-        return Report(title, tuple(sentences), tables, spoken=(self.headline, *sure, *sentences[1:]))
+        spoken = (self.headline, *sure, *sentences[1:])
+        return Report(title, tuple(sentences), tables, figures=figures, spoken=spoken)
 
     @property
     def headline(self) -> str:

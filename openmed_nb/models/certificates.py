@@ -1,4 +1,4 @@
-"""Reduced types: the certificates that a model keeps its answers in one, and the type that a model is loaded in.
+"""What was found about a model on this computer: certificates of reduced types, the type it is loaded in, and its best batch.
 
 A certificate is of one :class:`Identity`. With another file of the model or another torch it has expired,
 and on another device it does not count. It holds counts and fingerprints of the texts, and no word of them.
@@ -26,12 +26,13 @@ from ..devices.moving import level_of_caller
 from ..devices.request import kind_of
 from ..display import MARK, OK, Plain, Report, Shown, Table, counted
 from ..errors import ConfigurationError, OpenMedWarning, cause, one_line
-from ..plain import Least, from_plain, write_whole
+from ..plain import Least, from_plain, utc, write_whole
 from .files import content_of
 from .loading import INT8, LoadSpec, files_in, model_folder
 from .store import ModelKey
 
 FORMAT = "openmed_nb certificate, 2"
+CERTIFICATE, LEARNED = ".json", ".learned"  # How the names of files end.
 
 # The folder of what is kept for the person; where it is not set, the system's own place for such things.
 DATA_VARIABLE = "OPENMED_NB_DATA"
@@ -302,8 +303,21 @@ def in_one_sentence(reasons: Sequence[str]) -> str:
     return ", and ".join([", ".join(reasons[:-1]), reasons[-1]]) if len(reasons) > 1 else "".join(reasons)
 
 
+@dataclass(frozen=True)
+class Learned:
+    """How many tokens of a model run best at once, which counts for its identity as a certificate does."""
+
+    identity: Identity
+    batch_tokens: Annotated[int, Least(1)]
+    by: str  # What measured it, such as ``nb.sweep()``.
+    date: str  # The day, as ``2026-03-01``.
+
+
 class CertificateStore:
-    """The certificates of a person, a file each; any other file in the folder, which need not exist, is left alone."""
+    """The certificates of a person, and what was learned, a file each; any other file in the folder is left alone.
+
+    The folder need not exist.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -339,22 +353,34 @@ class CertificateStore:
 
     def store(self, certificate: Certificate) -> Path:
         """Write a certificate in one step, in the place of an older one of the same identity; return its file."""
-        file, text = self.file(certificate.identity), json.dumps(certificate.to_dict(), indent=2)
-        with self._writing():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text)
-        return file
+        return self._write(self.file(certificate.identity), certificate.to_dict())
 
-    def remove(self, identity: Identity) -> None:
-        """Remove the certificate of an identity, where there is one."""
-        file = self.file(identity)
+    def learn(self, learned: Learned) -> Path:
+        """Write what was learned of an identity, in the place of what was there; return its file."""
+        return self._write(self.file(learned.identity, LEARNED), asdict(learned))
+
+    def learned(self) -> Iterator[Learned]:
+        """Yield all that was learned; a file that is damaged says nothing, as if it was not there."""
+        for file in sorted(self.folder.glob(f"*{LEARNED}")):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                yield from_plain(Learned, json.loads(file.read_text("utf-8")))
+
+    def remove(self, identity: Identity, ending: str = CERTIFICATE) -> None:
+        """Remove the certificate of an identity, or what was learned of it, where there is one."""
+        file = self.file(identity, ending)
         if file.is_file():
             with self._writing():
                 file.unlink(missing_ok=True)
 
-    def file(self, identity: Identity) -> Path:
-        """Return where the certificate of an identity is stored."""
-        return self.folder / f"{identity.key}.json"
+    def file(self, identity: Identity, ending: str = CERTIFICATE) -> Path:
+        """Return where the certificate of an identity is stored, or what was learned of it."""
+        return self.folder / f"{identity.key}{ending}"
+
+    def _write(self, file: Path, content: Mapping[str, Any]) -> Path:
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(content, indent=2))
+        return file
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -389,6 +415,34 @@ def certificate_store(environ: Mapping[str, str]) -> CertificateStore:
         what = f"{DATA_VARIABLE} is {named!r}, and that home is not known."
         raise ConfigurationError(what, f"Set {DATA_VARIABLE} to the full path of a folder.") from error
     return CertificateStore(folder / "certificates")
+
+
+def learned_of(spec: LoadSpec, computer: Computer, environ: Mapping[str, str]) -> dict[str, int]:
+    """Return how many tokens of a model run best at once, by kind of device, as it was learned on this computer.
+
+    Its files are read only where something was learned of a model of that name.
+    """
+    found = {}
+    with contextlib.suppress(ConfigurationError):  # Without a place for it, nothing was learned; a load goes on.
+        for one in certificate_store(environ).learned():
+            kind, named = one.identity.device, one.identity.model in spec.reference.names
+            if named and identity_of(spec, spec.dtype, kind, computer).key == one.identity.key:
+                found[kind] = one.batch_tokens
+    return found
+
+
+def remember(  # noqa: PLR0913, PLR0917 - each is one thing
+    spec: LoadSpec, device: str, computer: Computer, environ: Mapping[str, str], batch_tokens: int | None, by: str
+) -> None:
+    """Keep how many tokens of a model run best at once on a device, or with ``None`` forget it; what fails is a warning."""
+    identity = identity_of(spec, spec.dtype, device, computer)
+    try:
+        if batch_tokens is None:
+            certificate_store(environ).remove(identity, LEARNED)
+        else:
+            certificate_store(environ).learn(Learned(identity, batch_tokens, by, utc()[:10]))
+    except ConfigurationError as error:
+        warnings.warn(one_line(str(error)), OpenMedWarning, stacklevel=level_of_caller())
 
 
 # Which type a model is loaded in.

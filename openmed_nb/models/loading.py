@@ -112,6 +112,8 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase  # A fast one, whose model_max_length the model can really take.
     config: PreTrainedConfig
     folder: Path
+    # How many tokens run best at once, by kind of device, as it was measured on this computer.
+    learned: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     # The pipelines over it, by their options; they go when it goes.
     pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 

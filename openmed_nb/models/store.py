@@ -7,7 +7,7 @@ model that was loaded for a named device stays there.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,17 @@ class ModelStore:
     """The loaded models of a session.
 
     ``tell`` is called before each model is loaded or moved, and ``arriving`` for each model that comes to a device, before
-    it is loaded or after it was moved there; where ``arriving`` raises, the model does not come.
+    it is loaded or after it was moved there; where ``arriving`` raises, the model does not come. ``learned`` says what batch
+    was measured of a model that is loaded, by kind of device.
     """
 
     def __init__(
-        self, tell: Callable[[Activity], None] = ignore, arriving: Callable[[ModelKey, str], None] = ignore
+        self,
+        tell: Callable[[Activity], None] = ignore,
+        arriving: Callable[[ModelKey, str], None] = ignore,
+        learned: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
     ) -> None:
-        self._tell, self._arriving = tell, arriving
+        self._tell, self._arriving, self._learned = tell, arriving, learned
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def model(self, spec: LoadSpec, device: str, follows: bool, anew: bool = False) -> LoadedModel:
@@ -124,6 +128,7 @@ class ModelStore:
             self._tell(Activity(LOADING, spec.reference.name))
             self._arriving(key, device)
             loaded = load(spec, device)
+            loaded.learned.update(self._learned(replace(spec, folder=loaded.folder)))
             # The copies of a folder whose files were others.
             self._forget(
                 old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec
@@ -179,6 +184,22 @@ class ModelStore:
     def key_of(self, model: Any) -> ModelKey | None:
         """Return what a model was loaded as, ``None`` for one that was not loaded here."""
         return next((key for key, one in self._models.items() if one.model is model), None)
+
+    def spec_of(self, model: Any) -> LoadSpec | None:
+        """Return what a model was loaded as, with its files, ``None`` for one that was not loaded here."""
+        found = ((key.spec, one.folder) for key, one in self._models.items() if one.model is model)
+        return next((replace(spec, folder=folder) for spec, folder in found), None)
+
+    def learn(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
+        """Let the copies of a model take a batch on a kind of device; ``None`` is what suits the device."""
+        for loaded in (one for key, one in self._models.items() if key.spec == spec):
+            loaded.learned.pop(kind, None)
+            loaded.learned.update({kind: batch_tokens} if batch_tokens else {})
+
+    def learned(self, kind: str) -> tuple[tuple[str, int], ...]:
+        """Return the models on a kind of device whose batches were measured, with how many tokens run at once."""
+        here = [one for one in self._models.values() if one.model.device.type == kind and kind in one.learned]
+        return tuple({one.name: one.learned[kind] for one in here}.items())
 
     def announce(self) -> None:
         """Call ``arriving`` for each model that follows the session, as if it had just come where it is."""

@@ -282,7 +282,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
-    from .benches import annotates, subject_of  # It imports numpy.
+    from .benches import annotates, is_named, subject_of  # It imports numpy.
 
     begin, seconds = now(), number("seconds", seconds, above=0, such_as="30")
     if number("gain", gain, 1, above=0, such_as="0.03") == 1:
@@ -298,7 +298,12 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         subject, place = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
         with put_on_devices(subject, [place]) as benches:
             first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
-            return swept(subject, benches[place], seconds, begin, gain, largest, first)
+            found = swept(subject, benches[place], seconds, begin, gain, largest, first)
+        if found.batch_tokens and not found.still_rising:
+            given = {**arguments, "device": place}
+            if spec := SESSION.files(model, given)[0] if is_named(model) else SESSION.models.spec_of(model.model):
+                SESSION.learn(spec, place, found.batch_tokens, "nb.sweep()")
+        return found
 
 
 def swept(  # noqa: PLR0913, PLR0917 - what a person asked for

@@ -1,13 +1,20 @@
 """Measuring how many tokens should run at once, and trying ``torch.compile``."""
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import openmed_nb as nb
 from openmed_nb.annotation.pipeline import LADDER, Calibration, compare
 from openmed_nb.devices.machine import shown_device, timed_by
+from openmed_nb.errors import OpenMedWarning
+from openmed_nb.models.certificates import LEARNED
+from openmed_nb.runbook.sweep import SweepReport
+from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.session import SESSION
 
 
 @pytest.fixture
@@ -74,6 +81,87 @@ def test_other_errors_are_not_hidden(pipe):
 
     with pytest.raises(RuntimeError, match="size"):
         pipe.calibrate()
+
+
+class TestLearned:
+    """What was measured of a model on this computer is used without being asked for, until something of it changes."""
+
+    @pytest.fixture(autouse=True)
+    def data(self, tmp_path, monkeypatch):
+        """Where it is kept, and a session without models."""
+        monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
+        SESSION.unload()
+        yield tmp_path / "certificates"
+        SESSION.unload()
+
+    def fresh(self, folder, home):
+        """Return a pipeline in a session that has loaded nothing yet."""
+        SESSION.unload()
+        return nb.load_pipeline(folder, device=home)
+
+    def test_what_was_calibrated_is_used_until_it_is_forgotten(self, data, keyword_model, home):
+        """A later session takes the batch that was measured, the choice of the device says so, and ``forget`` ends both."""
+        pipe = self.fresh(keyword_model, home)
+        usual = pipe.batch_tokens
+        measured = pipe.calibrate().batch_tokens
+        SESSION.learn(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")  # Later, and so instead of that.
+        again = self.fresh(keyword_model, home)
+        choice = nb.device(home)
+
+        assert (measured in LADDER, again.batch_tokens) == (True, 96)
+        assert [tokens for _, tokens in choice.learned] == [96]
+        assert "Batches as they were measured here" in str(choice)
+        assert "96" not in str(choice)
+        again.forget()
+        assert (again.batch_tokens, nb.device(home).learned) == (usual, ())
+        assert self.fresh(keyword_model, home).batch_tokens == usual
+        assert list(data.iterdir()) == []
+
+    def test_pipelines_that_are_held_take_it(self, keyword_model, home):
+        """Every pipeline over that model takes it from then on; what a person says counts more."""
+        pipe = self.fresh(keyword_model, home)
+        other = nb.load_pipeline(keyword_model, device=home, aggregation_strategy="simple")
+        SESSION.learn(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        taken = pipe.batch_tokens, other.batch_tokens, nb.load_pipeline(keyword_model, device=home).batch_tokens
+        pipe.batch_tokens = 32
+
+        assert (taken, pipe.batch_tokens) == ((96, 96, 96), 32)
+
+    @pytest.mark.parametrize(
+        "name", ["weights", "settings", "tokenizer", "torch", "transformers", "device_name", "dtype"]
+    )
+    def test_it_expires_as_a_certificate_does(self, data, keyword_model, home, name):
+        """With another file, version or computer, nothing was learned; a damaged file says nothing either."""
+        pipe = self.fresh(keyword_model, home)
+        usual = pipe.batch_tokens
+        SESSION.learn(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        (file,) = data.iterdir()
+        kept = json.loads(file.read_text("utf-8"))
+        file.write_text(json.dumps({**kept, "identity": {**kept["identity"], name: "other"}}), "utf-8")
+        (data / f"damaged{LEARNED}").write_text("{", "utf-8")
+
+        assert self.fresh(keyword_model, home).batch_tokens == usual
+
+    @pytest.mark.parametrize(("knee", "tokens"), [(4, 256), (8, None), (None, None)])
+    def test_a_sweep_is_remembered(self, monkeypatch, keyword_model, home, knee, tokens):
+        """The knee of a sweep over texts is kept, unless throughput still rises there, or there is none."""
+        points = (Point(4, 10.0), Point(8, 11.0))
+        report = SweepReport("mine", "annotation", device=home, points=points, knee=knee, length=64)
+        monkeypatch.setattr("openmed_nb.runbook.sweep.swept", lambda *_: report)
+        usual = self.fresh(keyword_model, home).batch_tokens
+        nb.sweep(keyword_model, device=home)
+
+        assert self.fresh(keyword_model, home).batch_tokens == (tokens or usual)
+
+    def test_what_cannot_be_kept_is_a_warning(self, monkeypatch, tmp_path, keyword_model, home):
+        """Where the folder cannot be written, the measurement counts for this pipeline, and a warning says why no longer."""
+        (tmp_path / "file").write_text("", "utf-8")
+        monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
+        pipe = self.fresh(keyword_model, home)
+
+        with pytest.warns(OpenMedWarning, match="cannot be kept"):
+            measured = pipe.calibrate()
+        assert pipe.batch_tokens == measured.batch_tokens
 
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."

@@ -287,5 +287,5 @@ def test_a_choice_in_words_and_as_json():
     assert planned.report().title == "Device: cpu (SIMULATED, planned; torch is not loaded yet)"
     assert planned.report().tables == ()
     assert [one.computer for one in (moved, planned)] == ["this computer", "a SIMULATED Mac"]
-    assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved": ["a", "b"]}
+    assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved": ["a", "b"], "learned": []}
     assert planned.to_dict()["dtype"] == "float32"
