@@ -325,10 +325,10 @@ def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
 def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
     """What was measured on one kind of device is not used on another."""
     pipe = new_pipe()
-    pipe._measured = {"cuda": 4096}
+    pipe.learned = {"cuda": 4096}
 
     assert pipe.batch_tokens == BUDGETS[home].tokens
-    pipe._measured = {home: 4096}
+    pipe.learned = {home: 4096}
     assert pipe.batch_tokens == 4096
 
 
