@@ -12,6 +12,7 @@ from ..devices.request import canonical
 from ..display import UNITS, Report, Table, counted, in_bytes, plain
 from ..drawing import Axes, Line, Mark, Picture
 from ..errors import ConfigurationError, number, shorten, whole_or_none
+from ..models.registry import is_named
 from ..session import SESSION
 from ..training.curve import NEAR, memory_exponent, needing
 from .sweep_knee import ENDS, KNEE_GAIN, LARGEST, OUT_OF_MEMORY, RISING, TIME, Point, Search, best_of, fitting, knee_of
@@ -282,7 +283,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
-    from .benches import annotates, is_named, subject_of  # It imports numpy.
+    from .benches import annotates, subject_of  # It imports numpy.
 
     begin, seconds = now(), number("seconds", seconds, above=0, such_as="30")
     if number("gain", gain, 1, above=0, such_as="0.03") == 1:
