@@ -401,7 +401,8 @@ def _html_piece(piece: Piece) -> str:
         return escape(piece.text)
     label, score, details = escape(piece.label), escape(piece.score), escape(piece.details)
     heard = f'<span style="{HEARD}"> {score}</span>' if score else ""
-    content = f'{escape(piece.text)} <small style="font-weight:600">{label}{heard}</small>'
+    # The space is inside: no line begins with a label.
+    content = f'{escape(piece.text)}<small style="font-weight:600;white-space:nowrap"> {label}{heard}</small>'
     return f'<mark style="{label_style(piece.label)}" title="{label} {score}, {details}">{content}</mark>'
 
 

@@ -24,6 +24,7 @@ from .holders import living_bytes
 
 # The largest fraction that torch takes (torch/mps/__init__.py:105, torch/cuda/memory.py).
 LARGEST = {"mps": 2.0, "cuda": 1.0}
+COLUMNS = "let go", "tensors", "device", "process"
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,11 +154,16 @@ class Release(Shown):
         return sum(one.reserved for one in self.freed)
 
     def report(self) -> Report:
-        """Return the table of causes."""
-        rows = tuple((one.cause, *map(in_bytes, (one.tensors, one.reserved, one.resident))) for one in self.freed)
-        table = Table("", ("let go", "tensors", "device", "process"), rows)
+        """Return the causes that gave tensors back, and folded below them everything that was let go."""
+        rows = [(one.cause, *map(in_bytes, (one.tensors, one.reserved, one.resident))) for one in self.freed]
+        back = [row[:3] for row, one in zip(rows, self.freed, strict=True) if one.tensors or one.reserved]
         reserved = f", {in_bytes(self.reserved)} of the device" if self.reserved else ""
-        return Report(f"Released {in_bytes(self.tensors)} of tensors{reserved}", self.notes, tables=(table,))
+        return Report(
+            f"Released {in_bytes(self.tensors)} of tensors{reserved}",
+            self.notes,
+            tables=(Table("", COLUMNS[:3], tuple(back)),),
+            figures=(Table("Everything that was let go", COLUMNS, tuple(rows), folded=True),),
+        )
 
 
 def release(

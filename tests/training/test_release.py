@@ -69,6 +69,8 @@ def test_causes_are_measured_in_their_order(last_error):
     assert (variables, gone()) == ({"other": 1}, None)
     assert report.tensors == 12 * KIB
     assert str(report).startswith("Released 12.0 KiB of tensors")
+    assert ("frames of the last error" in str(report), "batches of guards" in str(report)) == (True, False)
+    assert "batches of guards" in report._repr_html_()
     assert report.notes == (
         "%debug and %tb have no frames of the last error now.",
         "The last error was a lack of memory on mps: 5.2 GiB allocated, 384.0 KiB held by others.",
