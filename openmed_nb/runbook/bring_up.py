@@ -399,6 +399,7 @@ def climbed(asked: Asked, folder: Path) -> Ladder:
         write(found, folder, reports)
         if rung.status != OK:
             break
+    SESSION.tell(Activity("Climbing", "ladder", len(found.passed), len(STAGES), "stage"))
     return found
 
 

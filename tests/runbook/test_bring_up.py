@@ -101,13 +101,20 @@ def test_a_sweep_that_found_nothing_asks_for_more_seconds():
 
 
 def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
-    """A fallback that is set after torch has read it stops the first stage, and nothing of the texts is written."""
+    """A fallback that is set after torch has read it stops the first stage, and nothing of the texts is written.
+
+    What is told last is where the ladder stopped.
+    """
+    told = []
     with nb.simulated_mps(fallback=False):
         os.environ[FALLBACK] = "1"
+        stop = SESSION.listen(told.append)
         found = nb.runbook.ladder("bundled_small", [PRIVATE], folder=tmp_path)
+        stop()
         book = nb.logbook(found, model="bundled_small")
     written = "".join(one.read_text("utf-8") for one in tmp_path.iterdir())
 
+    assert str(list(filter(None, told))[-1]) == "Climbing: ladder (stage 1 of 5)"
     assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
     assert [one.stage for one in found.rungs] == ["freeze"]
     assert "too late" in found.final

@@ -499,9 +499,11 @@ def forecast(
     """
     check_flag("training", training)
     with SESSION.told_after(progress):
+        name = type(model).__name__
         if is_named(model):
-            model = create_pipeline(SESSION, "bundled" if model is None else str(model), OpenMedConfig())
-        SESSION.tell(Activity("Forecasting", type(model).__name__))
+            name = "bundled" if model is None else str(model)
+            model = create_pipeline(SESSION, name, OpenMedConfig())
+        SESSION.tell(Activity("Forecasting", name))
         module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")
         tokenizer = getattr(model, "tokenizer", None)
         if example_inputs is not None:
