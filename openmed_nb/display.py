@@ -240,7 +240,7 @@ SHORT = 24  # How many characters a cell may have that is not broken into lines.
 NUMBER = re.compile(r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?")
 # What can be typed: a name of the package, perhaps with arguments, or a magic; in text that is escaped already.
 CODE = re.compile(
-    r"^%%?\w[^.]*$|(?<![\w.])(?:(?:openmed_)?nb|found)(?:\.\w+)+(?:\([^()]*\))?|%%?openmed\w*(?: --?\w+)*"
+    r"^%%?\w(?:[^.]|\.(?=\w))*$|(?<![\w.])(?:found = )?(?:(?:openmed_)?nb|found)(?:\.\w+)+(?:\([^()]*\))?|%%?openmed\w*(?: --?\w+)*"
 )
 
 
@@ -340,7 +340,7 @@ def _html_rows(table: Table, results: list[int]) -> str:
         first = f'<th scope="row" style="{styles[0]}">{cells[0]}</th>'
         rest = (f'<td style="{style}">{cell}</td>' for cell, style in zip(cells[1:], styles[1:], strict=True))
         body.append(f'<tr style="{ROW}">{first}{"".join(rest)}</tr>')
-    line = ";white-space:nowrap" if len(table.caption) <= SHORT else ""
+    line = ";white-space:nowrap" if len(table.caption) <= 2 * SHORT else ""  # A heading may go beyond its columns.
     caption = (
         ""
         if table.folded or not table.caption

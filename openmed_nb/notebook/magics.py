@@ -34,7 +34,7 @@ CHEATS = (
     ("%openmed_device --explain", "who asked for what, and what became of the environment"),
     ('%openmed_device --simulate mps --memory "8 GiB"', "a simulated Mac, until --simulate off"),
     ("%openmed_panel", "all of this to look at and to click"),
-    ("%openmed_ner Patient has asthma.", "mark the entities of a line"),
+    ("%openmed_ner Patient has asthma", "mark the entities of a line"),
     ("%%openmed_ner", "mark the entities of the text in the lines below"),
     ("%openmed_ner --from notes", "of a variable: a text, a list of texts, a Series"),
     ("%openmed_ner --out found {note}", "of the text in a variable, into another one"),

@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Callable, Container, MutableMapping
 from dataclasses import dataclass
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from ..activity import Activity
@@ -258,7 +258,8 @@ def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], ne
     unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
     if unknown:
         shown = ", ".join(shorten(str(name) if isinstance(name, str) else type(name).__name__) for name in unknown)
-        meant = nearest(shown, [one for one in namespace if isinstance(one, str) and not one.startswith("_")])
+        held = [one for one, value in namespace.items() if not isinstance(value, ModuleType)]
+        meant = nearest(shown, [one for one in held if isinstance(one, str) and not one.startswith("_")])
         remedy = f"Did you mean {meant}?" if meant else "Name variables that are there; %whos lists them in a notebook."
         raise ConfigurationError(f"No variable is called {shown}.", remedy)
     own = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]

@@ -169,6 +169,9 @@ def test_numbers_stand_to_the_right(cells, numeric):
         ("See nb.runbook.fallbacks(), and more.", ["nb.runbook.fallbacks()"]),
         ("Type %openmed_device cpu or nb.use('cpu').", ["%openmed_device", "nb.use(&#x27;cpu&#x27;)"]),
         ("%openmed_device --json cpu", ["%openmed_device --json cpu"]),
+        ("%openmed_log --diff run.json", ["%openmed_log --diff run.json"]),
+        ("%debug has no frames now.", []),
+        ("found = nb.annotate(notes)", ["found = nb.annotate(notes)"]),
         ("The nb of a cell; a.nb.c and 3 % openmed", []),
     ],
 )

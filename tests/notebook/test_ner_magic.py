@@ -16,7 +16,7 @@ def test_entities_are_marked_in_the_text(kernel):
     assert reply.text.startswith(f"3 entities found by bundled_small on cpu\n{FOUND}\nLabels: DISEASE 3\n")
     assert reply.html.count("<mark") == 3
     assert 'title="DISEASE 0.' in reply.html
-    assert re.search(r"asthma <small[^>]*>DISEASE<span[^>]*> [01]\.\d+</span></small></mark>", reply.html)
+    assert re.search(r"asthma<small[^>]*> DISEASE<span[^>]*> [01]\.\d+</span></small></mark>", reply.html)
     assert reply.streams == {}
 
 

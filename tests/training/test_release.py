@@ -132,6 +132,14 @@ def test_unknown_names_release_nothing(names, last_error):
     assert gone() is not None
 
 
+def test_a_module_is_not_offered():
+    """What is suggested for an unknown name is a variable that can hold something, no imported module."""
+    with pytest.raises(ConfigurationError) as raised:
+        nb.release("nosuch", namespace={"torch": torch})
+
+    assert "torch" not in raised.value.remedy
+
+
 SCRIPT = """
 import sys
 import openmed_nb as nb

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...devices.request import canonical, kind_of
-from ...display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted
+from ...display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
 from ...errors import ConfigurationError, cause, given_path, one_line
 from ...plain import from_plain, save, to_json
 from .privacy import CLEANERS
@@ -388,8 +388,8 @@ def momentary(book: Sections) -> dict[str, Any]:
     return {
         "busy programs": book.background.busy,
         "share of the processors that others took": book.background.share,
-        "available memory in bytes": book.conditions.memory_available,
-        "swap in bytes": book.conditions.swap_used,
+        "available memory": in_bytes(book.conditions.memory_available) or None,
+        "swap": in_bytes(book.conditions.swap_used) or None,
         "battery in percent": book.conditions.battery,
         "seconds to the artifact store": book.network and book.network.median_seconds,
     }
