@@ -61,7 +61,7 @@ class Activity:
 
 
 # What is done when a model is loaded, which is no part of the work with it, and when a library is.
-LOADING, IMPORTING = "Loading", "Importing"
+LOADING, IMPORTING, RELEASING = "Loading", "Importing", "Releasing"
 
 # Gets an activity while it is under way, and ``None`` when it is time to look again.
 Listener = Callable[[Activity | None], None]

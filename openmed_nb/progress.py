@@ -1,12 +1,12 @@
 """What is under way, as one line with a bar: below the cell of a notebook, and at the bottom of a terminal.
 
 A verb only says what it does (``SESSION.tell``), which costs it nothing: a thread of its own, which lives as long as the
-outermost verb, draws the line after half a second and then again and again, so that also a step that takes minutes is seen
+outermost verb, draws the line within half a second and then again and again, so that also a step that takes minutes is seen
 to go on. At the end the line says so, and stays.
 
 No thread draws while a library keeps the interpreter to itself, as torch does for a second while it is imported and the
-garbage collector while it collects. So an import is drawn before it begins, and in a notebook a dot pulses before the line,
-which the browser does alone.
+garbage collector while it collects. So an import and a release are drawn before they begin, and in a notebook a dot pulses
+before the line, which the browser does alone.
 
 Only a person gets a line: in a notebook of which somebody runs the cells, and in a terminal. What runs notebooks by itself, such
 as nbval and nbconvert, gives no answers to ``input()``, and gets none, so that stored outputs are the same in every run.
@@ -24,16 +24,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .activity import IMPORTING, LOADING, Activity
+from .activity import IMPORTING, LOADING, RELEASING, Activity
 from .devices.machine import now
 from .display import escape
 
 VARIABLE = "OPENMED_NB_PROGRESS"  # The setting, and the values that switch lines off.
 OFF = frozenset({"0", "false", "no", "off"})
 
-PATIENCE = 0.4  # Seconds without a sign of life: before the line is drawn, and from then on between two drawings.
+PATIENCE = 0.25  # Seconds until the line is drawn, and between two drawings: half of what a person waits without a sign of life.
 WIDTH = 10  # How many characters the bar of a text has.
 LOADS = IMPORTING, LOADING  # What comes before the work.
+ALONE = IMPORTING, RELEASING  # What lets no other thread run.
 BEAT = 1.2  # Seconds in which the dot pulses once.
 MANY = 100  # Of so many things, or of an unknown number, the speed is shown too.
 
@@ -261,7 +262,7 @@ class Progress:
             self._drawing = Drawing(surface, activity, self._patience)
             self._drawing.start()
         self._drawing.course.hear(activity, now())
-        if activity.doing == IMPORTING:
+        if activity.doing in ALONE:
             self._drawing.draw()
 
     def end(self, stopped: bool) -> None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from openmed_nb.activity import IMPORTING, LOADING, Activity, Listeners
+from openmed_nb.activity import IMPORTING, LOADING, RELEASING, Activity, Listeners
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
 
@@ -190,14 +190,15 @@ def test_the_line_says_what_was_told_last():
     assert page.closed == 2
 
 
-def test_an_import_is_drawn_before_it_begins():
-    """What keeps the interpreter to itself is drawn before, because nothing can be drawn while it does."""
+@pytest.mark.parametrize("activity", [Activity(IMPORTING, "torch"), Activity(RELEASING, "memory")])
+def test_what_keeps_the_interpreter_is_drawn_before_it_begins(activity):
+    """An import and a collection of garbage are drawn before, because nothing can be drawn while they go on."""
     listeners, page = watched(patience=3600)
     with listeners.told_after():
         listeners.tell(Activity(LOADING, "bundled"))
         assert page.lines == []
-        listeners.tell(Activity(IMPORTING, "torch"))
-        assert page.lines[0].activity == Activity(IMPORTING, "torch")
+        listeners.tell(activity)
+        assert page.lines[0].activity == activity
 
     assert [line.end for line in page.lines] == ["", "finished"]
 

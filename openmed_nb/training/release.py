@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ..activity import Activity
+from ..activity import RELEASING, Activity
 from ..devices.backend import torch_is_loaded
 from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
@@ -221,7 +221,7 @@ def release(
     if models:
         causes["loaded models"] = SESSION.unload
     with SESSION.told_after(progress):
-        SESSION.tell(Activity("Releasing", "memory"))
+        SESSION.tell(Activity(RELEASING, "memory"))
         try:
             device, notes = SESSION.device().device, []
         except DeviceError as error:  # Memory is released all the same.
@@ -237,7 +237,7 @@ def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
     """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own."""
     freed, held = [], _held(device)
     causes = {"unused blocks of the device": lambda: None, **causes}
-    for cause, let_go in SESSION.steps("Releasing", "memory", causes.items(), "cause"):
+    for cause, let_go in SESSION.steps(RELEASING, "memory", causes.items(), "cause"):
         let_go()
         gc.collect()
         allocator(device).empty_cache()

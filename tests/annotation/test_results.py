@@ -42,7 +42,7 @@ class Marks(HTMLParser):
     def __init__(self, page):
         super().__init__()
         self.text, self.marks, self.tags = "", [], []
-        self.feed(re.sub(r" <small[^>]*>.*?</small>", "", page, flags=re.DOTALL))
+        self.feed(re.sub(r"<small[^>]*>.*?</small>", "", page, flags=re.DOTALL))
 
     def handle_starttag(self, tag, attributes):
         """Note the tag, and the attributes of a mark in the text; those of the legend have no title."""

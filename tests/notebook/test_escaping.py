@@ -231,7 +231,7 @@ def test_any_note_with_any_entities(said, data, text, label):
     html = found._repr_html_()
     said(html)
     marked = re.search(r'<div dir="auto"[^>]*>(.*?)</div>', html, flags=re.DOTALL)[1]
-    unmarked = re.sub(r" <small[^>]*>.*?</small>", "", marked, flags=re.DOTALL)
+    unmarked = re.sub(r"<small[^>]*>.*?</small>", "", marked, flags=re.DOTALL)
 
     assert said(f"<p>{re.sub('</?mark[^>]*>', '', unmarked)}</p>").rstrip() == text.rstrip()
 
