@@ -29,6 +29,9 @@ HELD = {name: runpy.run_path(str(TESTS / f"{name}.py")) for name in ("conftest",
 THEMES = ("light", "dark")
 SIZE, MOVING_SIZE = {"width": 960, "height": 7000}, {"width": 900, "height": 620}
 SHARPNESS, COLOURS, MARGIN = 2, 128, 8
+STILL = 500
+"""Milliseconds from which a frame of the moving picture stands; its colours are those of all of them."""
+
 BORDER = 2
 """How far above an output the frame of its cell ends."""
 
@@ -171,12 +174,13 @@ def moving(server: Any, browser: Browser, theme: str, folder: Path) -> None:
     front = opened(server, browser, theme, [""], viewport=MOVING_SIZE)
     frames = list(played(front))
     images = [Image.open(io.BytesIO(picture)).convert("RGB") for picture, _ in frames]
-    together = Image.new("RGB", (images[0].width, images[0].height * len(TYPED)))
-    for number, image in enumerate(images[:: -len(images) // (len(TYPED) + 1)][: len(TYPED)]):
+    times = [time for _, time in frames]
+    stills = [image for image, time in zip(images, times, strict=True) if time >= STILL]
+    together = Image.new("RGB", (images[0].width, images[0].height * len(stills)))
+    for number, image in enumerate(stills):
         together.paste(image, (0, number * image.height))
     palette = together.quantize(COLOURS)
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    times = [time for _, time in frames]
     first.save(folder / f"demo_{theme}.gif", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
 
 
