@@ -261,7 +261,7 @@ def refusals(evidence: CertificateEvidence, dtype: str, gate: Gate) -> Iterator[
         yield GateRefusal(what, FLOAT32_INSTEAD)
     if evidence.recall_loss > gate.recall_loss + ROUNDING:
         recalls = f"{evidence.recall:.1%} of the gold entities, float32 {evidence.recall_reference:.1%}"
-        yield GateRefusal(f"It finds {recalls}.", FLOAT32_INSTEAD)
+        yield GateRefusal(f"It finds {recalls}.".replace("%", " %"), FLOAT32_INSTEAD)
     seen = (
         ("entities", evidence.reference, gate.minimum_entities),
         ("different entities", evidence.distinct, gate.minimum_distinct),

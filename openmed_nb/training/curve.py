@@ -361,9 +361,9 @@ class MemoryCurve(Shown):
         first = f"{in_bytes(trend.baseline)} after epoch {steady[0].epoch}"
         last = f"{in_bytes(trend.last)} after epoch {steady[-1].epoch}"
         pace = {
-            GROWING: f"that is {trend.growth:+.0%} in {GATE_EPOCHS} epochs at this pace, and more than {self.gate:.0%} is suspect",
-            FLAT: f"it does not keep growing by more than {self.gate:.0%} in {GATE_EPOCHS} epochs",
-            SAWTOOTH: f"in between it rose and fell by {trend.spread:.0%}",
+            GROWING: f"that is {100 * trend.growth:+.0f} % in {GATE_EPOCHS} epochs at this pace, and more than {100 * self.gate:.0f} % is suspect",
+            FLAT: f"it does not keep growing by more than {100 * self.gate:.0f} % in {GATE_EPOCHS} epochs",
+            SAWTOOTH: f"in between it rose and fell by {100 * trend.spread:.0f} %",
             TOO_SHORT: "it rose in the last epochs only",
         }
         return f"{MEASURES[self.measure].capitalize()} went from {first} to {last}; {pace[trend.kind]}."
@@ -375,7 +375,7 @@ class MemoryCurve(Shown):
         if self.verdict != GROWING:
             advice = ADVICE[self.verdict]
             if self.verdict == FLAT and self.trend.total > self.gate:
-                advice = f"It is {self.trend.total:+.0%} all the same: watch it where you train for longer."
+                advice = f"It is {100 * self.trend.total:+.0f} % all the same: watch it where you train for longer."
             return f"{advice} But {suspect}. {DETACH}" if suspect else advice
         if suspect and not suspect.graphs:
             return f"{CAUSES['allocated'][0]}: {suspect}. {KEEP_FEWER}"

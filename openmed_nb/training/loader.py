@@ -269,7 +269,7 @@ class LoaderCheck(Shown):
             "neither": "loader and model take the same time",
         }
         rows = (("loader", milliseconds(self.data_seconds)), ("step", milliseconds(self.step_seconds)))
-        share = f"Training waits {self.waiting:.0%} of its time for batches ({self.workers} workers)."
+        share = f"Training waits {100 * self.waiting:.0f} % of its time for batches ({self.workers} workers)."
         title = f"{self.device}{MARK if self.simulated else ''}: {titles[self.bottleneck]}"
         table = Table(f"Over {self.batches} batches", ("alone", "per batch"), rows)
         return Report(title, (share, self.advice), (table,))

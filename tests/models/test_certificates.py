@@ -112,7 +112,7 @@ REJUDGED = {
     "no entity": ({"exact": 0}, "too little to tell: 0 of the 50 entities that are needed"),
     "too much moved": ({"exact": 58, "moved": 2}, "only 58 of 60 entities are the same"),
     "too few": ({"exact": 49}, "too little to tell: 49 of the 50 entities that are needed"),
-    "recall": ({"recall_reference": 0.9, "recall": 0.8}, "it finds 80.0% of the gold entities, float32 90.0%"),
+    "recall": ({"recall_reference": 0.9, "recall": 0.8}, "it finds 80.0 % of the gold entities, float32 90.0 %"),
     "NaN": ({"not_numbers": 3}, "3 tokens became NaN or infinity"),
     "several": (
         {"exact": 20, "extra": 5},

@@ -110,10 +110,10 @@ def test_the_reason_has_the_figures():
     """The reason says from where to where, over ten epochs, and the gate."""
     assert curve_of(allocated=LEAK).reason == (
         "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "
-        "that is +333% in 10 epochs at this pace, and more than 26% is suspect."
+        "that is +333 % in 10 epochs at this pace, and more than 26 % is suspect."
     )
     assert curve_of(allocated=FLAT, resident=LEAK).reason.startswith("Memory of the process went from 150.0 MiB")
-    assert curve_of(allocated=FLAT).reason.endswith("it does not keep growing by more than 26% in 10 epochs.")
+    assert curve_of(allocated=FLAT).reason.endswith("it does not keep growing by more than 26 % in 10 epochs.")
 
 
 LOSSES, KEPT = Holder("losses", "list", 40, 12 * MIB, 40), Holder("Trainer.kept", "deque", 1, 512)
@@ -152,7 +152,7 @@ ADVICE = {
     "flat": ({"allocated": FLAT}, "Nothing to do."),
     "slow": (
         {"allocated": [1000 + 20 * epoch for epoch in range(40)]},
-        "It is +75% all the same: watch it where you train for longer.",
+        "It is +75 % all the same: watch it where you train for longer.",
     ),
 }
 

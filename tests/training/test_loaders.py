@@ -333,7 +333,7 @@ def test_check(figures, bottleneck, waiting, advice):
     assert check.bottleneck == bottleneck
     assert check.waiting == pytest.approx(waiting)
     assert advice in str(check)
-    assert f"waits {waiting:.0%} of its time" in str(check)
+    assert f"waits {100 * waiting:.0f} % of its time" in str(check)
     assert bottleneck == "loader" or "Do the work on the texts" not in str(check)
 
 
@@ -351,7 +351,7 @@ def test_check_shown():
     check = LoaderCheck("mps", 0.0305, 0.01, 0, 20, simulated=True)
 
     assert str(check).splitlines()[0] == "mps (SIMULATED): the loader takes longer than the model"
-    assert "waits 75% of its time" in str(check)
+    assert "waits 75 % of its time" in str(check)
     assert "30.50 ms" in check._repr_html_()
     assert json.loads(json.dumps(check.to_dict()))["bottleneck"] == "loader"
     assert "cpu: the model takes longer than the loader" in str(LoaderCheck("cpu", 0.02, 0.03, 0, 20))

@@ -383,11 +383,13 @@ def same_speed(seen: Observed) -> Finding:
     runs = {"in the golden run": former, "here": here}
     busy = [when for when, book in runs.items() if (book.background.share or 0.0) > BUSY]
     if busy:
-        evidence = f"not judged: other programs took more than {BUSY:.0%} of the processors {' and '.join(busy)}"
+        evidence = (
+            f"not judged: other programs took more than {100 * BUSY:.0f} % of the processors {' and '.join(busy)}"
+        )
         return Finding(name, WARNING, evidence, "Repeat it on a quiet computer.")
     if seen.trial.fastest >= wanted * (1 - SLOWER):
         return Finding(name, OK, "as fast as the logbook says")
-    evidence = f"{1 - seen.trial.fastest / wanted:.0%} slower than the logbook says, and {SLOWER:.0%} are allowed"
+    evidence = f"{100 * (1 - seen.trial.fastest / wanted):.0f} % slower than the logbook says, and {100 * SLOWER:.0f} % are allowed"
     return Finding(name, FAILED, evidence, "Repeat it, and then look for what is slower.")
 
 

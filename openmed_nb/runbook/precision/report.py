@@ -386,8 +386,8 @@ class ParityReport(Shown):
             ("0.99 quantile", f"{logits.ninety_nine:.3g}"),
             ("0.9 quantile", f"{logits.ninety:.3g}"),
             ("median", f"{logits.median:.3g}"),
-            ("tokens with the same label", f"{100 * same / self.tokens if self.tokens else 100:.2f}%"),
-            ("entities that are the same", f"{100 * self.spans.agreement:.2f}%"),
+            ("tokens with the same label", f"{100 * same / self.tokens if self.tokens else 100:.2f} %"),
+            ("entities that are the same", f"{100 * self.spans.agreement:.2f} %"),
         )
         for name, one in zip(("reference", "candidate"), self.gold or (), strict=False):
             yield f"gold, {name}", f"recall {one.recall:.4f}, precision {one.precision:.4f}, F1 {one.f1:.4f}"

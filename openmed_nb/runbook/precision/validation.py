@@ -84,7 +84,7 @@ class PrecisionVerdict(Shown):
         parity, measured = self.parity, self.parity.report()
         verdict = "Accepted" if self.accepted else "Refused"
         title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
-        asked = f"Asked for: {self.gate.span_agreement:.0%} of the entities the same, in every strategy."
+        asked = f"Asked for: {100 * self.gate.span_agreement:.0f} % of the entities the same, in every strategy."
         status = FAILED if any(one.against for one in self.refusals) else OK if self.accepted else WARNING
         reasons, figures = [f"{one.reason} {one.remedy}" for one in self.refusals], measured.figures
         if self.certificate:

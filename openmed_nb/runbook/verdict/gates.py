@@ -119,7 +119,7 @@ class Gates(Shown):
     knee_gain: float = threshold(
         0.1,
         "how much faster the best batch of a sweep may be than the batch in use",
-        f"a sweep itself leaves {KNEE_GAIN:.0%}, and a gain near that is hardly worth another batch",
+        f"a sweep itself leaves {100 * KNEE_GAIN:.0f} %, and a gain near that is hardly worth another batch",
         largest=10.0,
     )
     fallback_time: float = threshold(

@@ -85,7 +85,10 @@ def test_judgement():
         ({"not_numbers": 3}, ["3 tokens became NaN or infinity."]),
         ({"gold": (Score(100, 100, 90), Score(100, 100, 89))}, []),
         ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
-        ({"gold": (Score(100, 100, 90), Score(100, 100, 88))}, ["It finds 88.0% of the gold entities, float32 90.0%."]),
+        (
+            {"gold": (Score(100, 100, 90), Score(100, 100, 88))},
+            ["It finds 88.0 % of the gold entities, float32 90.0 %."],
+        ),
     ]
     for changes, reasons in cases:
         verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
@@ -117,7 +120,7 @@ def test_what_is_shown():
     assert str(refused).splitlines()[:3] == [
         "Refused: mine in bfloat16 on cpu",
         "  Only 50 of 100 entities are the same. Use float32.",
-        "  Asked for: 99% of the entities the same, in every strategy.",
+        "  Asked for: 99 % of the entities the same, in every strategy.",
     ]
     assert str(accepted).splitlines()[:2] == [
         "Accepted: mine in bfloat16 on cpu",
