@@ -134,7 +134,8 @@ class Holder(Plain):
     @property
     def row(self) -> tuple[str, str, str, str]:
         """The cells of a table."""
-        graphs = f", {self.graphs} with graphs" if self.graphs else ""
+        which = "all" if self.graphs == self.tensors else self.graphs
+        graphs = f", {which} with graphs" if self.graphs else ""
         return self.name, self.kind, f"{self.tensors}{graphs}", in_bytes(self.size)
 
 

@@ -223,7 +223,7 @@ def test_figures_stand_below_their_names():
     assert held.caption == "What holds more tensors than after the warm-up"
     assert held.columns == ("name", "kind", "tensors", "memory")
     assert held.rows == (
-        ("losses", "list", "40, 40 with graphs", "12.0 MiB"),
+        ("losses", "list", "40, all with graphs", "12.0 MiB"),
         ("Trainer.kept", "deque", "1", "512 bytes"),
     )
 
