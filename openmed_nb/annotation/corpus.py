@@ -17,8 +17,9 @@ from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, 
 from ..models.config import OpenMedConfig
 from ..session import SESSION, Session
 from .loading import create_pipeline
+from .masking import SHOWN_TEXTS
 from .references import Reference, check_series, fingerprint_of, stream_of
-from .results import SHOWN_TEXTS, AnnotatedText, Annotations, Answers
+from .results import AnnotatedText, Annotations, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from ..display import WARNING, Piece, Report, Shown, counted
 from ..errors import ConfigurationError, cannot_be, shorten
 
 REPLACEMENT = "[{label}]"
+SHOWN_TEXTS = 5  # Of many texts; only these are kept.
 NO_GUARANTEE = "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
 
 # What a replacement may be: a text for every label, or one for each, with None for a label that stays.
@@ -99,6 +100,31 @@ class MaskedText(Shown):
                 yield Piece(self.text[one.masked_start : one.masked_end], one.label)
             position = one.masked_end
         yield Piece(self.text[position:])
+
+
+class MaskedTexts(Shown, list[MaskedText]):
+    """The masked texts of a run: a list that shows how much was replaced, and the first texts."""
+
+    ALSO = ("texts",)
+
+    @property
+    def texts(self) -> list[MaskedText]:
+        """The texts as they are."""
+        return [*self]
+
+    def report(self) -> Report:
+        """Return how much was replaced, the first texts with their replacements marked, and what masking does not promise."""
+        count = counted(sum(len(one.spans) for one in self), "entity", "entities")
+        first = f"Shown: the first {SHOWN_TEXTS} texts." if len(self) > SHOWN_TEXTS else ""
+        pieces: list[Piece] = []
+        for number, one in enumerate(self[:SHOWN_TEXTS]):
+            text = one.report()
+            said = text.pieces or (Piece(text.sentences[-1]),)
+            pieces += [Piece(f"{number}: ", begins=True), *said, Piece("\n")]
+        sentences = tuple(filter(None, (NO_GUARANTEE, first)))
+        return Report(
+            f"{count} masked in {counted(len(self), 'text')}", sentences, pieces=tuple(pieces), status=WARNING
+        )
 
 
 def checked_policy(replacement: Any) -> Policy:

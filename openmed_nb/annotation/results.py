@@ -25,7 +25,7 @@ from ..errors import (
     whole,
 )
 from ..errors import number as in_range
-from .masking import REPLACEMENT, MaskedText, Policy, checked_policy, masked_text
+from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text
 from .references import Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ HIDDEN = "(the text is hidden)"
 # Stands for a label without a name, which would mark nothing.
 UNNAMED = "no label"
 
-# How many rows a table shows, and how many texts with how many characters; only these texts are kept.
+# How many rows a table shows, and how many characters of a text.
 SHOWN_ROWS = 10
-SHOWN_TEXTS = 5
 SHOWN_CHARACTERS = 2000
 
 # As transformers gives it: a mapping with label, score, word, start and end.
@@ -527,7 +526,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
         return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text)
 
-    def mask(self, replacement: Policy = REPLACEMENT) -> list[MaskedText]:
+    def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
         """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
 
         Args:
@@ -535,7 +534,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
                 and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
 
         Returns:
-            For each text its ``text`` with replacements, ``spans`` with places in both texts, and ``original(position)``. A span
+            A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both texts, and ``original(position)``. A span
             takes whole words. A text without an answer has an ``error``, and nothing of it is returned.
 
         Raises:
@@ -553,7 +552,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """
         policy = checked_policy(replacement)
         again = iter(()) if self.texts is None else stream_of(self.texts)
-        masked = []
+        masked = MaskedTexts()
         for which, entities in enumerate(self):
             given = next(again, None)
             if why := self.answers.errors.get(which):

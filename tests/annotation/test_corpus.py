@@ -16,8 +16,9 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
+from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.pipeline import BUDGETS
-from openmed_nb.annotation.results import SHOWN_TEXTS, AnnotatedText
+from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb.annotation.masking import checked_policy, masked_text, refine_spans
+from openmed_nb.annotation.masking import NO_GUARANTEE, checked_policy, masked_text, refine_spans
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
 from openmed_nb.display import plain
 from openmed_nb.errors import ConfigurationError
@@ -162,15 +162,33 @@ class TestManyTexts:
 
         assert found.only(score=1.0).mask()[0].text == "She has asthma."
 
+    def test_the_first_texts_are_shown(self):
+        """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
+        found = nb.annotate(["She has asthma.", None] * 4, "bundled_small", device="cpu", on_error="record")
+        masked = found.mask()
+
+        assert str(masked).splitlines()[:5] == [
+            "4 entities masked in 8 texts",
+            f"  {NO_GUARANTEE}",
+            "  Shown: the first 5 texts.",
+            "0: She has [[DISEASE]](DISEASE).",
+            f"1: {masked[1].error}",
+        ]
+        assert repr(masked) == str(masked)
+        assert masked._repr_html_().count(NO_GUARANTEE) == 1
+        assert [one["text"] for one in plain(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
+
     def test_hidden_texts_stay_hidden(self):
         """Where texts are not to be shown, masked ones are not shown either."""
         found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", show_text=False)
 
-        assert "She" not in str(found.mask()[0])
+        assert "She" not in str(found.mask()[0]) + str(found.mask())
 
     def test_an_empty_run_masks_nothing(self):
         """Without a text there is none to mask."""
-        assert Annotations(Answers(), (), "m", "cpu").mask() == []
+        masked = Annotations(Answers(), (), "m", "cpu").mask()
+
+        assert (masked, str(masked).splitlines()[0]) == ([], "0 entities masked in 0 texts")
 
 
 # Texts with greedy spans, as privacy filters give them.
