@@ -105,12 +105,8 @@ class MaskedText(Shown):
 class MaskedTexts(Shown, list[MaskedText]):
     """The masked texts of a run: a list that shows how much was replaced, and the first texts."""
 
-    ALSO = ("texts",)
-
-    @property
-    def texts(self) -> list[MaskedText]:
-        """The texts as they are."""
-        return [*self]
+    def to_dict(self) -> dict[str, Any]:
+        return {"texts": [one.to_dict() for one in self]}
 
     def report(self) -> Report:
         """Return how much was replaced, the first texts with their replacements marked, and what masking does not promise."""
