@@ -503,6 +503,7 @@ def forecast(
         if is_named(model):
             name = "bundled" if model is None else str(model)
             model = create_pipeline(SESSION, name, OpenMedConfig())
+        table = operator_table()
         SESSION.tell(Activity("Forecasting", name))
         module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")
         tokenizer = getattr(model, "tokenizer", None)
@@ -513,7 +514,6 @@ def forecast(
             raise ConfigurationError(what, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.")
         else:
             example = synthetic_example(module, tokenizer)
-        table = operator_table()
         inner = getattr(module, "_orig_mod", module)  # What torch.compile was given.
         record, notes = trace(module, example, table, training)
         rows = rows_of(record.calls, record.refusals, table)

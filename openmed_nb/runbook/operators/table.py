@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...activity import IMPORTING, Activity
 from ...devices.backend import import_torch, reinstalling, release_of
 from ...devices.machine import mps_is_simulated
 from ...display import Plain
 from ...errors import TorchUnusable
+from ...session import SESSION
 
 if TYPE_CHECKING:
     import torch
@@ -138,6 +140,7 @@ def operator_table() -> OperatorTable:
 
 @functools.cache
 def _table(version: str, built: bool) -> OperatorTable:
+    SESSION.tell(Activity(IMPORTING, "torch's list of operators"))  # The reader of YAML lets no other thread run.
     functions = read_functions(functions_file(version))
     if built:
         native = frozenset(name for name in functions if has_kernel(name, "MPS"))

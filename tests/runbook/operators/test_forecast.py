@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
+from openmed_nb.activity import IMPORTING
 from openmed_nb.devices.backend import release_of
 from openmed_nb.errors import ConfigurationError, UnknownModel
+from openmed_nb.runbook.operators import table
 from openmed_nb.runbook.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, rows_of
 from openmed_nb.runbook.operators.table import (
     DEVICE_SWITCHES,
@@ -17,6 +19,7 @@ from openmed_nb.runbook.operators.table import (
     OperatorTable,
     operator_table,
 )
+from openmed_nb.session import SESSION
 
 RELEASE = release_of(torch.__version__)[:2]
 RECORDED = Path(__file__).parents[2] / "recorded" / f"mps_operators_torch_{'_'.join(map(str, RELEASE))}.txt"
@@ -285,6 +288,18 @@ def test_bundled_model():
 
     assert told == nb.runbook.forecast()
     assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
+
+
+def test_the_list_of_operators_is_told_before_it_is_read():
+    """The list, which is read once and lets nothing else run meanwhile, is told as an import, and the forecast after it."""
+    told = []
+    table._table.cache_clear()
+    stop = SESSION.listen(lambda activity: told.append(activity and activity.doing))
+    nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
+    nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
+    stop()
+
+    assert told == [IMPORTING, "Forecasting", None, "Forecasting", None]
 
 
 def test_bad_arguments():
