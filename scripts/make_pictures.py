@@ -179,7 +179,7 @@ def moving(server: Any, browser: Browser, theme: str, folder: Path) -> None:
     together = Image.new("RGB", (images[0].width, images[0].height * len(stills)))
     for number, image in enumerate(stills):
         together.paste(image, (0, number * image.height))
-    palette = together.quantize(COLOURS)
+    palette = together.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3)  # Rare colours are marks and code.
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     first.save(folder / f"demo_{theme}.gif", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
 
