@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.references import fingerprint_of
 from openmed_nb.annotation.results import (
     SHOWN_CHARACTERS,
     SHOWN_ROWS,
-    SHOWN_TEXTS,
     AnnotatedText,
     Annotations,
     Answers,
