@@ -31,9 +31,8 @@ from .display import escape
 VARIABLE = "OPENMED_NB_PROGRESS"  # The setting, and the values that switch lines off.
 OFF = frozenset({"0", "false", "no", "off"})
 
-PATIENCE = (
-    0.2  # Seconds until the line is drawn, and between two drawings; half a second without a sign of life is long.
-)
+# Seconds until the line is drawn, and between two drawings; half a second without a sign of life is long.
+PATIENCE = 0.2
 WIDTH = 10  # How many characters the bar of a text has.
 LOADS = IMPORTING, LOADING  # What comes before the work.
 ALONE = IMPORTING, RELEASING  # What lets no other thread run.

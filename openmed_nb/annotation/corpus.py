@@ -48,11 +48,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     Args:
         texts: One text as a string, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``:
             anything that gives strings one by one. They are read as they are needed; kept are the first texts, what all of
-            them came in (no copy), 16 bytes for each text and 24 for each entity, and each word once. Or the ``pathlib.Path`` of files that are a text
-            each, with ``*`` for any name, or a list of such paths. Or a column of ``dask.dataframe``, of which a
-            partition is read at a time, after all were read once to count their rows; not as it is after
-            ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5 (its
-            setting ``dataframe.convert-string``), and what is missing, NaN too, is reported as ``NoneType``.
+            them came in (no copy), 16 bytes for each text and 24 for each entity, and each word once. Or the
+            ``pathlib.Path`` of files that are a text each, with ``*`` for any name, or a list of such paths. Or a column of
+            ``dask.dataframe``, of which a partition is read at a time, after all were read once to count their rows; not as
+            it is after ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5
+            (its setting ``dataframe.convert-string``), and what is missing, NaN too, is reported as ``NoneType``.
         model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model, or a pipeline of
             :func:`load_pipeline`.
         client: A ``dask.distributed.Client``: the workers of its cluster do it, each with the model on the best device of

@@ -534,8 +534,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
                 and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
 
         Returns:
-            A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both texts, and ``original(position)``. A span
-            takes whole words. A text without an answer has an ``error``, and nothing of it is returned.
+            A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
+            texts, and ``original(position)``. A span takes whole words. A text without an answer has an ``error``, and
+            nothing of it is returned.
 
         Raises:
             ConfigurationError: For a replacement that cannot be used, and for texts that have changed since, or that came from a
