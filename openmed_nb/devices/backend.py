@@ -369,7 +369,7 @@ def work_done(device: torch.device) -> Callable[[], None]:
 
 
 def towards_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Begin to copy a tensor to the host, without waiting on CUDA: call :func:`synchronize` before it is read."""
+    """Begin to copy a tensor to the host, without waiting on CUDA: wait as :func:`work_done` says before it is read."""
     return tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor
 
 
