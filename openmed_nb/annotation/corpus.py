@@ -6,9 +6,10 @@ It stands above ``distributed``, because a run over many texts goes to the worke
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
@@ -166,7 +167,8 @@ def source_here(
         pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
     annotator = pipe.own_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.few_shapes else None
-    return name, found, Source(annotator.answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes)
+    answers = functools.partial(annotator.answers, at_hand=isinstance(found, Sequence))
+    return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes)
 
 
 def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:

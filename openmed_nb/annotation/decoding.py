@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .results import AnswerColumns
-from .tokens import Tokens, positions
+from .tokens import Tokens, names_of, positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,11 +166,12 @@ class Speller:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._known: dict[bytes | int, str] = {}
+        self._further: dict[str, str] = {}  # pieces, and how each is written after others
 
     def tokens(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
         """Return tokens as they stand in the vocabulary, or in the text if the vocabulary does not have them."""
         ids = tokens.ids[places]
-        names: list[str] = self.tokenizer.convert_ids_to_tokens(ids.tolist())
+        names: list[str] = names_of(self.tokenizer, ids).names[ids].tolist()
         for number in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
             names[number] = tokens.piece(texts, int(places[number]))
         return names
@@ -195,7 +196,7 @@ class Speller:
         for number in np.flatnonzero(unknown[lasts] > unknown[firsts]).tolist():
             keys[number] = number
         if len(self._known) > REMEMBERED:
-            self._known = {}
+            self._known, self._further = {}, {}
         known = self._known  # The same to the end: other threads of a worker spell too.
         new = {key: number for number, key in enumerate(keys) if key not in known}
         chosen = np.array([*new.values()], np.int64)
@@ -208,13 +209,25 @@ class Speller:
             inside = positions(firsts, lasts)
             pieces = self.stretches(texts, tokens, words[inside], ends[inside])
         left = iter(pieces)
-        spelled = {
-            key: self.join(list(islice(left, count))) for key, count in zip(new, (lasts - firsts).tolist(), strict=True)
-        }
+        lists = [list(islice(left, count)) for count in (lasts - firsts).tolist()]
+        spelled = dict(zip(new, self.joined(lists), strict=True))
         known.update((key, text) for key, text in spelled.items() if isinstance(key, bytes))
         return [spelled[key] if key in spelled else known[key] for key in keys]
 
-    def join(self, pieces: list[str]) -> str:
-        """Return pieces as the tokenizer's decoder puts them together."""
-        joined: str = self.tokenizer.convert_tokens_to_string(pieces)
-        return joined
+    def joined(self, lists: list[list[str]]) -> list[str]:
+        """Return lists of pieces, each as the tokenizer's decoder puts its pieces together."""
+        join = self.tokenizer.convert_tokens_to_string
+        further = self._further  # The same to the end: other threads of a worker spell too.
+        new = list({piece for pieces in lists for piece in pieces[1:]} - further.keys())
+        if type(self.tokenizer.backend_tokenizer.decoder).__name__ != "WordPiece" or any(
+            "\0" in piece for piece in new
+        ):
+            return [join(pieces) for pieces in lists]
+        # This decoder writes each piece by itself, but the first of a list in another way than those after it: as it stands.
+        further.update(
+            zip(new, join(["", *chain.from_iterable((piece, "\0") for piece in new)]).split(" \0"), strict=False)
+        )
+        return [
+            (join([first]) if " " in first else first) + "".join(map(further.__getitem__, rest))
+            for first, *rest in lists
+        ]

@@ -242,11 +242,11 @@ def copy(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
                 run.error = error
 
 
-def start(network: Network, run: ForwardRun, count: int | None = None) -> None:
-    """Start the first batches that wait, or all, on the model's device; an error is kept for when its turn comes."""
+def start(network: Network, run: ForwardRun) -> None:
+    """Start all batches that wait on the model's device; an error is kept for when its turn comes."""
     with TENSOR_LOCK:
         try:
-            for _ in range(len(run.waiting) if count is None else min(count, len(run.waiting))):
+            while run.waiting:
                 start_batch(network, run, *run.waiting.popleft())
             run.waits[network.device] = work_done(network.device)
         except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect

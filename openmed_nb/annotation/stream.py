@@ -166,31 +166,40 @@ class Annotator:
     budget: Budget
     join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
 
-    def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
+    def answers(self, texts: Iterable[Any], first: int = 0, at_hand: bool = False) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
         While a GPU computes a chunk, another thread tokenises the next one: outside Python, whose work on the chunks before and
-        after would otherwise wait in turn with the starting of batches.
+        after would otherwise wait in turn with the starting of batches. Texts that are ``at_hand`` are read one chunk sooner; a
+        slow stream must not hold up the answers before it.
         """
-        device = self.network.device
-        chunks = in_chunks(texts, chunk_characters(self.budget), first)
-        budget, decode = self.budget, None
-        chunk = next(chunks, END)
-        under_way = self.begun(self.prepare(chunk), budget)
+        device, budget = self.network.device, self.budget
+        chunks = in_chunks(texts, chunk_characters(budget), first)
+        chunk, decode = END, None
+
+        def following(begin: Callable[..., Callable[[], Any]]) -> Callable[[], Callable[[], Prepared | None]]:
+            """Read the next chunk, begin to tokenise it, and return what waits for that."""
+            nonlocal chunk
+            chunk = next(chunks, END)
+            return begin(self.tokenised, chunk) if chunk.texts else lambda: lambda: None
+
         with beside(device) as begin:
+            ready = following(functools.partial)()()
+            tokens = following(begin) if at_hand else None
+            under_way = self.begun(ready, budget)
             while under_way:
                 if decode:
                     yield decode()
-                chunk = next(chunks, END)  # After the answers before it, which a slow stream must not hold up.
-                tokenising = begin(self.tokenised, chunk) if chunk.texts else None
+                tokens = tokens or following(begin)
                 prepared, run = under_way
                 start(self.network, run)
                 budget = budget.within(run.fitting)
-                following = tokenising()() if tokenising else None
+                ready = tokens()()
+                tokens = following(begin) if at_hand else None
                 if queues_copies(device):
-                    under_way, outputs = self.begun(following, budget), collect(run, self.network)
+                    under_way, outputs = self.begun(ready, budget), collect(run, self.network)
                 else:  # A copy to MPS waits for all work before it.
-                    outputs, under_way = collect(run, self.network), self.begun(following, budget)
+                    outputs, under_way = collect(run, self.network), self.begun(ready, budget)
                 decode = functools.partial(self.finish, prepared, run, outputs)
             if decode:
                 yield decode()
@@ -207,13 +216,13 @@ class Annotator:
         return self.finish(prepared, run, collect(run, self.network)), budget.within(run.fitting)
 
     def begun(self, prepared: Prepared | None, budget: Budget) -> tuple[Prepared, ForwardRun] | None:
-        """Return a chunk with a run over it, its batches on the device, and as many started as keep that busy meanwhile."""
+        """Return a chunk with a run over it: started on a device that computes while the program goes on, else only planned."""
         if prepared is None:
             return None
         run = ForwardRun(prepared.tokens, prepared.windows)
-        batches = self.batches(prepared, budget)
-        copy(self.network, run, batches)
-        start(self.network, run, len(batches) // 2 if queues_copies(self.network.device) else 1)
+        copy(self.network, run, self.batches(prepared, budget))
+        if self.network.device.type != "cpu":
+            start(self.network, run)
         return prepared, run
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:

@@ -40,8 +40,8 @@ SPACE = ord(" ")
 # For fewer tokens it is quicker to ask where they stand than to work it out.
 FEW = 512
 
-# How long the names of each tokenizer's tokens are, as :func:`name_lengths` says; 0 for those that no text had.
-KNOWN_LENGTHS: weakref.WeakKeyDictionary[Any, np.ndarray] = weakref.WeakKeyDictionary()
+# What :func:`names_of` knows of each tokenizer.
+KNOWN_NAMES: weakref.WeakKeyDictionary[Any, Names] = weakref.WeakKeyDictionary()
 
 # The length of a token whose name does not tell it: longer than all texts.
 UNTOLD = 1 << 40
@@ -302,16 +302,16 @@ def assemble(
     """Return encodings as one flat value; ``shift`` says at which character the word of each token begins, if texts are split."""
     bounds = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
-    prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+    prefix = prefix_of(tokenizer)
     starts, ends = np.empty_like(ids), np.empty_like(ids)
     told = np.zeros(len(encodings), bool)  # whether the names of a text's tokens tell where they stand
     if prefix:
-        names, pieces = name_lengths(tokenizer, ids, prefix)
-        lengths = names[ids]
+        names = names_of(tokenizer, ids)
+        lengths = names.lengths[ids]
         if len(ids) > FEW and shift is None and len(texts) == len(encodings) and cuts_like_bert(tokenizer):
-            untold = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder} - {None}
-            spans = np.where(np.isin(ids, [*untold]), UNTOLD, pieces[ids])
-            starts, ends, told = spans_by_length(texts, spans, bounds)
+            untold, telling = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder} - {None}, names.pieces.copy()
+            telling[[number for number in untold if number < len(telling)]] = UNTOLD
+            starts, ends, told = spans_by_length(texts, telling[ids], bounds)
     if not told.all():
         others = [encoding.offsets for encoding, known in zip(encodings, told.tolist(), strict=True) if not known]
         offsets = np.fromiter(chain.from_iterable(chain.from_iterable(others)), np.int64).reshape(-1, 2)
@@ -327,18 +327,34 @@ def assemble(
     return Tokens(ids, starts, ends, subwords, bounds, owners)
 
 
-def name_lengths(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, prefix: str) -> np.ndarray:
-    """Return how long the names of tokens are by number, with and without the prefix, ``(2, V)``; right for these ids."""
+@dataclass(frozen=True)
+class Names:
+    """The names of a tokenizer's tokens by their numbers; each array is ``(V,)``."""
+
+    names: np.ndarray  # of strings, None for tokens that no text had
+    lengths: np.ndarray  # int64
+    pieces: np.ndarray  # int64, without the prefix that says that a word goes on
+
+
+def names_of(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Names:
+    """Return the names of tokens, right for these ids; asked of the tokenizer once, because it is slow to answer."""
     size = max(len(tokenizer), 1 + int(ids.max(initial=0)))
-    known = KNOWN_LENGTHS.get(tokenizer)
-    if known is None or known.shape[1] < size:
-        known = KNOWN_LENGTHS[tokenizer] = np.zeros((2, size), np.int64)
-    missing = ids[known[0, ids] == 0]
+    known = KNOWN_NAMES.get(tokenizer)
+    if known is None or len(known.names) < size:
+        known = KNOWN_NAMES[tokenizer] = Names(np.full(size, None), *np.zeros((2, size), np.int64))
+    missing = ids[known.lengths[ids] == 0]
     if len(missing):
         new = np.flatnonzero(np.bincount(missing))  # np.unique imports numpy.ma.
-        names = tokenizer.convert_ids_to_tokens(new.tolist())
-        known[:, new] = [*map(len, names)], [len(name.removeprefix(prefix)) for name in names]
+        names, prefix = tokenizer.convert_ids_to_tokens(new.tolist()), prefix_of(tokenizer) or ""
+        known.names[new], known.pieces[new] = names, [len(name.removeprefix(prefix)) for name in names]
+        known.lengths[new] = [*map(len, names)]  # Last: it tells other threads that the names are known.
     return known
+
+
+def prefix_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return what begins the name of a token that goes on with a word, ``None`` if the names do not tell that."""
+    prefix: str | None = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+    return prefix or None
 
 
 def cuts_like_bert(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -356,10 +372,13 @@ def spans_by_length(
     They do where a text has no character that BERT changes to several or leaves out, but for white space, and as many as
     its tokens. To ask the tokenizers library for offsets takes longer than a large GPU takes to read the tokens.
     """
-    western = [western_bytes(text) for text in texts]
-    codes = np.frombuffer(b"".join(western), np.uint8)
+    sizes, western = [*map(len, texts)], western_bytes("".join(texts))
+    if not western:  # Some text has another character.
+        each = [western_bytes(text) for text in texts]
+        sizes, western = [*map(len, each)], b"".join(each)
+    codes = np.frombuffer(western, np.uint8)
     kept = np.flatnonzero((codes != ord(" ")) & (codes != ord("\n")) & (codes != ord("\r")) & (codes != ord("\t")))
-    begins = np.array([0, *accumulate(map(len, western))])
+    begins = np.array([0, *accumulate(sizes)])
     before, read = np.searchsorted(kept, begins), np.append(0, np.cumsum(lengths))
     told: np.ndarray = np.diff(before) == np.diff(read[bounds])
     if not len(kept):

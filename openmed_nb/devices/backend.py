@@ -347,10 +347,15 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
 
     if device.type == "cpu" or not arrays:
         return [torch.from_numpy(array) for array in arrays]
-    packed = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
-    if queues_copies(device) and packed.nbytes > SMALL:
-        packed = packed.pin_memory()
-    moved = packed.to(device, non_blocking=queues_copies(device))
+    flat = [array.reshape(-1) for array in arrays]
+    queued = queues_copies(device)
+    if queued and sum(array.nbytes for array in flat) > SMALL:
+        kind = torch.from_numpy(flat[0]).dtype
+        packed = torch.empty(sum(map(len, flat)), dtype=kind, device="cpu", pin_memory=True)
+        np.concatenate(flat, out=packed.numpy())
+    else:
+        packed = torch.from_numpy(np.concatenate(flat))
+    moved = packed.to(device, non_blocking=queued)
     ends = itertools.accumulate(array.size for array in arrays)
     return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 

@@ -6,6 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders
 
 from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, Speller
 from openmed_nb.annotation.tokens import tokenise
@@ -207,3 +210,27 @@ def test_nothing(tokenizer):
     decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
     assert list(decoder.entities([], tokenise(tokenizer, []), nothing)) == []
     assert list(decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing)) == [[], []]
+
+
+PIECES = st.sampled_from(
+    ["asthma", "##ma", "##", ".", ",", "'", "'s", "n't", "do", "do not", " ' ", "a b", "é", "", "\0", "x\0"]
+)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [decoders.WordPiece(cleanup=True), decoders.WordPiece(cleanup=False), decoders.Metaspace(), decoders.ByteLevel()],
+    ids=["cleaned", "as it is", "metaspace", "bytes"],
+)
+def test_joined(tiny, decoder):
+    """Lists of pieces that are joined together, and again, are what the tokenizer's decoder makes of each."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.backend_tokenizer.decoder = decoder
+    speller = Speller(tokenizer)
+
+    @settings(max_examples=200)
+    @given(st.lists(st.lists(PIECES, min_size=1, max_size=4)))
+    def check(lists):
+        assert speller.joined(lists) == [tokenizer.convert_tokens_to_string(pieces) for pieces in lists]
+
+    check()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.stream import in_chunks, unreadable, weight
+from openmed_nb.annotation.stream import chunk_characters, in_chunks, unreadable, weight
 from openmed_nb.errors import UnreadableText
 
 
@@ -128,3 +128,16 @@ def test_why_a_text_could_not_be_read_stays():
     failure = UnreadableText("Text 3: its file cannot be read.", "Make it readable.")
 
     assert unreadable(failure, 3, split=False) is failure
+
+
+def test_slow_stream_does_not_hold_up_answers(new_pipe):
+    """The first answers to a stream come when the two chunks after them have not both been read; a list's answers are the same."""
+    texts, read = ["patient has hypertension ." * 40] * 200, []
+    annotator = new_pipe().own_annotator()
+    stream = annotator.answers(read.append(number) or text for number, text in enumerate(texts))
+    first = list(next(stream))
+    sizes = [len(chunk.texts) for chunk in in_chunks(texts, chunk_characters(annotator.budget))]
+    assert len(first) == sizes[0]
+    assert len(read) == sum(sizes[:2]) < len(texts)
+    rest = [answer for answers in stream for answer in answers]
+    assert first + rest == [answer for answers in annotator.answers(texts, at_hand=True) for answer in answers]
