@@ -243,7 +243,9 @@ def copy(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
 
 
 def start(network: Network, run: ForwardRun) -> None:
-    """Start all batches that wait on the model's device; an error is kept for when its turn comes."""
+    """Start all batches that wait on the model's device, if any do; an error is kept for when its turn comes."""
+    if not run.waiting:
+        return
     with TENSOR_LOCK:
         try:
             while run.waiting:

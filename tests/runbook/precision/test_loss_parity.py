@@ -9,13 +9,14 @@ import torch
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable
 from openmed_nb.runbook.precision.rounding import RoundedOnce
-from openmed_nb.runbook.precision.trajectory import FACTOR, LossParity, first_beyond, first_wrong, tolerance_of
+from openmed_nb.runbook.precision.trajectory import EARLY, FACTOR, LossParity, first_beyond, first_wrong, tolerance_of
 from openmed_nb.session import SESSION
 from openmed_nb.training.nonfinite import Origin
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
 NAN = math.nan
+LEVEL = [1.0] * EARLY  # Losses of the first steps, where rounding changes none.
 
 
 class TestJudgement:
@@ -27,15 +28,22 @@ class TestJudgement:
             ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], None),
             ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 2**-22, 1.0], None),  # Eight times a float32's own rounding.
             ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 2**-18, 1.0], 2),
-            ([1.0, 1.0, 1.0], [1.0, 1.001, 1.0], [1.0, 1.0, 1.007], None),  # What was explained stays explained.
-            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.001], [1.0, 1.007, 1.007], 2),  # And is not before.
+            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.001], [1.007, 1.007, 1.0], None),  # One early step tells little.
             ([1.0, 1.0, 1.0], [1.0, 1.001, 1.0], [1.0, 1.0, 1.009], 3),
+            (
+                [*LEVEL, 1.0, 1.0],
+                [*LEVEL, 1.001, 1.0],
+                [*LEVEL, 1.0, 1.007],
+                None,
+            ),  # What was explained stays explained.
+            ([*LEVEL, 1.0, 1.0], [*LEVEL, 1.0, 1.001], [*LEVEL, 1.007, 1.007], 9),  # And is not before.
+            ([*LEVEL, 1.0, 1.0], [*LEVEL, 1.001, 1.0], [*LEVEL, 1.0, 1.009], 10),
             ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, NAN], 2),
             ([0.0], [0.0], [0.0], None),
         ],
     )
     def test_first_step_beyond_the_tolerance(self, reference, rounded, candidate, parted):
-        """A drift is explained up to eight times the largest drift so far of the CPU with other roundings."""
+        """A drift is explained up to eight times the largest so far of the CPU with other roundings, of eight steps at least."""
         found = LossParity("m", "mps", "float32", tuple(reference), tuple(rounded), tuple(candidate))
 
         assert found.parted == parted == first_beyond(found.drift, found.tolerance)
