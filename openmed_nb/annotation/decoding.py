@@ -109,7 +109,7 @@ class Decoder:
         """Return every entity that is an answer."""
         units = units_of(tokens, predictions, self.strategy)
         edges = group_edges(tokens, units, self.tables)
-        scores = np.add.reduceat(units.scores, edges[:-1], dtype=np.float64) / np.diff(edges)
+        scores = np.add.reduceat(units.scores, edges[:-1], dtype=np.float64) / (edges[1:] - edges[:-1])
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
         firsts, lasts = units.firsts[edges[kept]], units.lasts[edges[kept + 1] - 1]
         return AnswerColumns(
@@ -131,7 +131,7 @@ def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
     if strategy == "simple":
         firsts = np.arange(len(tokens))
         return Units(firsts, firsts + 1, predictions.labels, predictions.scores)
-    firsts = word_starts(tokens)
+    firsts = tokens.word_starts
     lasts = np.append(firsts[1:], len(tokens))
     if strategy == "average":
         assert predictions.probabilities is not None  # noqa: S101 - tells mypy what the caller sees to
@@ -143,13 +143,6 @@ def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
         candidates = np.flatnonzero(predictions.scores == highest)
         deciding = candidates[np.searchsorted(candidates, firsts)]
     return Units(firsts, lasts, predictions.labels[deciding], predictions.scores[deciding])
-
-
-def word_starts(tokens: Tokens) -> np.ndarray:
-    """Return the positions of the tokens that begin a word; every sequence begins with one."""
-    begins = ~tokens.subwords
-    begins[tokens.sequence_starts] = True
-    return np.flatnonzero(begins)
 
 
 def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # tokens at once and rows of up to 512 that leave no budget unused, the one with the fewest tokens and passes for a few texts.
 SHORTEST, LENGTHS, STEP = 16, 7, 8
 
+# So few probabilities reach the host sooner than what a GPU would make of them.
+FEW_PROBABILITIES = 1024
+
 # How long the row is that shows whether a model reads the filling: a length that rows on MPS are filled up to anyway.
 PROBED_LENGTH = 32
 
@@ -198,7 +201,7 @@ class Network:
         return logits
 
     def answers(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return labels and scores, or all probabilities, on their way to the host."""
+        """Return labels and scores, or all probabilities if these are wanted or few, on their way to the host."""
         import torch
 
         given, named = logits.shape[-1], self.model.config.num_labels
@@ -206,7 +209,7 @@ class Network:
             what = f"The model gives {given} labels, and its id2label names {named}."
             raise ModelUnusable(what, "Correct model.config.id2label.")
         probabilities = logits.float().softmax(-1)
-        if self.whole:
+        if self.whole or probabilities.numel() <= FEW_PROBABILITIES:
             return (towards_host(probabilities),)
         scores, labels = probabilities.max(-1)
         return towards_host(labels.to(torch.int32)), towards_host(scores)
@@ -336,7 +339,8 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
     for batch, arrays in outputs:
         places, owned = owned_places(run.windows, batch, network.frame)
-        for target, array in zip(targets, arrays, strict=True):
+        given = arrays if len(arrays) == len(targets) else (arrays[0].argmax(-1), arrays[0].max(-1))
+        for target, array in zip(targets, given, strict=True):
             target[places[owned]] = array[: len(batch.rows)][owned]
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..devices.backend import queues_copies
 from ..errors import OpenMedError, UnreadableText
-from .decoding import Decoder, Predictions, word_starts
+from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .references import Reference, read
 from .results import Answer, AnswerColumns, Entity
@@ -274,7 +274,7 @@ class Annotator:
         def ready() -> Prepared:
             tokens = assembled()
             strings = readable if delimiter is None else [delimiter.join(words) for words in readable]
-            windows = plan_windows(tokens.bounds, word_starts(tokens), settings.limit)
+            windows = plan_windows(tokens.bounds, tokens.word_starts, settings.limit)
             return Prepared(chunk.first, strings, failures, tokens, windows)
 
         return ready
@@ -294,7 +294,7 @@ class Annotator:
             failures[text] = type(error)(f"Text {prepared.first + text}: {error.what}", error.remedy)
         # The sequences of a text stand together.
         firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
-        several = np.diff(firsts) > 1
+        several = firsts[1:] - firsts[:-1] > 1
         found = replace(found, bounds=found.bounds[firsts])
         if not failures and not several.any():
             return found

@@ -7,6 +7,7 @@ for it is not used. Nothing is cut off.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Windows:
 
 def plan_windows(bounds: np.ndarray, word_starts: np.ndarray, limit: int) -> Windows:
     """Return windows over sequences: one for a short sequence, several that overlap for a long one."""
-    lengths = np.diff(bounds)
+    lengths = bounds[1:] - bounds[:-1]
     short = (lengths > 0) & (lengths <= limit)
     firsts, lasts = bounds[:-1][short], bounds[1:][short]
     whole = np.stack([firsts, lasts, firsts, lasts], axis=1)
@@ -165,11 +166,19 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @functools.cached_property
     def sequence_starts(self) -> np.ndarray:
         """The position of the first token of each sequence that has one."""
-        starts: np.ndarray = self.bounds[:-1][np.diff(self.bounds) > 0]
+        begins = self.bounds[:-1]
+        starts: np.ndarray = begins[begins < self.bounds[1:]]
         return starts
+
+    @functools.cached_property
+    def word_starts(self) -> np.ndarray:
+        """The positions of the tokens that begin a word; every sequence begins with one."""
+        begins = ~self.subwords
+        begins[self.sequence_starts] = True
+        return np.flatnonzero(begins)
 
     def sequences(self, positions: np.ndarray) -> np.ndarray:
         """Return the number of the sequence that each token position is in."""
