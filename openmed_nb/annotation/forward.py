@@ -201,7 +201,7 @@ class Network:
         return logits
 
     def answers(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return labels and scores, or all probabilities if these are wanted or few, on their way to the host."""
+        """Return labels and scores, or all probabilities if these are wanted or few."""
         import torch
 
         given, named = logits.shape[-1], self.model.config.num_labels
@@ -210,9 +210,9 @@ class Network:
             raise ModelUnusable(what, "Correct model.config.id2label.")
         probabilities = logits.float().softmax(-1)
         if self.whole or probabilities.numel() <= FEW_PROBABILITIES:
-            return (towards_host(probabilities),)
+            return (probabilities,)
         scores, labels = probabilities.max(-1)
-        return towards_host(labels.to(torch.int32)), towards_host(scores)
+        return labels.to(torch.int32), scores
 
 
 @dataclass
@@ -225,7 +225,7 @@ class ForwardRun:
     waits: dict[torch.device, Callable[[], None]] = field(default_factory=dict)
     # Batches that are on the device but not started, or that did not fit there together.
     waiting: deque[tuple[Batch, Moved | None]] = field(default_factory=deque)
-    outputs: list[tuple[Batch, tuple[torch.Tensor, ...]]] = field(default_factory=list)  # may not be computed yet
+    outputs: list[tuple[Batch, list[torch.Tensor]]] = field(default_factory=list)  # may not be on the host yet
     failures: dict[int, OpenMedError] = field(default_factory=dict)  # windows that do not fit in memory alone
     error: Exception | None = None  # what ended the run early
     fitting: int = sys.maxsize  # how many tokens at once fit in memory, as far as is known
@@ -264,7 +264,7 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch, moved: Moved | 
     try:
         if moved is None or moved["input_ids"].device != network.device:  # The model was moved meanwhile.
             (moved,) = network.moved([fill(run.tokens, run.windows, batch, network)])
-        run.outputs.append((batch, network.started(moved)))
+        run.outputs.append((batch, [towards_host(tensor) for tensor in network.started(moved)]))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

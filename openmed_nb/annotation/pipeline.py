@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import TokenClassificationPipeline
 
-from ..devices.backend import TENSOR_LOCK, collector_at_rest, synchronize, to_array
+from ..devices.backend import TENSOR_LOCK, collector_at_rest, to_array
 from ..devices.linear import best_seconds
 from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
@@ -428,9 +428,7 @@ def tokens_per_second(network: Network, rows: int, length: int) -> float:
     inputs, device = network.full_rows(rows, length), network.device
 
     def run() -> None:
-        outputs = network(inputs)
-        synchronize(device)
-        for tensor in outputs:
+        for tensor in network(inputs):
             to_array(tensor)
 
     try:

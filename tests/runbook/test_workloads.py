@@ -126,12 +126,17 @@ class TestAnnotation:
         assert_same_state(pipe.model, before)
 
     def test_bucket(self, place, keyword_model):
-        """A bucket is full rows of one length, at most as many tokens as the model reads; labels and scores come to the host."""
+        """A bucket is full rows of one length, at most as many tokens as the model reads; labels and scores come to the host.
+
+        Few come as the probabilities that they are of.
+        """
         workload = subject_of(str(keyword_model), length=16).on(place).bucket(5)
-        (labels, scores), _ = steps(workload)
+        (probabilities,), _ = steps(workload)
+        (labels, scores), _ = steps(subject_of(str(keyword_model), length=16).on(place).bucket(50))
 
         assert (workload.rows, workload.length, workload.task, workload.dtype) == (5, 16, "annotation", "float32")
-        assert labels.shape == scores.shape == (5, 16)
+        assert probabilities.shape[:2] == (5, 16)
+        assert labels.shape == scores.shape == (50, 16)
         assert subject_of(str(keyword_model)).on(place).bucket(1).length == 64
         with pytest.raises(ConfigurationError, match="length=1000 is more than the 64 tokens"):
             subject_of(str(keyword_model), length=1000).on(place).bucket(1)
@@ -433,3 +438,14 @@ def test_what_cannot_be_measured():
         with pytest.raises(ConfigurationError, match=words):
             subject_of(*passed, **named)
         assert SESSION.inventory().names == before, words
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_on_cuda_decode_what_was_computed():
+    """Each of many steps over the same texts on CUDA gives the entities of those texts, however far behind the GPU is."""
+    expected = list(nb.load_pipeline("bundled", device="cpu")(TEXTS * 2))
+    with benches.benched("bundled", TEXTS, training=False, device="cuda", arguments={}) as bench:
+        workload = bench.stream(len(expected))
+        with workload.begun() as batches:
+            found = [list(workload.run(batch)) for batch in itertools.islice(batches, 50)]
+    assert [[len(entities) for entities in answers] for answers in found] == [[*map(len, expected)]] * len(found)

@@ -485,7 +485,5 @@ def outcome(network: Network, inputs: Inputs) -> Outcome:
 
     with TENSOR_LOCK, torch.no_grad():
         logits = network.logits(inputs)
-        tensors = logits.float(), *network.answers(logits)
-        synchronize(network.device)
-        array, *answers = (to_array(tensor) for tensor in tensors)
+        array, *answers = (to_array(tensor) for tensor in (logits.float(), *network.answers(logits)))
     return array, answers
