@@ -71,7 +71,8 @@ class Piece:
     """A piece of a running text, with the label that marks it; without a label it is plain.
 
     Attributes:
-        score: How sure the label is; the HTML shows it to who points at the mark, and tells it to screen readers.
+        score: How sure the label is; the HTML shows it to who points at the mark, and tells it to screen readers. A replacement
+            has none, and one that holds its label, such as ``[NAME]``, is shown as it is.
         details: What else it shows to who points at the mark.
         begins: Whether another text begins with this piece.
     """
@@ -81,6 +82,11 @@ class Piece:
     score: str = ""
     details: str = ""
     begins: bool = False
+
+    @property
+    def tag(self) -> str:
+        """The label that stands behind the text, empty where the text says it."""
+        return self.label if self.score or self.label not in self.text else ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Report:
             empty where those will do.
         status: One of :data:`SEVERITY`, shown as a mark before the headline of the HTML; empty for none.
         pictures: Figures that the HTML draws, above all tables.
+        wrong: What is not well: a sentence for each in the text form, and a row of the first table in the HTML.
     """
 
     title: str
@@ -104,6 +111,7 @@ class Report:
     spoken: tuple[str, ...] = ()
     status: str = ""
     pictures: tuple[Picture, ...] = ()
+    wrong: tuple[Finding, ...] = ()
 
 
 # Stands first in everything that was measured under the simulation.
@@ -274,9 +282,9 @@ def to_text(report: Report) -> str:
           device  why
           mps     no Mac
     """
-    lines = [report.title, *(f"  {sentence}" for sentence in report.sentences)]
+    lines = [report.title, *(f"  {sentence}" for sentence in (*report.sentences, *report.wrong))]
     if report.pieces:
-        marked = (f"[{piece.text}]({piece.label})" if piece.label else piece.text for piece in report.pieces)
+        marked = (f"[{piece.text}]({piece.tag})" if piece.tag else piece.text for piece in report.pieces)
         counts = ", ".join(f"{label} {count}" for label, count in labels(report.pieces).items())
         lines += ["".join(marked).rstrip(), *([f"Labels: {counts}"] if counts else [])]
     for table in filled(report.tables):
@@ -292,7 +300,8 @@ def to_html(report: Report) -> str:
     title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>' if headline else ""
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
     pictures, text = "".join(map(drawn, report.pictures)), _html_text(report.pieces) if report.pieces else ""
-    tables, figures = ("".join(map(_html_table, filled(some))) for some in (report.tables, report.figures))
+    all_tables = (findings_table("", report.wrong), *report.tables)
+    tables, figures = ("".join(map(_html_table, filled(some))) for some in (all_tables, report.figures))
     figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
     return (
         f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{title}{prose}{pictures}{text}{tables}{figures}</div>'
@@ -305,22 +314,38 @@ def _html_prose(text: str) -> str:
 
 
 def _html_table(table: Table) -> str:
-    """Return a table as HTML; rows that say that something does not apply, or is not known, are folded up below the others."""
+    """Return a table as HTML.
+
+    The worst stands first, and below it, folded up: what is well, if anything is not, what does not apply, and what is not known.
+    """
     results = [at for at, column in enumerate(zip(*table.rows, strict=True)) if at and set(column) <= set(SEVERITY)]
-    idle = [row for row in table.rows if any(row[at] == NOT_APPLICABLE for at in results)]
-    unknown = [row for row in table.rows if set(row[1:]) == {NOT_KNOWN}]
-    rest = tuple(row for row in table.rows if row not in idle and row not in unknown)
+
+    def severity(row: tuple[str, ...]) -> int:
+        return max((SEVERITY.index(row[at]) for at in results), default=-1)
+
+    rows = sorted(table.rows, key=severity, reverse=True)
+    idle = [row for row in rows if severity(row) == SEVERITY.index(NOT_APPLICABLE)]
+    fine = [row for row in rows if severity(row) == SEVERITY.index(OK) < severity(rows[0])]
+    unknown = [row for row in rows if set(row[1:]) == {NOT_KNOWN}]
+    rest = tuple(row for row in rows if row not in (*fine, *idle, *unknown))
     if table.folded or not rest:
-        rows = _html_rows(table, results)
-        return _html_folded(escape(table.caption), rows) if table.folded else rows
-    checks = f"{counted(len(idle), 'check')} {'does' if len(idle) == 1 else 'do'} not apply here"
-    figures = f"{counted(len(unknown), 'figure')} {'is' if len(unknown) == 1 else 'are'} not known here"
+        shown = _html_rows(table, results)
+        return _html_folded(escape(table.caption), shown) if table.folded else shown
     asides = (
-        _html_folded(f"{badge(NOT_APPLICABLE)} {summary}", _html_rows(replace(table, caption="", rows=tuple(rows)), []))
-        for summary, rows in ((checks, idle), (figures, unknown))
-        if rows
+        (OK, f"{counted(len(fine), 'check')} {'is' if len(fine) == 1 else 'are'} ok", fine),
+        (NOT_APPLICABLE, f"{counted(len(idle), 'check')} {'does' if len(idle) == 1 else 'do'} not apply here", idle),
+        (
+            NOT_APPLICABLE,
+            f"{counted(len(unknown), 'figure')} {'is' if len(unknown) == 1 else 'are'} not known here",
+            unknown,
+        ),
     )
-    return _html_rows(replace(table, rows=rest), results) + "".join(asides)
+    folded = (
+        _html_folded(f"{badge(status)} {summary}", _html_rows(replace(table, caption="", rows=tuple(some)), []))
+        for status, summary, some in asides
+        if some
+    )
+    return _html_rows(replace(table, rows=rest), results) + "".join(folded)
 
 
 def _html_folded(summary: str, content: str) -> str:
@@ -399,11 +424,11 @@ def _html_text(pieces: tuple[Piece, ...]) -> str:
 def _html_piece(piece: Piece) -> str:
     if not piece.label:
         return escape(piece.text)
-    label, score, details = escape(piece.label), escape(piece.score), escape(piece.details)
-    heard = f'<span style="{HEARD}"> {score}</span>' if score else ""
+    says = ", ".join(filter(None, (f"{piece.label} {piece.score}".rstrip(), piece.details)))
+    heard = f'<span style="{HEARD}"> {escape(piece.score)}</span>' if piece.score else ""
     # The space is inside: no line begins with a label.
-    content = f'{escape(piece.text)}<small style="font-weight:600;white-space:nowrap"> {label}{heard}</small>'
-    return f'<mark style="{label_style(piece.label)}" title="{label} {score}, {details}">{content}</mark>'
+    tag = piece.tag and f'<small style="font-weight:600;white-space:nowrap"> {escape(piece.tag)}{heard}</small>'
+    return f'<mark style="{label_style(piece.label)}" title="{escape(says)}">{escape(piece.text)}{tag}</mark>'
 
 
 def label_style(label: str) -> str:
@@ -438,12 +463,18 @@ class Finding(Plain):
         status: ``"ok"``, ``"warning"``, ``"failed"`` or ``"not applicable"``.
         evidence: What was seen, in words that are the same in every run; never a time.
         remedy: One thing to do, as a sentence; empty where nothing is wrong.
+        details: What else is known of it, for who wants to know more.
     """
 
     name: str
     status: str
     evidence: str
     remedy: str = ""
+    details: str = ""
+
+    def __str__(self) -> str:
+        """Return it as a line that can be read alone."""
+        return f"{self.name}, {self.status}: {self.evidence.rstrip('.')}. {self.remedy}".rstrip()
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -15,7 +15,7 @@ from ..training.curve import GROWING, MemoryCurve
 from ..training.loader import LoaderCheck
 from .comparison import Comparison, DeviceFigures
 from .doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
-from .doctor.report import DoctorReport, sentence_of
+from .doctor.report import DoctorReport
 from .logbook.privacy import short_path
 from .logbook.sections import ReportFigures, Run, numbers
 from .operators.fallbacks import FELL_BACK, REFUSED, Fallback, FallbackLedger
@@ -317,7 +317,7 @@ def _signals_evidence(report: Signals, _context: Context) -> dict[str, Any]:
 
 
 def _slow_states(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(sentence_of(one) for one in findings if one.status == WARNING)
+    return tuple(str(one) for one in findings if one.status == WARNING)
 
 
 def _loader_figures(report: LoaderCheck) -> ReportFigures:

@@ -171,7 +171,7 @@ class TestManyTexts:
             "4 entities masked in 8 texts",
             f"  {NO_GUARANTEE}",
             "  Shown: the first 5 texts.",
-            "0: She has [[DISEASE]](DISEASE).",
+            "0: She has [DISEASE].",
             f"1: {masked[1].error}",
         ]
         assert repr(masked) == str(masked)

@@ -105,22 +105,48 @@ def test_what_is_simulated_says_so_however_it_is_spoken():
 
 def test_a_status_is_a_sign_and_a_word():
     """Each status of a table is shown with its sign before its word, and a report may have one before its headline."""
-    html = to_html(Report("Doctor", tables=(findings_table("", FINDINGS),), status="failed"))
+    html = to_html(
+        Report("Doctor", tables=(findings_table("", FINDINGS[::2]), findings_table("", FINDINGS[1:])), status="failed")
+    )
 
     assert words_of(html)[:2] == ["✕", "Doctor"]
     assert " ".join(words_of(html)).count("✓ ok") == 1
     assert "b ✕ failed wrong Mend it." in " ".join(words_of(html))
 
 
-def test_what_does_not_apply_is_folded_up():
-    """Checks that do not apply stand below the others, counted and folded; the text form has them in their place."""
-    report = Report("", tables=(findings_table("", FINDINGS),))
-    table, folded = to_html(report).split("<details")
+def test_what_is_not_well_stands_first_and_alone():
+    """The worst stands on top; what is well beside it, and what does not apply, is counted and folded, in the HTML alone."""
+    doubt = Finding("d", "warning", "odd", "Look.")
+    report = Report("", tables=(findings_table("", (doubt, *FINDINGS)),))
+    table, fine, idle = to_html(report).split("<details")
 
+    assert table.index("wrong") < table.index("odd")
+    assert "right" not in table.split("<tbody")[1]
     assert "another system" not in table
-    assert "1 check does not apply here" in folded
-    assert "another system" in folded
-    assert to_text(report).splitlines()[-1].split() == ["c", "not", "applicable", "another", "system"]
+    assert "1 check is ok" in fine
+    assert "right" in fine
+    assert "1 check does not apply here" in idle
+    assert "another system" in idle
+    assert [line.split()[0] for line in to_text(report).splitlines()[-4:]] == ["d", "a", "b", "c"]
+
+
+def test_what_is_wrong_is_a_sentence_and_a_row():
+    """What a report names as wrong is a sentence in its text and a row in its HTML; the details are in neither."""
+    report = Report("Doctor", wrong=(Finding("b", "failed", "wrong", "Mend it.", "since 2.7"),))
+
+    assert to_text(report) == "Doctor\n  b, failed: wrong. Mend it."
+    assert words_of(to_html(report))[-6:] == ["b", "✕", "failed", "wrong", "Mend", "it."]
+
+
+def test_a_replacement_that_says_its_label_says_it_once():
+    """A label stands behind a marked piece, unless that is a replacement with the label in it."""
+    named, starred = Piece("[NAME]", "NAME"), Piece("***", "NAME")
+    found = Piece("DNA polymerase", "DNA", "0.912")
+    report = Report("", pieces=(named, Piece(" "), starred, Piece(" "), found))
+
+    assert to_text(report).splitlines()[1] == "[NAME] [***](NAME) [DNA polymerase](DNA)"
+    assert words_of(to_html(report)) == ["[NAME]", "***", "NAME", "DNA", "polymerase", "DNA", "0.912"]
+    assert 'title="NAME"' in to_html(report)
 
 
 def test_where_nothing_applies_nothing_is_folded():

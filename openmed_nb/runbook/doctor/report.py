@@ -87,16 +87,11 @@ class DoctorReport(Shown):
     def report(self) -> Report:
         """Return what there is to show: the count, what to do, and everything that was looked at."""
         bad = self.bad
-        rows = tuple((one.name, one.status, "see above" if one in bad else one.evidence) for one in self.findings)
-        table = Table("Everything that was looked at", ("check", "result", "evidence"), rows)
-        sentences = (self.headline, *map(sentence_of, bad))
-        spoken = (f"Doctor: {WORDS[self.status]}", *sentences)
-        return Report("Doctor", sentences, (table,), spoken=spoken, status=self.status)
-
-
-def sentence_of(finding: Finding) -> str:
-    """Return a finding as a line that can be read alone."""
-    return f"{finding.name}, {finding.status}: {finding.evidence.rstrip('.')}. {finding.remedy}".rstrip()
+        said = {one: one.details or "see above" for one in bad}
+        rows = tuple((one.name, one.status, said.get(one, one.evidence)) for one in self.findings)
+        table = Table("Everything that was looked at", ("check", "result", "evidence"), rows, folded=bool(bad))
+        spoken = (f"Doctor: {WORDS[self.status]}", self.headline)
+        return Report("Doctor", (self.headline,), (table,), spoken=spoken, status=self.status, wrong=bad)
 
 
 def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:

@@ -293,12 +293,30 @@ def test_text():
     assert str(diagnose(on_mac())) == str(diagnose(on_mac()))
 
 
+def test_page():
+    """The HTML shows what is wrong, the worst first, each with what to do; everything else is folded up."""
+    explained = Finding("six", FAILED, "other numbers", "Update torch.", "seen with M1, torch 2.7")
+    shown, folded = DoctorReport((*REPORT.findings, explained))._repr_html_().split("<details")
+
+    assert shown.index("Mend it.") < shown.index("Update torch.") < shown.index("Look.")
+    assert "fine" not in shown
+    assert "seen with M1" not in shown
+    assert "Everything that was looked at" in folded
+    assert "seen with M1, torch 2.7" in folded
+
+
 def test_mapping():
     """The mapping form is ready for JSON and has every finding whole."""
     told = json.loads(json.dumps(REPORT.to_dict()))
 
     assert (told["status"], told["exit_code"], told["simulated"]) == (FAILED, 1, False)
-    assert told["findings"][1] == {"name": "two", "status": WARNING, "evidence": "odd.", "remedy": "Look."}
+    assert told["findings"][1] == {
+        "name": "two",
+        "status": WARNING,
+        "evidence": "odd.",
+        "remedy": "Look.",
+        "details": "",
+    }
 
 
 def test_headline():

@@ -135,7 +135,7 @@ def test_findings():
     *bad, good = bug_findings("known silent errors", outcomes, "mps")
 
     assert [one.status for one in bad] == [FAILED, FAILED, FAILED, WARNING]
-    assert all(bug.issue in one.evidence and one.remedy for bug, one in zip(BUGS, bad, strict=False))
+    assert all(bug.issue in one.details and one.remedy for bug, one in zip(BUGS, bad, strict=False))
     assert good.status == OK
     assert good.evidence.startswith("1 probe agrees with the CPU")
     assert len(bug_findings("known silent errors", outcomes[:2], "mps")) == 2
