@@ -137,6 +137,9 @@ def facts_of(record: Record) -> Iterator[tuple[str, str]]:
     """Yield what a report is of, as people read it."""
     subject, versions = record.subject, record.subject.software
     yield "processor", subject.chip
+    signals = record.of("signals")
+    tables = signals.report.tables if signals and signals.report else ()
+    yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
     yield "memory", in_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
     yield "torch", versions.torch or "not installed"

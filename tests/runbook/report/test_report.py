@@ -22,6 +22,7 @@ from openmed_nb.runbook.report.record import SCHEMA_FILE, last_lines, private
 from openmed_nb.runbook.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
 from openmed_nb.runbook.report.running import ending
 from openmed_nb.runbook.report.steps import STEPS, Step
+from openmed_nb.runbook.signals import Gpu, Signals
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
 
@@ -161,6 +162,17 @@ def test_page_and_text(found):
     assert "All is &lt;b&gt;well&lt;/b&gt;." in page
     assert "failed assertion `a shape that nobody expected'" in issue
     assert "| aborts | died |" in issue
+
+
+def test_the_gpu_is_named_where_there_is_one(found):
+    """What the report is of names the GPU as the signals have it, and none where they know of none."""
+
+    def facts(gpu):
+        step = replace(found[0].steps[0], step="signals", report=Signals(gpu).report())
+        return dict(replace(found[0], steps=(step,)).report().figures[0].rows)
+
+    assert facts(Gpu("Apple M4", 10))["GPU"] == "Apple M4"
+    assert "GPU" not in facts(Gpu())
 
 
 def test_it_goes_on_where_it_stopped(steps, tmp_path):
