@@ -314,10 +314,7 @@ def _html_prose(text: str) -> str:
 
 
 def _html_table(table: Table) -> str:
-    """Return a table as HTML.
-
-    The worst stands first, and below it, folded up: what is well, if anything is not, what does not apply, and what is not known.
-    """
+    """Return a table as HTML: the worst first, what is well beside it and what does not apply folded up, what is not known in a line."""
     results = [at for at, column in enumerate(zip(*table.rows, strict=True)) if at and set(column) <= set(SEVERITY)]
 
     def severity(row: tuple[str, ...]) -> int:
@@ -328,24 +325,21 @@ def _html_table(table: Table) -> str:
     fine = [row for row in rows if severity(row) == SEVERITY.index(OK) < severity(rows[0])]
     unknown = [row for row in rows if set(row[1:]) == {NOT_KNOWN}]
     rest = tuple(row for row in rows if row not in (*fine, *idle, *unknown))
-    if table.folded or not rest:
+    if table.folded or not (rest or unknown):
         shown = _html_rows(table, results)
         return _html_folded(escape(table.caption), shown) if table.folded else shown
     asides = (
         (OK, f"{counted(len(fine), 'check')} {'is' if len(fine) == 1 else 'are'} ok", fine),
         (NOT_APPLICABLE, f"{counted(len(idle), 'check')} {'does' if len(idle) == 1 else 'do'} not apply here", idle),
-        (
-            NOT_APPLICABLE,
-            f"{counted(len(unknown), 'figure')} {'is' if len(unknown) == 1 else 'are'} not known here",
-            unknown,
-        ),
     )
     folded = (
         _html_folded(f"{badge(status)} {summary}", _html_rows(replace(table, caption="", rows=tuple(some)), []))
         for status, summary, some in asides
         if some
     )
-    return _html_rows(replace(table, rows=rest), results) + "".join(folded)
+    names = escape(", ".join(row[0] for row in unknown))
+    line = f'<p style="{FOLDED}">{badge(NOT_APPLICABLE)} Not known here: {names}</p>' if unknown else ""
+    return "".join((_html_rows(replace(table, rows=rest), results) if rest else "", *folded, line))
 
 
 def _html_folded(summary: str, content: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from ..devices import backend
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, parse_sysctl, run_command
 from ..devices.request import kind_of
-from ..display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes
+from ..display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes, worst
 from ..errors import OpenMedError
 from ..session import SESSION
 from ..training.curve import parse_pressure
@@ -127,8 +127,15 @@ class Signals(Shown):
         }
         parts = tuple((name, words) for name, words in hardware.items() if words)
         shown = tuple((name, words or NOT_KNOWN) for name, words in figures.items())
+        findings = self.findings()
+        slow = tuple(str(one) for one in findings if one.status == WARNING)
+        said = "this computer may be slow now" if slow else "nothing is known to slow this computer down"
+        # Where macOS does not say it, nothing does.
+        elsewhere = () if self.memory_pressure else ("On a Mac, nb.signals() reads what is not known here.",)
         return Report(
             "Signals",
+            spoken=(f"Signals: {said}", *slow, *elsewhere),
+            status=worst(findings),
             tables=(Table("", ("signal", "state"), states), Table("Hardware", ("part", "what it is"), parts)),
             figures=(Table("Figures of this moment", ("signal", "figure"), shown),),
         )

@@ -145,7 +145,10 @@ def test_how_signals_are_shown():
     assert all(figure in quiet._repr_html_() for figure in ("78 %", "30 %"))
     assert "78" not in str(quiet)
     assert ">0 %</td>" in page
-    assert page.count(">not known</td>") == 4 + 9 - 1  # One of thirteen is known.
+    assert "Not known here: memory pressure, power, power mode, heat<" in page
+    assert "On a Mac, nb.signals() reads what is not known here." in re.sub("</?code>", "", page)
+    assert "On a Mac" not in quiet._repr_html_()
+    assert "Connect it to mains power" in quiet._repr_html_()
     assert silent.findings()[-1].evidence == "nothing reported"
     assert str(silent).splitlines()[-1].split("  ")[-1].strip() == "nothing reported"
     assert json.loads(json.dumps(quiet.to_dict()))["gpu"]["cores"] == 10
