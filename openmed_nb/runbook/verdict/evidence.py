@@ -51,7 +51,13 @@ FINITE = "a finite number"
 READINGS: dict[str, tuple[Callable[[Any], str], Callable[[Any], bool], str]] = {
     SHARE: (lambda value: f"{digits(100 * value)} %", is_finite, FINITE),
     DIFFERENCE: (lambda value: f"{value:.3g}", is_finite, FINITE),
-    HOURS: (lambda value: f"{digits(value)} hours", is_finite, FINITE),
+    HOURS: (
+        lambda value: (
+            f"{digits(60 * value)} minutes" if abs(value) < 1 else f"{digits(value)} hour{'s' * (value != 1)}"
+        ),
+        is_finite,
+        FINITE,
+    ),
     TIMES: (lambda value: f"{digits(value)} times", is_finite, FINITE),
     RATE: (lambda value: f"{digits(value)} a second", is_finite, FINITE),
     COUNT: (

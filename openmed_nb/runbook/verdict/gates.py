@@ -171,16 +171,16 @@ class Gates(Shown):
         """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
         given, shown, about = Gates().shown(), self.shown(), {one.name: one.metadata for one in fields(self)}
         was = {name: f"was {given[name]}" for name, *_ in self.changed}
-        thresholds = tuple(
-            (name, shown[name], was.get(name, ""), one["says"], one["reason"], one["source"])
-            for name, one in about.items()
-        )
+        changed_first = sorted(about.items(), key=lambda one: one[0] not in was)
+        thresholds = tuple((name, shown[name], was.get(name, ""), one["says"]) for name, one in changed_first)
+        reasons = tuple((name, one["reason"], one["source"]) for name, one in changed_first)
         words = {**shown, "command": "the first command that the verdict names"}
         rules = tuple((str(number), *rule.row(words)) for number, rule in enumerate(MATRIX, 1))
         symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
         matrix = "Decision matrix: of the rules that hold, the first decides"
         tables = (
-            Table("Thresholds", ("gate", "value", "changed", "what it says", "why", "who says so"), thresholds),
+            Table("Thresholds", ("gate", "value", "changed", "what it says"), thresholds),
+            Table("Why they are what they are", ("gate", "why", "who says so"), reasons, folded=True),
             Table(matrix, ("", "when", "recommendation", "what to do", "what would change it"), rules, folded=True),
             Table(
                 "Symptoms",
@@ -303,7 +303,7 @@ def all_is_well(case: Case) -> Figures:
 
 
 STAY = "stay on this device"
-FIX_DATA = "fix the data plane"
+FIX_DATA = "feed the device faster"
 FIX_BATCH = "fix the batch"
 CHECKPOINT = "checkpoint / accumulate"
 FALL_BACK = "fall back to the CPU for these operators"

@@ -74,7 +74,7 @@ class Lanes(Shown):
         >>> lanes.measured["texts, or rows"]
         {'MPS': '50 a second', 'CPU': '10 a second', 'MLX': 'to beat: 50 a second'}
         >>> lanes.measured["time for 360,000 notes"]
-        {'MPS': '2 hours', 'CPU': '10 hours', 'remote pool': '1 hours at best, on 2 computers like this one'}
+        {'MPS': '2 hours', 'CPU': '10 hours', 'remote pool': '1 hour at best, on 2 computers like this one'}
     """
 
     evidence: Evidence

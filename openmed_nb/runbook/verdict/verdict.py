@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.request import canonical
-from ...display import FAILED, MARK, NOT_APPLICABLE, OK, WARNING, Plain, Report, Shown, Table
+from ...display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
 from ...drawing import Lamp, Picture
 from ...errors import ConfigurationError, UnknownModel, shorten
 from ...models.registry import BUNDLED, find_model
@@ -35,6 +35,9 @@ GATES_OF = {
     Area.FALLBACKS: ("fallback_time", "fallback_calls"),
     Area.SPEED: ("speed_up", "hours"),
 }
+
+# The words of the lamp of an area that nothing here depends on.
+NOTHING_HERE = "nothing to measure here"
 
 LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
@@ -215,7 +218,7 @@ class Verdict(Shown):
             return Lamp(area, FAILED, words)
         if any(one.rank == rank and one.needed for one in self.unknown):
             return Lamp(area, NOT_APPLICABLE, words or "not measured")
-        return Lamp(area, OK if known else NOT_APPLICABLE, words or "nothing to measure here")
+        return Lamp(area, OK if known else NOT_APPLICABLE, words or NOTHING_HERE)
 
     def report(self) -> Report:
         """Return the recommendation with its reasons; the figures are among the figures."""
@@ -233,9 +236,13 @@ class Verdict(Shown):
         led = tuple((row[0], recommendation, *row[1:]) for recommendation, row in pairs)
         rest = tuple(row for row in self.evidence.rows() if row[0] not in {row[0] for row in led})
         unknown = tuple((one.name, "yes" if one in self.before else "no", one.command) for one in self.unknown)
+        asked_for = (one for one in self.lamps if one.words != NOTHING_HERE)
+        lamps = tuple(sorted(asked_for, key=lambda one: SEVERITY.index(one.status), reverse=True))
         tables = (
             Table("What led to it", ("figure", "speaks for", "value", "gate", "threshold"), led, folded=True),
-            Table("What is not known", ("what", "may change the verdict", "how to measure it"), unknown),
+            Table(
+                "What is not known", ("what", "may change the verdict", "how to measure it"), unknown, not self.before
+            ),
             Table("What else was measured", ("figure", "value"), rest, folded=True),
         )
         return Report(
@@ -245,7 +252,7 @@ class Verdict(Shown):
             figures=tables,
             spoken=(self.title, *reasons, *to_do, *also),
             status=OK if self.recommendation == STAY and self.sure else WARNING,
-            pictures=(Picture("The gates of this verdict", lamps=self.lamps),),
+            pictures=(Picture("The gates of this verdict", lamps=lamps),),
         )
 
     def logbook_figures(self) -> ReportFigures:
@@ -271,7 +278,7 @@ def verdict(
         texts_to_do: How many texts are to be done, from which follows how long they take.
 
     Returns:
-        The verdict: ``recommendation``, one of ``"stay on this device"``, ``"fix the data plane"``, ``"fix the batch"``,
+        The verdict: ``recommendation``, one of ``"stay on this device"``, ``"feed the device faster"``, ``"fix the batch"``,
         ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``, ``"move to MLX"``, ``"move to a remote
         pool"``, ``"compute on the CPU"`` and ``"measure first"``; ``reason``, with its figures and their gates, what to do,
         and what would change it; ``others`` that have reasons too; ``unknown``, what was not measured; and ``sure``, whether

@@ -26,13 +26,13 @@ ALL_WELL = {"device": "mps", "entity_agreement": 1.0, "headroom": 0.5, "memory_g
             {"device": "mps", "texts_per_second": 50.0},
             {},
             {MPS: "50 a second", MLX: "to beat: 50 a second"},
-            {MPS: "0.556 hours", REMOTE: "0.278 hours at best, on 2 computers like this one"},
+            {MPS: "33.3 minutes", REMOTE: "16.7 minutes at best, on 2 computers like this one"},
         ),
         (
             {"device": "mps", "texts_per_second": 50.0, "speed_up": 5.0},
             {},
             {MPS: "50 a second", CPU: "10 a second", MLX: "to beat: 50 a second"},
-            {MPS: "0.556 hours", CPU: "2.78 hours", REMOTE: "0.278 hours at best, on 2 computers like this one"},
+            {MPS: "33.3 minutes", CPU: "2.78 hours", REMOTE: "16.7 minutes at best, on 2 computers like this one"},
         ),
         (
             {"device": "cpu", "texts_per_second": 1.0, "texts_to_do": 360_000},
@@ -44,7 +44,7 @@ ALL_WELL = {"device": "mps", "entity_agreement": 1.0, "headroom": 0.5, "memory_g
             {"device": "cuda:1", "texts_per_second": 100.0, "speed_up": 4.0, "texts_to_do": 360_000},
             {},
             {REMOTE: "100 a second", CPU: "25 a second"},
-            {REMOTE: "1 hours", CPU: "4 hours"},
+            {REMOTE: "1 hour", CPU: "4 hours"},
         ),
     ],
 )

@@ -48,15 +48,14 @@ def test_one_source():
 def test_what_is_said_of_each_threshold():
     """Each threshold says what it means, why, and who says so; it may be 0 and its largest value, and not more."""
     gates = nb.runbook.gates()
-    about, (thresholds, *_) = gates.to_dict()["about"], gates.report().tables
+    about, (thresholds, reasons, *_) = gates.to_dict()["about"], gates.report().tables
     told = {name: (one["unit"], one["largest"], one["source"], gates.shown()[name]) for name, one in about.items()}
 
     assert told == ABOUT_GATES
     assert list(about) == [one.name for one in fields(Gates)]
     assert [row[0] for row in thresholds.rows] == list(about)
-    assert [row[3:] for row in thresholds.rows] == [
-        (one["says"], one["reason"], one["source"]) for one in about.values()
-    ]
+    assert [row[3:] for row in thresholds.rows] == [(one["says"],) for one in about.values()]
+    assert reasons.rows == tuple((name, one["reason"], one["source"]) for name, one in about.items())
     assert all(all(row[:2]) and all(row[3:]) for row in thresholds.rows)
     for name, (_, largest, *_) in ABOUT_GATES.items():
         assert [getattr(nb.runbook.gates(**{name: value}), name) for value in (0, largest)] == [0, largest]
@@ -111,11 +110,14 @@ def test_other_things_are_no_gates():
 
 def test_tables():
     """Thresholds, rules and symptoms are tables; the rules have the values in force, wrong numbers before all that is measured."""
-    thresholds, matrix, symptoms = nb.runbook.gates(speed_up=0.3, memory_growth=0.5).report().tables
+    thresholds, reasons, matrix, symptoms = nb.runbook.gates(speed_up=0.3, memory_growth=0.5).report().tables
     rules = "\n".join(map(" ".join, matrix.rows))
 
     assert (thresholds.caption, symptoms.caption) == ("Thresholds", "Symptoms")
-    assert thresholds.columns == ("gate", "value", "changed", "what it says", "why", "who says so")
+    assert thresholds.columns == ("gate", "value", "changed", "what it says")
+    assert [row[0] for row in thresholds.rows[:3]] == ["speed_up", "memory_growth", "utilisation"]
+    assert reasons.columns == ("gate", "why", "who says so")
+    assert reasons.folded
     assert matrix.columns == ("", "when", "recommendation", "what to do", "what would change it")
     assert symptoms.columns == ("symptom", "likely cause", "what to look at, and with what", "reported in")
     assert [row[0] for row in matrix.rows] == [str(number) for number in range(1, len(matrix.rows) + 1)]

@@ -243,12 +243,12 @@ def test_what_cannot_be_said_yet_names_one_command():
         ({"task": "training", "memory_verdict": "too short to tell", "memory_growth": 0.9}, "measure first"),
         ({"task": "training", "out_of_memory_at": 1}, "checkpoint / accumulate"),
         ({"synchronisations": (".item() at train.py:30 in step",)}, "stay on this device"),
-        ({"synchronisations": (".item() at train.py:30 in step",), "utilisation": 0.1}, "fix the data plane"),
+        ({"synchronisations": (".item() at train.py:30 in step",), "utilisation": 0.1}, "feed the device faster"),
         ({"synchronisations": (".item() at train.py:30 in step",), "utilisation": None}, "stay on this device"),
         ({"tiny_batch": True}, "stay on this device"),
         ({"tiny_batch": True, "knee_gain": None}, "fix the batch"),
         ({"device": "cpu", "shares": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}, "stay on this device"),
-        ({"shares": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}, "fix the data plane"),
+        ({"shares": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}, "feed the device faster"),
     ],
 )
 def test_cases_beside_the_gates(changes, recommendation):
@@ -498,7 +498,7 @@ def test_tables_of_a_verdict():
         "Other recommendations that have reasons",
         ("recommendation", "because", "what to do"),
     )
-    assert [row[0] for row in others.rows] == ["fix the data plane"]
+    assert [row[0] for row in others.rows] == ["feed the device faster"]
     assert led.caption == "What led to it"
     assert dict(zip(led.columns, led.rows[0], strict=True)) == {
         "figure": "memory limit that stays free",
