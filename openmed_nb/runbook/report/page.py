@@ -40,7 +40,7 @@ def page_of(record: Record, shown: Report) -> str:
     parts = (
         f"<h1>{escape(shown.title)}</h1>{said}<ul>{lines}</ul>",
         f"<details><summary>What was not measured</summary><ul>{unknown}</ul></details>",
-        wide(Report("Of what", figures=shown.figures)),
+        wide(Report("Of what", spoken=("",), figures=shown.figures)),
         *map(section_of, record.steps),
     )
     narrow = '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -75,7 +75,7 @@ class DeviceReport(Record, Shown):
         steps = Table("Steps", ("step", "outcome", "found", "what", "what to do"), rows)
         like, compared = compared_with(self, shipped_like(self.subject))
         sentences = (self.verdict, *self.notes, *self.cautions, *self.not_measured, *filter(None, (like,)))
-        figures = (Table("", ("what", "value"), tuple(facts_of(self))), compared)
+        figures = (Table("Of what", ("what", "value"), tuple(facts_of(self))), compared)
         return Report(f"Report on {self.device or 'no device yet'}", sentences, (steps,), figures=figures)
 
     @classmethod
