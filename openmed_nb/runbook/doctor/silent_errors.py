@@ -369,8 +369,9 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
     for one in outcomes:
         if one.wrong:
             bug = by_issue[one.issue]
-            details = f"{bug.issue}: {bug.what}; seen with {bug.known}"
-            found.append(Finding(bug.name, bug.status, f"{shown_device(device)} {one.wrong}", bug.remedy, details))
+            evidence = f"{shown_device(device)} {one.clean or one.dirty}"
+            details = f"it {one.wrong} ({bug.issue}: {bug.what}; seen with {bug.known})"
+            found.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
     right = len(outcomes) - len(found)
     if right:
         agree = "1 probe agrees" if right == 1 else f"{right} probes agree"
