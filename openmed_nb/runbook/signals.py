@@ -128,7 +128,11 @@ class Signals(Shown):
         parts = tuple((name, words) for name, words in hardware.items() if words)
         shown = tuple((name, words or NOT_KNOWN) for name, words in figures.items())
         findings = self.findings()
-        slow = tuple(str(one) for one in findings if one.status == WARNING)
+        slow = tuple(
+            f"{one.name.capitalize()}: {one.evidence.partition(': ')[2]}. {one.remedy}"
+            for one in findings
+            if one.status == WARNING
+        )
         said = "this computer may be slow now" if slow else "nothing is known to slow this computer down"
         # Where macOS does not say it, nothing does.
         elsewhere = () if self.memory_pressure else ("On a Mac, nb.signals() reads what is not known here.",)

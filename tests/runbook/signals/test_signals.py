@@ -148,7 +148,7 @@ def test_how_signals_are_shown():
     assert "Not known here: memory pressure, power, power mode, heat<" in page
     assert "On a Mac, nb.signals() reads what is not known here." in re.sub("</?code>", "", page)
     assert "On a Mac" not in quiet._repr_html_()
-    assert "Connect it to mains power" in quiet._repr_html_()
+    assert "Power: the processor may run slower than on the power adapter. Connect it" in quiet._repr_html_()
     assert silent.findings()[-1].evidence == "nothing reported"
     assert str(silent).splitlines()[-1].split("  ")[-1].strip() == "nothing reported"
     assert json.loads(json.dumps(quiet.to_dict()))["gpu"]["cores"] == 10
