@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, escape, filled, to_html, to_text
-from ...drawing import drawn
+from ...drawing import badge, drawn
 from ..logbook.logbook import escaped, markdown_of
 from .record import DONE, Outcome, Record
 from .steps import STEPS
@@ -17,15 +17,13 @@ FENCE = "~" * 8
 
 # The page follows the light or dark scheme of the browser: every colour is the system's own or half transparent.
 PAGE_STYLE = """<style>
-:root {color-scheme: light dark; --good: #237032; --doubt: #9a4b00; --bad: #c92a2a;}
-@media (prefers-color-scheme: dark) {:root {--good: #69db7c; --doubt: #ffa94d; --bad: #ff8787;}}
+:root {color-scheme: light dark;}
 body {background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
 section {border-top: 1px solid #8886; margin-top: 2rem;}
 h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-size: 1.2rem;}
 .wide {overflow-x: auto;} .wide th, .wide td {overflow-wrap: anywhere; min-width: 5.5rem;} .wide tbody th {min-width: 7rem;}
 .state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
-.ok {color: var(--good);} .warning {color: var(--doubt);} .failed {color: var(--bad);}
-pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid var(--bad); padding-left: 0.7rem;}
+pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; padding-left: 0.7rem;}
 .openmed-picture th {overflow-wrap: anywhere !important;}
 </style>"""
 
@@ -58,10 +56,10 @@ def about(outcome: Outcome) -> str:
 
 
 def state_of(outcome: Outcome) -> str:
-    """Return what a step found, or what became of it, as a word in its colour."""
+    """Return what a step found, or what became of it, as a coloured sign and a word."""
     word = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
     kind = word if word in {OK, WARNING, NOT_APPLICABLE} else FAILED
-    return f'<span class="state {escape(kind.replace(" ", "-"))}">{escape(word)}</span>'
+    return f'<span class="state">{badge(kind)} {escape(word)}</span>'
 
 
 def section_of(outcome: Outcome) -> str:
