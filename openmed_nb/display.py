@@ -42,6 +42,16 @@ def in_bytes(size: int | None) -> str:
     return f"{amount:.1f} {UNITS[unit]}" if unit else f"{size} bytes"
 
 
+def milliseconds(seconds: float, digits: int = 2) -> str:
+    """Return a time in milliseconds, with so many digits after the point.
+
+    Example:
+        >>> milliseconds(0.0123), milliseconds(2.5, 0)
+        ('12.30 ms', '2,500 ms')
+    """
+    return f"{1000 * seconds:,.{digits}f} ms"
+
+
 def counted(number: int, noun: str, nouns: str | None = None) -> str:
     """Return a number with its noun; the plural is given where it does not end in a plain s.
 

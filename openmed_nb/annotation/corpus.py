@@ -16,6 +16,7 @@ from ..activity import Activity
 from ..devices.machine import shown_device
 from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, choice, whole_or_none
 from ..models.config import OpenMedConfig
+from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
 from .masking import SHOWN_TEXTS
@@ -160,7 +161,7 @@ def source_here(
 
     found = referred(texts)
     check_series(found)
-    if model is None or isinstance(model, (str, os.PathLike)):
+    if is_named(model):
         name = "bundled" if model is None else str(model)
         pipe = create_pipeline(SESSION, name, OpenMedConfig(), **arguments)
     else:

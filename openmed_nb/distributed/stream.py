@@ -21,7 +21,7 @@ from ..annotation.references import Reference, absolute, check_series
 from ..annotation.results import AnswerColumns
 from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedWarning, WorkerKilled
-from ..models.registry import BUNDLED
+from ..models.registry import BUNDLED, is_named
 from . import worker
 from .client import (
     PATIENCE,
@@ -183,7 +183,7 @@ def source_on_workers(
 ) -> tuple[str, Any, Source]:
     """Return the name of a model, the texts to send out, and what answers them on the workers of a cluster."""
     client = checked_client(client)
-    if model is not None and not isinstance(model, (str, os.PathLike)):
+    if not is_named(model):
         what = f"model must be a name or a folder where workers load it, not {type(model).__name__}."
         raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)

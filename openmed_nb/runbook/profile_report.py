@@ -13,7 +13,19 @@ from datetime import datetime
 from typing import Any
 
 from ..devices.request import kind_of
-from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, counted, findings_table, worst
+from ..display import (
+    NOT_APPLICABLE,
+    OK,
+    WARNING,
+    Finding,
+    Report,
+    Shown,
+    Table,
+    counted,
+    findings_table,
+    milliseconds,
+    worst,
+)
 from ..drawing import Bar, Picture, bars_of
 from ..errors import ConfigurationError, given_path
 from ..plain import read_as, save, to_json
@@ -27,7 +39,6 @@ from .workloads import (
     StepReport,
     Synchronisation,
     data_remedy,
-    milliseconds,
 )
 
 # What is looked for, by the names of the findings.
@@ -308,9 +319,9 @@ class Profile(StepReport):
 
     def _time_table(self) -> Table:
         rows = [
-            ("a step at full speed", f"{1000 * self.seconds:.2f} ms"),
-            ("data only", f"{1000 * self.data_only:.2f} ms"),
-            ("the same batch again", f"{1000 * self.compute_only:.2f} ms"),
+            ("a step at full speed", milliseconds(self.seconds)),
+            ("data only", milliseconds(self.data_only)),
+            ("the same batch again", milliseconds(self.compute_only)),
             *((f"phase {name}", self.split.shown(name)) for name in self.split.seconds),
             ("operators a step", f"{self.operators_per_step:g}"),
         ]
@@ -321,7 +332,7 @@ class Profile(StepReport):
             ("kernels on the GPU", self.device_seconds, self.kernel_share),
         )
         rows += [
-            (name, f"{1000 * seconds:.2f} ms ({100 * share:.0f} %)")
+            (name, f"{milliseconds(seconds)} ({100 * share:.0f} %)")
             for name, seconds, share in parts
             if seconds is not None and share is not None
         ]

@@ -18,7 +18,7 @@ from ..devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_n
 from ..devices.machine import mps_is_simulated, now
 from ..devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
 from ..devices.request import canonical
-from ..display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown
+from ..display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown, milliseconds
 
 if TYPE_CHECKING:
     import torch
@@ -285,10 +285,6 @@ class Split(Plain):
         if name not in self.seconds:
             return ""
         return f"{milliseconds(self.seconds[name])} ({100 * self.shares[name]:.0f} %)"
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.2f} ms"
 
 
 @dataclass(frozen=True)

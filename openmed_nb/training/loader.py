@@ -21,7 +21,7 @@ from ..devices import moving
 from ..devices.backend import finish
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
 from ..devices.request import kind_of
-from ..display import MARK, Plain, Report, Shown, Table, in_bytes
+from ..display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
 from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none
 from ..session import SESSION
 
@@ -329,11 +329,6 @@ class WorkerLadder(Shown):
         unread = any(rung.workers and not rung.worker_bytes for rung in self.rungs)
         sentences = ("The memory of some workers could not be read.",) if unread else ()
         return Report(f"{self.workers} workers", sentences, (Table(f"Batches of {self.batch_size}", columns, rows),))
-
-
-def milliseconds(seconds: float) -> str:
-    value = seconds * 1000
-    return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"  # noqa: PLR2004
 
 
 def check(

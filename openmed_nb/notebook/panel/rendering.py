@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...devices.machine import shows_simulated
-from ...display import NOTE, Report, Table, counted, escape, in_bytes, to_html
+from ...display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
 from .state import MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
@@ -104,18 +104,10 @@ def answer(state: PanelState) -> str:
         return ""
     report = state.answer.report()
     notes = (NOTE,) if shows_simulated(state.answer.device) else ()
-    timed = replace(report, title=f"{report.title} in {milliseconds(state.seconds or 0)}")
+    seconds = state.seconds or 0.0
+    took = milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
+    timed = replace(report, title=f"{report.title} in {took}")
     return f'<div role="status">{to_html(replace(timed, sentences=(*notes, *report.sentences)))}</div>'
-
-
-def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds.
-
-    Example:
-        >>> milliseconds(0.0123), milliseconds(2.5), milliseconds(0.0002)
-        ('12 ms', '2,500 ms', 'less than 1 ms')
-    """
-    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
 
 
 def _figures(bar: MemoryBar) -> str:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.machine import mps_is_simulated, shown_device
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, findings_table
+from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, findings_table, milliseconds
 from ...drawing import Picture, bars_of
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
-from ..workloads import milliseconds
 from .record import MASK
 
 if TYPE_CHECKING:
