@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..display import MARK, Plain, Report, Shown, Table, plain
+from ..display import MARK, Plain, Report, Shown, Table, counted, plain
 from ..errors import DeviceUnavailable, OpenMedError
 from .backend import MINIMUM_TORCH, TorchFacts
 from .environment import UNSET_BOTH, EnvPlan
@@ -206,7 +206,7 @@ def first_applying(causes: Iterable[Cause], here: Surroundings) -> Rejection | N
         "needed": ".".join(str(part) for part in oldest_macos(here.torch.release)),
         "install": torch_for(here.machine),
         "visible": here.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        "count": f"{count} GPU" + ("s" if count != 1 else ""),
+        "count": counted(count, "GPU"),
         "choices": " or ".join(repr(f"cuda:{index}") for index in range(count)),
         "failure": here.torch.failure(here.device) or "",
     }
@@ -326,9 +326,8 @@ def resolve(
             simulated=machine.simulated,
         )
     reasons = "; ".join(f"{one.device}: {one.reason}" if len(rejected) > 1 else one.reason for one in rejected)
-    raise DeviceUnavailable(
-        f"{value!r} (asked for by {request.source}) cannot be used: {reasons}.", rejected[-1].remedy or TAKE_BEST
-    )
+    what = f"{value!r} (asked for by {request.source}) cannot be used: {reasons}."
+    raise DeviceUnavailable(what, rejected[-1].remedy or TAKE_BEST)
 
 
 def _reason(request: DeviceRequest, here: Surroundings, rejected: list[Rejection], switch: str) -> str:
@@ -424,15 +423,12 @@ class Explanation(Shown):
         decides = winner(self.chain)
         chain = tuple((wish.source, wish.says, "decides" if wish is decides else "") for wish in self.chain)
         automatic = ("automatic", "mps, then cuda, then cpu", "" if decides else "decides")
-        tables = [Table("Who asks, the strongest first", ("source", "says", "result"), (*chain, automatic))]
+        asked = Table("Who asks, the strongest first", ("source", "says", "result"), (*chain, automatic))
         if isinstance(self.choice, OpenMedError):
             answer = Report("Device: none", (self.choice.what, self.choice.remedy))
         else:
             answer = self.choice.report()
         others = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
         torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()
-        return replace(
-            answer,
-            sentences=(*answer.sentences, *torch),
-            tables=(*tables, *answer.tables, self.environment.table(), others),
-        )
+        tables = (asked, *answer.tables, self.environment.table(), others)
+        return replace(answer, sentences=(*answer.sentences, *torch), tables=tables)

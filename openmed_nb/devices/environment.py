@@ -132,17 +132,11 @@ class EnvPlan(Shown):
 
     def table(self) -> Table:
         """Return the plan as a table."""
-        rows = tuple(
-            (
-                one.name,
-                one.shown or "(not set)",
-                SET_BY[one.origin],
-                one.effect,
-                ". ".join(part for part in (one.note, one.remedy) if part),
-            )
-            for one in self.settings
-        )
-        return Table("Environment", ("variable", "value", "set by", "effect", "note"), rows)
+        rows = []
+        for one in self.settings:
+            note = ". ".join(part for part in (one.note, one.remedy) if part)
+            rows.append((one.name, one.shown or "(not set)", SET_BY[one.origin], one.effect, note))
+        return Table("Environment", ("variable", "value", "set by", "effect", "note"), tuple(rows))
 
     def report(self) -> Report:
         """Return what there is to show: one table."""
@@ -182,12 +176,9 @@ def _unread(environ: Mapping[str, str], device: str, torch: str | None) -> Itera
         note = f"no torch up to {NEWEST} reads it"
         if since is not None:
             note = f"torch {torch} does not read it; {since} is the first that does"
-        if device != "mps":
-            yield EnvSetting(name, environ[name], "kept", IDLE, note)
-        else:
-            yield EnvSetting(
-                name, environ[name], "kept", NOT_READ, note, f"Use {near}, or unset it." if near else "Unset it."
-            )
+        remedy = f"Use {near}, or unset it." if near else "Unset it."
+        effect = (NOT_READ, note, remedy) if device == "mps" else (IDLE, note)
+        yield EnvSetting(name, environ[name], "kept", *effect)
 
 
 def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
@@ -255,9 +246,8 @@ def _setting(name: str, environ: Mapping[str, str], wanted: str | None, conflict
     else:
         effect = UNSURE if has_read is None or value in seen else TOO_LATE
     note, correction = _advice(name, value)
-    return EnvSetting(
-        name, value, origin, effect, note, correction or (RESTART if effect in (TOO_LATE, UNSURE) else "")
-    )
+    remedy = correction or (RESTART if effect in (TOO_LATE, UNSURE) else "")
+    return EnvSetting(name, value, origin, effect, note, remedy)
 
 
 def _advice(name: str, value: str | None) -> tuple[str, str]:

@@ -299,12 +299,9 @@ class Move:
         before, after = (str(one.dtype).removeprefix("torch.") for one in (tensor, narrow))
         lost = int((numbers_in(narrow).isinf() & ~numbers_in(tensor).isinf()).sum())
         if lost:
-            numbers = f"{lost:,} number{'s' if lost > 1 else ''} in {before}"
-            what = f"{name or 'The tensor'} has {numbers} that would be infinite in {after}"
-            raise NumberTooLarge(
-                f"{what}, the widest type of {self.device.type}.",
-                "Scale or clamp them below 3.4e38, or stay on the CPU.",
-            )
+            numbers = f"{name or 'The tensor'} has {counted(lost, 'number')} in {before}"
+            what = f"{numbers} that would be infinite in {after}, the widest type of {self.device.type}."
+            raise NumberTooLarge(what, "Scale or clamp them below 3.4e38, or stay on the CPU.")
         self.converted[name] = before, after
         return narrow
 

@@ -93,10 +93,8 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         if kind.startswith(("apple", "metal")):  # Whose GPU it is, and what drives it: by these names it is asked for.
             near = "mps"
         suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
-        shown = shorten(masked(source, str(spelling)))
-        raise UnknownDevice(
-            f"{shown!r} (from {source}) names no device.", f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}."
-        )
+        what = f"{shorten(masked(source, str(spelling)))!r} (from {source}) names no device."
+        raise UnknownDevice(what, f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}.")
 
 
 @dataclass(frozen=True)

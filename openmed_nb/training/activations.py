@@ -105,9 +105,8 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
 def _transformers(model: Any) -> ActivationCheckpointing:
     """Switch it on the way transformers does; the hooks that this leaves on the embeddings are removed by ``off``."""
     if not model.supports_gradient_checkpointing:
-        raise ConfigurationError(
-            f"{type(model).__name__} has no activation checkpointing of its own.", "Name modules of it instead."
-        )
+        what = f"{type(model).__name__} has no activation checkpointing of its own."
+        raise ConfigurationError(what, "Name modules of it instead.")
     changed = tuple(model.modules())
     _remember(changed)
     # The new name came within 5, where the old one then warns.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -104,8 +103,7 @@ def installed_bytes() -> int:
 
 def parse_pressure(output: str | None) -> str | None:
     """Return the memory pressure in an answer of ``sysctl``."""
-    match = re.fullmatch(r"\s*(\d+)\s*", output or "")
-    return PRESSURE.get(match.group(1)) if match else None
+    return PRESSURE.get((output or "").strip())
 
 
 FLAT, GROWING, SAWTOOTH, TOO_SHORT = "flat", "growing", "sawtooth", "too short to tell"
@@ -237,7 +235,6 @@ KEEP_FEWER = "Keep fewer of them, or keep them outside of the device; nb.trainin
 # What the lines of a picture are called.
 LINES_OF_DEVICE = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 LINES_OF_PROCESS = {"resident": "process"}
-LARGEST_IN_MEBIBYTES = 2 << 30  # From so many bytes on, an axis counts in GiB.
 # A limit is drawn if it is at most so many times the highest memory; otherwise the lines would lie on the axis.
 NEAR = 3
 
@@ -495,8 +492,8 @@ def places(samples: Sequence[MemorySample]) -> list[float]:
 
 
 def memory_exponent(most: float) -> int:
-    """Return the power of 1024 in which an axis counts that reaches so many bytes: MiB, or GiB."""
-    return 3 if most >= LARGEST_IN_MEBIBYTES else 2
+    """Return the power of 1024 in which an axis counts that reaches so many bytes: MiB, or from 2 GiB on GiB."""
+    return 3 if most >= 2 << 30 else 2
 
 
 def needing(module: str) -> Any:
@@ -504,7 +501,5 @@ def needing(module: str) -> Any:
     try:
         return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"The picture needs {(error.name or '').partition('.')[0]}, which is not installed.",
-            "Install it: python -m pip install 'openmed-nb[train]'.",
-        ) from error
+        what = f"The picture needs {(error.name or '').partition('.')[0]}, which is not installed."
+        raise ConfigurationError(what, "Install it: python -m pip install 'openmed-nb[train]'.") from error

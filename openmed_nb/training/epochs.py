@@ -191,9 +191,8 @@ class EpochHooks:
             ConfigurationError: For a coroutine or a generator function, which returns before it has trained.
         """
         if inspect.iscoroutinefunction(train_epoch) or inspect.isgeneratorfunction(train_epoch):
-            raise ConfigurationError(
-                f"{named(train_epoch)} returns before it has trained.", "Call boundary() where an epoch ends."
-            )
+            what = f"{named(train_epoch)} returns before it has trained."
+            raise ConfigurationError(what, "Call boundary() where an epoch ends.")
 
         @functools.wraps(train_epoch)
         def trained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

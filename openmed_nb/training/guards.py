@@ -148,12 +148,8 @@ Give the model as many labels as the data has (num_labels), or number the labels
         off = tuple(name for name in NAMES if name not in self.on)
         sentences = (f"Off: {', '.join(off)}.",) if off else ()
         table = Table("", ("guard", "what it does", "issue"), rows)
-        return Report(
-            f"Guards: {len(rows)} on",
-            sentences,
-            (table,),
-            spoken=(f"{len(rows)} of {len(NAMES)} guards are on", *sentences),
-        )
+        spoken = (f"{len(rows)} of {len(NAMES)} guards are on", *sentences)
+        return Report(f"Guards: {len(rows)} on", sentences, (table,), spoken=spoken)
 
     def watch(
         self,

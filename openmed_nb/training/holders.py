@@ -12,7 +12,7 @@ import gc
 import sys
 import sysconfig
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -140,19 +140,16 @@ class Holder(Plain):
 
 
 @dataclass(frozen=True, repr=False)
-class Holders(Shown):
+class Holders(Shown, Sequence[Holder]):
     """What holds tensors, the most memory first."""
 
     holders: tuple[Holder, ...]
     simulated: bool = False
 
-    def __iter__(self) -> Iterator[Holder]:
-        return iter(self.holders)
-
     def __len__(self) -> int:
         return len(self.holders)
 
-    def __getitem__(self, index: int) -> Holder:
+    def __getitem__(self, index: Any) -> Any:
         return self.holders[index]
 
     def report(self) -> Report:

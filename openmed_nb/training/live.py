@@ -34,9 +34,8 @@ class LiveCurve(StaticForm, HTML):
 
     def report(self) -> Report:
         """Return how to get the curve; a notebook is saved with what stood there before the first epoch."""
-        return Report(
-            repr(self), ("It is drawn while the training runs; openmed_nb.training.last_curve() returns it.",)
-        )
+        said = "It is drawn while the training runs; openmed_nb.training.last_curve() returns it."
+        return Report(repr(self), (said,))
 
 
 def picture(curve: MemoryCurve) -> str:

@@ -109,11 +109,9 @@ class LoaderSettings(Shown):
     def report(self) -> Report:
         """Return a table of the arguments with their reasons."""
         rows = tuple((one.name, str(one.value), one.reason) for one in self.settings)
-        notes = (
-            "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690).",
-        )
+        note = "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690)."
         table = Table("Arguments", ("argument", "value", "why"), rows)
-        return Report(f"DataLoader for {self.device}", notes if self.device == "mps" else (), (table,))
+        return Report(f"DataLoader for {self.device}", (note,) if self.device == "mps" else (), (table,))
 
 
 def settings(dataset: Any, device: Any = None) -> LoaderSettings:
@@ -191,10 +189,13 @@ def defined_in_main(thing: Any, depth: int = 4) -> Iterator[str]:
 
 def usual_start_method(machine: Machine) -> str:
     """Return how worker processes begin here; on a Mac never by ``fork``, in whose children MPS hangs or crashes."""
-    if machine.system == "Darwin":
-        return "spawn"
-    chosen = multiprocessing.get_start_method(allow_none=True)  # Without allow_none the question would fix the method.
-    return chosen or multiprocessing.get_all_start_methods()[0]
+    return "spawn" if machine.system == "Darwin" else pythons_start_method()
+
+
+def pythons_start_method() -> str:
+    """Return how worker processes begin where nobody says."""
+    # Without allow_none the question would fix the method.
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def in_a_notebook() -> bool:
@@ -316,19 +317,16 @@ class WorkerLadder(Shown):
 
     def report(self) -> Report:
         """Return the choice and a table of the figures."""
-        rows = tuple(
-            (
-                str(rung.workers),
-                milliseconds(rung.seconds),
-                milliseconds(rung.start_seconds),
-                in_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else "",
-            )
-            for rung in self.rungs
-        )
+        rows = []
+        for rung in self.rungs:
+            memory = in_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else ""
+            rows.append((str(rung.workers), milliseconds(rung.seconds), milliseconds(rung.start_seconds), memory))
         columns = ("workers", "per batch", "first batch", "memory of each")
         unread = any(rung.workers and not rung.worker_bytes for rung in self.rungs)
         sentences = ("The memory of some workers could not be read.",) if unread else ()
-        return Report(f"{self.workers} workers", sentences, (Table(f"Batches of {self.batch_size}", columns, rows),))
+        return Report(
+            f"{self.workers} workers", sentences, (Table(f"Batches of {self.batch_size}", columns, tuple(rows)),)
+        )
 
 
 def check(
@@ -367,9 +365,8 @@ def check(
 
     name = SESSION.device(device).device
     if not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
-        raise ConfigurationError(
-            f"The loader cannot be of type {type(loader).__name__}.", "Pass a torch.utils.data.DataLoader."
-        )
+        what = f"The loader cannot be of type {type(loader).__name__}."
+        raise ConfigurationError(what, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
         what = f"A {type(loader).__name__} can be gone through once, and would be used up."
         raise ConfigurationError(what, "Pass the loader itself.")
@@ -424,17 +421,14 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     import torch
 
     known = multiprocessing.get_all_start_methods()
-    method = start_method
-    if method is None:
-        method = multiprocessing.get_start_method(allow_none=True) or known[0]
+    method = pythons_start_method() if start_method is None else start_method
     if method not in known:
         what = f"No worker starts by {shorten(repr(start_method))}."
         raise ConfigurationError(what, f"Use one of {', '.join(known)}.")
     counts = list(workers) if isinstance(workers, Iterable) else []
     if not counts or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in counts):
-        raise ConfigurationError(
-            f"{shorten(repr(workers))} workers cannot be tried.", "Pass numbers from 0 up, such as workers=(0, 1, 2)."
-        )
+        what = f"{shorten(repr(workers))} workers cannot be tried."
+        raise ConfigurationError(what, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
     whole("batches", batches, most=sys.maxsize)
     for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:

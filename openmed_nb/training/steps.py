@@ -397,9 +397,8 @@ def count_examples(batch: Any) -> int:
 
 def _weightless(batch: Any, missing: str) -> ConfigurationError:
     what = f"A batch of type {type(batch).__name__} has no {missing} to weigh it by."
-    return ConfigurationError(
-        what, "Pass weight=, a function that returns over how many items the batch's mean loss is."
-    )
+    remedy = "Pass weight=, a function that returns over how many items the batch's mean loss is."
+    return ConfigurationError(what, remedy)
 
 
 def check_fused(
@@ -414,9 +413,8 @@ def check_fused(
     fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
     ignored = any(ignores_scaler(one.device.type, torch_release) for one in fused)
     if scaler is not None and scaler.is_enabled() and ignored:
-        raise ConfigurationError(
-            f"{IGNORES_SCALER}.", "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
-        )
+        remedy = "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
+        raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 
 
 @dataclass
@@ -491,10 +489,8 @@ class GradientAccumulation:
 
     def _check_handed_over(self) -> None:
         if self._current is not None:
-            raise ConfigurationError(
-                "The loss of a batch was not handed to backward().",
-                "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop.",
-            )
+            remedy = "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
+            raise ConfigurationError("The loss of a batch was not handed to backward().", remedy)
 
     def backward(self, loss: torch.Tensor) -> bool:
         """Add the gradient of a batch's mean loss; with the last batch of a group, let the optimizer step.
@@ -513,9 +509,8 @@ class GradientAccumulation:
         """
         micro, self._current = self._current, None
         if micro is None:
-            raise ConfigurationError(
-                "backward() was called without a batch.", "Loop over accumulation.batches(loader), one call for each."
-            )
+            remedy = "Loop over accumulation.batches(loader), one call for each."
+            raise ConfigurationError("backward() was called without a batch.", remedy)
         if self._broken:
             return False
         self._broken = True
