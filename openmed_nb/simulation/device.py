@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from torch.utils import _device as default_device
@@ -49,8 +50,6 @@ CACHED_ANSWERS = (
 
 # Accelerate's classes that keep one state for the process, with its device.
 SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
-
-MISSING = object()
 
 # Functions of torch._C that have nothing to do where there is one device, which computes at once, or that give its number.
 NOTHING_TO_DO = (
@@ -378,24 +377,10 @@ def patched(
     with contextlib.ExitStack() as undo:
         undo.callback(forget_answers)
         for owner, name, answer in rows:
-            undo.enter_context(replaced(owner, name, answer))
+            undo.enter_context(mock.patch.object(owner, name, answer, create=True))
         forget_answers()
         undo.enter_context(other_shared_states())
         yield
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give a module or a class another attribute, and its own one back."""
-    before = vars(owner).get(name, MISSING)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def forget_answers() -> None:
