@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.environment import HIGH, LOW, plan
+from openmed_nb.devices.environment import HIGH, LOW
 from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.memory import OTHER, MacMemory, SimulatedAllocator, block_size
@@ -312,25 +312,6 @@ NO_TOUCHES = {
     "synchronize": torch.mps.synchronize,
     "accelerator": torch.accelerator.current_accelerator,
 }
-
-
-def test_watermarks():
-    """The pair of watermarks is taken or refused as torch's allocator does it, and what openmed_nb adds mends it."""
-    messages = {
-        None: "",
-        "0.0": "",
-        "0.7": "invalid low watermark ratio 1.4",
-        "2.5": "invalid high watermark ratio 2.5",
-    }
-    for high, message in messages.items():
-        environ = {} if high is None else {HIGH: high}
-        for added, expected in (({}, message), (plan(environ).additions, message if high == "2.5" else "")):
-            allocator = SimulatedAllocator(MAC, {**environ, **added})
-            if expected:
-                with pytest.raises(RuntimeError, match=f"^{expected}$"):
-                    allocator.allocate(1)
-            else:
-                assert allocator.allocate(1) == 256
 
 
 @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)

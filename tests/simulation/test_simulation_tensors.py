@@ -243,18 +243,6 @@ class TestGradients:
             torch.testing.assert_close(mine, theirs.cpu())
         assert mps.allocator.peak > 0
 
-    @pytest.mark.usefixtures("mps")
-    def test_mixed_precision(self):
-        """A GradScaler works on the device."""
-        layer = torch.nn.Linear(4, 1).to("mps")
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("mps")
-        before = layer.weight.detach().clone()
-        scaler.scale(layer(ones(2, 4)).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert not torch.equal(before, layer.weight)
-
 
 class TestSaving:
     """What is saved under the simulation says that it was on MPS, as on a Mac."""

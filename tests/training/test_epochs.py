@@ -168,7 +168,10 @@ def test_a_failing_hook_keeps_nothing_alive():
 
 
 def test_a_loop_ends_each_epoch(hooks):
-    """The loop counts from 0, its boundaries from 1; a second loop of the same hooks goes on with their curve."""
+    """The loop counts from 0, its boundaries from 1; a second loop of the same hooks goes on with their curve.
+
+    The curve to which the last sample went can be had from the session.
+    """
     loop = hooks.epochs(3)
 
     assert list(loop) == [0, 1, 2]
@@ -177,6 +180,7 @@ def test_a_loop_ends_each_epoch(hooks):
     assert [sample.epoch for sample in loop.curve.boundaries] == [1, 2, 3]
     assert list(hooks.epochs(1)) == [0]
     assert [sample.epoch for sample in hooks.curve.boundaries] == [1, 2, 3, 4]
+    assert nb.training.last_curve() is hooks.curve
     assert [sample.seconds for sample in hooks.curve.samples] == sorted(one.seconds for one in hooks.curve.samples)
 
 
@@ -250,8 +254,9 @@ def test_a_with_block_hands_memory_back():
 
 
 def test_every_so_many_steps():
-    """Samples inside an epoch come every so many steps, marked as such; without every=, steps are only counted."""
-    hooks = nb.training.EpochHooks("cpu", every=2)
+    """Samples inside an epoch come every so many steps, marked as such, and run no hooks; without every=, steps are only counted."""
+    seen = []
+    hooks = nb.training.EpochHooks("cpu", every=2, after=[seen.append])
     for _ in hooks.epochs(2):
         for _ in range(5):
             hooks.step()
@@ -260,6 +265,7 @@ def test_every_so_many_steps():
         *((0, 2, False), (0, 4, False), (1, 5, True)),
         *((1, 6, False), (1, 8, False), (1, 10, False), (2, 10, True)),
     ]
+    assert [len(curve.boundaries) for curve in seen] == [1, 2]
     loop = nb.epochs(1, "cpu")
     for _ in loop:
         loop.step()
@@ -317,14 +323,6 @@ def test_bad_epochs_are_refused(epochs):
         nb.epochs(epochs, "cpu")
 
 
-def test_the_last_curve_can_be_asked_for():
-    """The curve to which the last sample went can be had from the session."""
-    hooks = nb.training.EpochHooks("cpu")
-    hooks.boundary()
-
-    assert nb.training.last_curve() is hooks.curve
-
-
 @pytest.mark.parametrize("kind", ["coroutine", "generator"])
 def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
     """A coroutine or a generator function cannot be decorated, because its boundary would come before its training."""
@@ -337,15 +335,6 @@ def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
 
     with pytest.raises(ConfigurationError, match=f"{kind} returns before it has trained"):
         hooks({"coroutine": coroutine, "generator": generator}[kind])
-
-
-def test_inner_samples_run_no_hooks():
-    """Hooks belong to the ends of epochs; a sample inside an epoch runs none."""
-    seen = []
-    hooks = nb.training.EpochHooks("cpu", every=1, after=[seen.append])
-    hooks.step()
-
-    assert (len(hooks.curve.samples), seen) == (1, [])
 
 
 def test_a_list_of_losses_is_named_though_nothing_grows():

@@ -14,7 +14,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from openmed_nb.devices.moving import unwrapped
 from openmed_nb.training.batch_checks import ModelLimits, inner_model, limits_of
 
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -89,7 +88,7 @@ def test_model_inside_of_another(tagger, tiny):
     """Of a module around one model of transformers, compiled or not, the model is asked; around two, none is."""
     for inside in (tagger, torch.compile(tagger), torch.nn.DataParallel(tagger)):
         around = Around(loss=torch.nn.CrossEntropyLoss(), model=inside)
-        assert limits_of(around) == limits_of(tagger)
+        assert limits_of(around) == limits_of(inside) == limits_of(tagger)
     assert inner_model(Around(deep=Around(model=tagger))) == ("deep.model",)
     assert inner_model(tagger) == inner_model(torch.compile(tagger)) == inner_model(torch.nn.DataParallel(tagger)) == ()
     two = Around(teacher=tagger, student=tiny.random_bert())
@@ -113,10 +112,3 @@ def test_told_limits_come_first(tagger):
     """What the caller tells replaces what is learnt, and what is not told is learnt."""
     assert limits_of(tagger, labels=9, tokens=None).labels == 9
     assert limits_of(tagger, labels=9, tokens=None).tokens == limits_of(tagger).tokens
-
-
-@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile], ids=["several devices", "compiled"])
-def test_wrapped_model(tagger, wrap):
-    """What is put around a model for several devices or for compiling hides nothing."""
-    assert unwrapped(wrap(tagger)) is tagger
-    assert limits_of(wrap(tagger)) == limits_of(tagger)

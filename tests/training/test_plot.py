@@ -75,21 +75,18 @@ def test_short_curves_can_be_drawn(count):
 
 
 def test_a_simulated_curve_says_so_in_its_pictures():
-    """The figure of a simulated curve and the captions of its pictures say that it is simulated."""
-    simulated = replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples))
+    """The figure of a simulated curve, the captions of its pictures and the live curve say that it is simulated."""
+    live, simulated = (
+        LiveCurve(),
+        replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples)),
+    )
 
     assert simulated.plot()._suptitle.get_text() == "SIMULATED MPS, mps: growing"
     assert [one.caption for one in simulated.marked().pictures] == [
         "Memory of the device (SIMULATED)",
         "Memory of the process (SIMULATED)",
     ]
-
-
-def test_a_simulated_live_curve_says_so():
-    """What a live curve shows of the simulation says in a sentence that no figure is one of MPS."""
-    live = LiveCurve()
-    live(replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples)))
-
+    live(simulated)
     assert escape(NOTE) in live.value
 
 

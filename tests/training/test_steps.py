@@ -301,48 +301,38 @@ def test_count_shifted_labels():
     assert partial(count_labels, ignore_index=0)({"labels": torch.tensor([0, 1])}) == 1
 
 
-@pytest.mark.parametrize(
-    "batch", [torch.zeros(3, 2), {"input_ids": torch.zeros(3)}, "text", [1, 2], {"labels": [1, 2]}]
-)
-def test_batch_without_labels(batch):
-    """A batch in which no labels are found is refused, without a word of its content."""
-    with pytest.raises(ConfigurationError, match=r"has no labels to weigh it by\. Pass weight="):
-        count_labels(batch)
+UNCOUNTED = [
+    *((count_labels, batch) for batch in (torch.zeros(3), {"input_ids": torch.zeros(3)}, "text", {"labels": [1, 2]})),
+    *((count_examples, batch) for batch in ({}, "text", [1, 2], torch.tensor(1.0))),
+]
 
 
-@pytest.mark.parametrize("batch", [{}, "text", [1, 2], torch.tensor(1.0)])
-def test_batch_without_rows(batch):
-    """A batch without a tensor that has rows is refused."""
-    with pytest.raises(ConfigurationError, match=f"A batch of type {type(batch).__name__} has no tensor with rows"):
-        count_examples(batch)
+@pytest.mark.parametrize(("count", "batch"), UNCOUNTED)
+def test_batch_that_cannot_be_counted(count, batch):
+    """A batch without labels, or without a tensor that has rows, is refused, without a word of its content."""
+    missing = "labels" if count is count_labels else "tensor with rows"
+    what = f"A batch of type {type(batch).__name__} has no {missing} to weigh it by"
+    with pytest.raises(ConfigurationError, match=rf"^{what}\. Pass weight="):
+        count(batch)
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
-def test_weights_that_are_none(weight):
-    """A weight below zero, infinite or NaN is refused."""
-    accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, weight=lambda _batch: weight)
-    with pytest.raises(ConfigurationError, match="cannot weigh"):
-        next(accumulation.batches([torch.ones(1, FEATURES)]))
+REFUSED = [
+    *(({"steps": steps}, "steps cannot be") for steps in (0, -1, 1.5, True, None)),
+    *(({"clip": clip}, f"clip cannot be {clip!r}") for clip in (-1, 0, 0.0, float("nan"), "1", True)),
+    ({"optimizer": linear()}, r"The optimizer cannot be of type Linear\. Pass one of torch\.optim"),
+    *(
+        ({"weight": lambda _, own=own: own}, f"A batch cannot weigh {own}")
+        for own in (-1.0, float("nan"), float("inf"))
+    ),
+]
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, True, None])
-def test_steps_that_make_no_group(steps):
-    """A number of batches that makes no group is refused before anything is read."""
-    with pytest.raises(ConfigurationError, match="steps cannot be"):
-        GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), steps)
-
-
-@pytest.mark.parametrize("clip", [-1, 0, 0.0, float("nan"), "1", True])
-def test_norms_that_are_none(clip):
-    """A norm to clip to that is no number above 0 is refused, with the value."""
-    with pytest.raises(ConfigurationError, match=f"clip cannot be {clip!r}"):
-        GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 2, clip=clip)
-
-
-def test_what_is_no_optimizer():
-    """What is not an optimizer is refused by its type."""
-    with pytest.raises(ConfigurationError, match=r"^The optimizer cannot be of type Linear\. Pass one of torch\.optim"):
-        GradientAccumulation(linear(), 2)
+@pytest.mark.parametrize(("wrong", "message"), REFUSED)
+def test_refused_arguments(wrong, message):
+    """A number of batches that makes no group, a norm, a weight or an optimizer that is none is refused, with the value."""
+    given = {"optimizer": torch.optim.SGD(linear().parameters(), lr=0.1), "steps": 2, **wrong}
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        next(GradientAccumulation(**given).batches([torch.ones(1, FEATURES)]))
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
