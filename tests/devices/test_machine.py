@@ -16,7 +16,6 @@ from openmed_nb.devices.machine import (
     Footprint,
     Machine,
     apple_generation,
-    footprint_in,
     own_name,
     parse_sysctl,
     processor_name,
@@ -56,15 +55,13 @@ def test_mac(recorded, architecture):
 
 
 def test_mac_whose_sysctl_cannot_be_run():
-    """A Mac whose sysctl cannot be run is still known by its system and the architecture of this Python."""
-    assert read_machine("Darwin", "arm64", run=lambda _: None) == MACS["unreadable", "arm64"]
+    """A Mac is asked once, by the full path of sysctl, and with -i, which passes over what the system does not know.
 
-
-def test_what_is_asked_of_a_mac():
-    """A Mac is asked once, by the full path of sysctl, and with -i, which passes over what the system does not know."""
+    Where that cannot be run it is still known by its system and the architecture of this Python.
+    """
     asked: list[list[str]] = []
-    read_machine("Darwin", "arm64", run=asked.append)
 
+    assert read_machine("Darwin", "arm64", run=asked.append) == MACS["unreadable", "arm64"]
     assert asked == [["/usr/sbin/sysctl", "-i", *MACOS_KEYS]]
 
 
@@ -128,15 +125,10 @@ def test_version_and_counts():
         assert read_machine("Darwin", "arm64", run=lambda _, text=text: f"hw.physicalcpu: {text}").cores == number
 
 
-def test_command_that_runs():
-    """A command's output comes back, in the plain C locale."""
+def test_command():
+    """A command's output comes back, in the plain C locale; one that is missing or cannot be run gives nothing, and no error."""
     assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
-
-
-@pytest.mark.parametrize("command", [["/nowhere/sysctl"], ["/"]])
-def test_command_that_cannot_run(command):
-    """A command that is missing or cannot be run gives nothing, and no error."""
-    assert run_command(command) is None
+    assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
 
 
 def test_this_computer():
@@ -225,14 +217,8 @@ class Usage(ctypes.LittleEndianStructure):
     _fields_ = (("uuid", ctypes.c_uint8 * 16), *((name, ctypes.c_uint64) for name in FIELDS))
 
 
-def usage(**sizes):
-    """Return the bytes of a process; every field that is not named has a number of its own."""
-    others = {name: number for number, name in enumerate(FIELDS, 1)}
-    return bytes(Usage((ctypes.c_uint8 * 16)(*b"\xff" * 16), **{**others, **sizes}))
-
-
 class Library:
-    """A C library that fills in the usage of a process, or refuses to."""
+    """A C library that fills in the usage of a process, or refuses to; fields that are not named have numbers of their own."""
 
     def __init__(self, fails=False, **sizes):
         self.fails, self.sizes, self.asked = fails, sizes, []
@@ -240,23 +226,19 @@ class Library:
     def proc_pid_rusage(self, process, flavor, buffer):
         """Fill the buffer as the kernel does."""
         self.asked.append((process, flavor, len(buffer)))
-        buffer[:] = usage(**self.sizes)
+        others = {name: number for number, name in enumerate(FIELDS, 1)}
+        buffer[:] = bytes(Usage((ctypes.c_uint8 * 16)(*b"\xff" * 16), **{**others, **self.sizes}))
         return -self.fails
 
 
-def test_footprint_of_a_process():
-    """The footprint counts compressed pages, which are neither resident nor unique; it and its peak are told from 33 other numbers."""
-    compressed = usage(resident_size=GIB, phys_footprint=6 * GIB, lifetime_max_phys_footprint=7 * GIB)
-
-    assert footprint_in(compressed) == Footprint(6 * GIB, 7 * GIB)
-    assert len(compressed) == 296
-
-
 def test_this_process_is_asked_for():
-    """The kernel is asked for this process, in the fourth form, with as much room as that form needs."""
-    library = Library(phys_footprint=5 * GIB, lifetime_max_phys_footprint=5 * GIB)
+    """The kernel is asked for this process, in the fourth form, with as much room as that form needs.
 
-    assert read_footprint(library) == Footprint(5 * GIB, 5 * GIB)
+    The footprint counts compressed pages, which are neither resident nor unique; it and its peak are told from 33 other numbers.
+    """
+    library = Library(resident_size=GIB, phys_footprint=6 * GIB, lifetime_max_phys_footprint=7 * GIB)
+
+    assert read_footprint(library) == Footprint(6 * GIB, 7 * GIB)
     assert library.asked == [(os.getpid(), 4, 296)]
 
 

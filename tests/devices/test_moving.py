@@ -239,16 +239,6 @@ def test_nothing_is_lost(thing):
     assert all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_what_holds_no_tensor():
-    """Sizes, read-only mappings, texts and nothing pass."""
-    size = torch.Size([2, 3])
-    assert to_device(size, "cpu") is size
-    assert to_device(MappingProxyType({"a": 1}), "cpu") == {"a": 1}
-    assert to_device("text", "cpu") == "text"
-    assert to_device(None, "cpu") is None
-    assert to_device({}, "cpu") == {}
-
-
 @pytest.mark.usefixtures("mps")
 def test_each_conversion_is_reported_once():
     """A conversion is reported at the line that asked for it, by name, and not again for the next batch."""
@@ -420,9 +410,11 @@ def test_value_without_tensors():
     """What holds no tensor stays itself, also what holds itself."""
     circle = [1]
     circle.append(circle)
-    for value in (None, "text", 5, [1, (2,)], torch.Size([2]), {}, circle):
+    for value in (None, "text", 5, [1, (2,)], torch.Size([2]), {}, MappingProxyType({"a": 1}), circle):
         assert list(named_tensors(value)) == []
         assert with_tensors(value, torch.neg) is value
+        moved = value if value is circle else to_device(value, "cpu")
+        assert (moved, type(moved)) == (value, type(value))
 
 
 def test_names():

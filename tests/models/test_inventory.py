@@ -50,7 +50,9 @@ def test_nothing_is_loaded(store):
 
 
 def test_what_it_says():
-    """Each copy has a row with name, device, type and size, and whether it moves along."""
+    """Each copy has a row with name, device, type and size in bytes, and whether it moves along; each name is there once."""
+    second = {"name": "bundled", "device": "cuda:1", "dtype": "bfloat16", "size": 5 * MIB // 2, "follows": False}
+
     assert str(TWO).splitlines() == [
         "3 models in memory",
         "  model    device  type      size       follows the device",
@@ -59,21 +61,9 @@ def test_what_it_says():
         "  another  mps     float16   512 bytes  yes",
     ]
     assert repr(TWO) == str(TWO)
-
-
-def test_it_is_a_sequence():
-    """It can be counted, read by number and gone through, and has each name once."""
-    assert len(TWO) == 3
-    assert [one.size for one in TWO] == [TWO[0].size, TWO[1].size, TWO[2].size]
-    assert TWO[:2] == TWO.models[:2]
-    assert TWO[0] in TWO
-    assert TWO.names == ("bundled", "another")
-
-
-def test_as_json():
-    """The mapping survives JSON, with sizes in bytes."""
-    second = {"name": "bundled", "device": "cuda:1", "dtype": "bfloat16", "size": 5 * MIB // 2, "follows": False}
     assert json.loads(json.dumps(TWO.to_dict()))["models"][1] == second
+    assert (len(TWO), TWO[:2], TWO[0] in TWO) == (3, TWO.models[:2], True)
+    assert TWO.names == ("bundled", "another")
 
 
 def test_models_in_the_order_of_loading(store, specs):

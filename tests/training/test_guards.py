@@ -65,19 +65,6 @@ def poison(model):
 class TestNames:
     """Each guard has a name."""
 
-    def test_unknown_name(self, refusal):
-        """A name that no guard has is an error, with the nearest name."""
-        for off, said in (
-            ("label", "There is no guard 'label'. Did you mean 'labels'?"),
-            (("nonfinit",), "Did you mean 'nonfinite'?"),
-            (("labels", "large_batch"), "Did you mean 'large_batch_gradients'?"),
-            (("xyz",), "There is no guard 'xyz'. Known are labels, token_ids,"),
-            ((5,), "There is no guard '5'."),
-            (True, "There is no guard 'True'. Known are labels,"),
-            (None, "There is no guard 'None'."),
-        ):
-            assert said in str(refusal(partial(nb.Guards, off=off))), off
-
     @pytest.mark.parametrize("model", ["model", None, torch.nn.Linear])
     def test_what_is_no_model(self, model):
         """What is no module is refused by its type, and a model that is watched goes on being watched."""
@@ -104,9 +91,16 @@ class TestNames:
         assert all(described.count(f"``{name}``") == 1 for name in NAMES)
         assert all(len(re.findall(rf"^ *{name}  ", str(nb.Guards()), re.MULTILINE)) == 1 for name in NAMES)
 
-    def test_wrong_limit(self, refusal):
-        """What is told and cannot be a limit is an error that shows the value, or the names of those there are."""
+    def test_wrong_arguments(self, refusal):
+        """A name that no guard has, and what cannot be a limit, are errors with the nearest name, or that show the value."""
         for told, said in (
+            ({"off": "label"}, "There is no guard 'label'. Did you mean 'labels'?"),
+            ({"off": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
+            ({"off": ("labels", "large_batch")}, "Did you mean 'large_batch_gradients'?"),
+            ({"off": ("xyz",)}, "There is no guard 'xyz'. Known are labels, token_ids,"),
+            ({"off": (5,)}, "There is no guard '5'."),
+            ({"off": True}, "There is no guard 'True'. Known are labels,"),
+            ({"off": None}, "There is no guard 'None'."),
             ({"labels": "3"}, "The limit labels cannot be '3'. Pass a whole number from 1."),
             ({"labels": -1}, "The limit labels cannot be -1. Pass a whole number from 1."),
             ({"tokens": 0}, "The limit tokens cannot be 0."),
@@ -187,13 +181,10 @@ class TestNonFinite:
         with pytest.raises(NonFinite, match="a gradient is NaN or infinite"):
             guards.after_backward(model, 3)
 
-    @pytest.mark.parametrize("loss", [1.0, torch.tensor(0.0), torch.tensor([2.5])])
-    def test_fine_loss(self, guards, loss):
-        """A finite loss passes, as a number and as a tensor."""
-        assert guards.check_loss(loss, 1) is None
-
     def test_loss_without_a_model(self, guards, tmp_path):
-        """Without a watched model, a loss still stops the step, and the batch that is given is kept."""
+        """Without a watched model, a loss still stops the step, and the batch that is given is kept; a finite one passes."""
+        for loss in (1.0, torch.tensor(0.0), torch.tensor([2.5])):
+            assert guards.check_loss(loss, 1) is None
         with pytest.raises(NonFinite, match="no pass of a watched model is held"):
             guards.check_loss(float("inf"), 5, {"labels": torch.ones(2)})
         assert (tmp_path / "kept" / "step_5.safetensors").is_file()
