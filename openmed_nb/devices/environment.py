@@ -11,8 +11,9 @@ A value that a person set is never overwritten; ours adapts to it. A variable of
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,6 +218,18 @@ def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
     """Return the high and the low watermark that torch reads from an environment."""
     high, low = environ.get(HIGH), environ.get(LOW)
     return (TORCH_HIGH if high is None else parse_ratio(high), TORCH_LOW if low is None else parse_ratio(low))
+
+
+@contextlib.contextmanager
+def variables_kept(names: Collection[str], environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Give variables their values back at the end, whatever others have written there meanwhile."""
+    before = {name: environ[name] for name in names if name in environ}
+    try:
+        yield
+    finally:
+        for name in names:
+            environ.pop(name, None)
+        environ.update(before)
 
 
 NUMBER = r"\s*[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"

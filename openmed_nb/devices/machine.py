@@ -173,13 +173,10 @@ def read_footprint(library: Any = None) -> Footprint | None:
 
     library = library or ctypes.CDLL("/usr/lib/libSystem.B.dylib")
     usage = ctypes.create_string_buffer(USAGE.size)
-    return None if library.proc_pid_rusage(os.getpid(), USAGE_FORM, usage) else footprint_in(usage.raw)
-
-
-def footprint_in(usage: bytes) -> Footprint | None:
-    """Return the footprint in what ``proc_pid_rusage`` filled in; ``None`` for one of no bytes, which no process has."""
-    numbers = USAGE.unpack(usage)
-    return Footprint(numbers[NOW], numbers[PEAK]) if numbers[NOW] else None
+    refused = library.proc_pid_rusage(os.getpid(), USAGE_FORM, usage)
+    numbers = USAGE.unpack(usage.raw)
+    # No process has a footprint of no bytes.
+    return None if refused or not numbers[NOW] else Footprint(numbers[NOW], numbers[PEAK])
 
 
 def own_name(device: str, machine: Machine, torch: TorchFacts) -> str:

@@ -190,10 +190,6 @@ def to_device(thing: Thing, device: str | torch.device) -> Thing:
     A module is moved in place, as torch does; anything else becomes a new value of the same type, and NumPy arrays of
     numbers become tensors, because their float64 would otherwise go on unseen. Tensors that are one tensor before, such
     as tied weights, are one afterwards.
-
-    Raises:
-        NumberTooLarge: For a float64 number that would become infinite in float32; nothing was moved then.
-        ConfigurationError: For an optimizer, a module inside of something else, and a value that holds itself.
     """
     import torch
 

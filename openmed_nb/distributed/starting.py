@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..activity import Activity
+from ..devices.environment import variables_kept
 from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
 from ..display import Report, Shown
@@ -420,15 +421,8 @@ def discreet() -> Iterator[None]:
         # Dask restores this wrongly when two clients are closed in the order in which they were made.
         "scheduler": dask.config.get("scheduler", None),
     }
-    before = {name: os.environ.get(name) for name in SET_BY_DASK}
-    try:
-        with silence_logging_cmgr(SILENT), dask.config.set(settings):
-            yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    with variables_kept(SET_BY_DASK, os.environ), silence_logging_cmgr(SILENT), dask.config.set(settings):
+        yield
 
 
 # Every cluster enters it before its start and leaves it after its end, in its own thread.

@@ -24,7 +24,7 @@ from torch.utils import _device as default_device
 
 from ..devices import backend
 from ..devices.computer import Computer
-from ..devices.environment import FALLBACK
+from ..devices.environment import FALLBACK, variables_kept
 from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine
 from ..devices.profilers import modes_on
 from ..display import Report, Shown, Table, counted
@@ -155,7 +155,7 @@ def simulated_device(
     SIMULATION_ON.append(shown)
     try:
         with (
-            kept(FALLBACK, os.environ),
+            variables_kept([FALLBACK], os.environ),  # Accelerate switches it on wherever it finds MPS.
             default_device_given_back(),
             patched(allocator, device.storages, functions.seeing),
             modes_on(OperatorMode(device), functions),
@@ -163,17 +163,6 @@ def simulated_device(
             yield shown
     finally:
         SIMULATION_ON.clear()
-
-
-@contextlib.contextmanager
-def kept(name: str, environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Give a variable its value back at the end; Accelerate switches the fallback on wherever it finds MPS."""
-    before = environ.get(name)
-    try:
-        yield
-    finally:
-        environ.pop(name, None)
-        environ.update({} if before is None else {name: before})
 
 
 @contextlib.contextmanager
@@ -232,7 +221,7 @@ def simulated_computer(
         simulated=True,
     )
     computer = Computer(environ, lambda: machine, torch)
-    with kept(FALLBACK, environ):
+    with variables_kept([FALLBACK], environ):
         if fallback is not None:
             environ[FALLBACK] = str(int(fallback))
         try:

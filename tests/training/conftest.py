@@ -68,6 +68,23 @@ def fit(tmp_path: Path) -> Callable[..., None]:
     return fit
 
 
+@pytest.fixture
+def trainer_of(tagger: Any, batch_of: Callable[..., dict[str, torch.Tensor]], tmp_path: Path) -> Callable[..., Any]:
+    """A function that returns a Trainer of the tagger over 16 samples, one of which may be changed; it shows nothing."""
+    from transformers import Trainer, TrainingArguments
+
+    def trainer_of(*callbacks: Any, kind: Any = Trainer, change: Any = None, length: int = 8, **settings: Any) -> Any:
+        batch = batch_of(rows=16, length=length)
+        samples = [{name: values[row] for name, values in batch.items()} for row in range(16)]
+        if change:
+            change(samples[6])
+        quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+        arguments = TrainingArguments(output_dir=str(tmp_path / "out"), **{**quiet, **settings})
+        return kind(model=tagger, args=arguments, train_dataset=samples, callbacks=[*callbacks])
+
+    return trainer_of
+
+
 @pytest.fixture(scope="session")
 def batch_of() -> Callable[..., dict[str, torch.Tensor]]:
     """A function that returns a batch that is right for the tagger, with other values for some fields."""

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 import openmed_nb as nb
 from openmed_nb.devices.request import device_of
@@ -67,28 +67,15 @@ def test_another_device(devices, remedy):
 
 
 @pytest.fixture
-def trained(tmp_path, tagger, batch_of):
+def trained(trainer_of):
     """A function that trains the tagger with Trainer for an epoch of four steps over samples; one may be changed."""
 
     def trained(guards, workers=0, change=None, **settings):
-        batch = batch_of(rows=16)
-        samples = [{name: values[row] for name, values in batch.items()} for row in range(16)]
-        if change:
-            change(samples[6])
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path / "out"),
-            per_device_train_batch_size=4,
-            num_train_epochs=1,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            save_strategy="no",
-            logging_steps=1,
-            dataloader_num_workers=workers,
-            **{"train_sampling_strategy": "sequential", **settings},
-        )
+        small = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "use_cpu": True}
+        logged = {"logging_strategy": "steps", "logging_steps": 1, "train_sampling_strategy": "sequential"}
         callback = nb.training.callback("trainer", "cpu", guards=guards)
-        trainer = Trainer(tagger, arguments, train_dataset=samples, callbacks=[callback])
+        options = {**small, **logged, "dataloader_num_workers": workers, **settings}
+        trainer = trainer_of(callback, change=change, **options)
         trainer.train()
         return trainer
 

@@ -130,27 +130,13 @@ def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
 
 
 @pytest.fixture
-def train(tagger, batch_of, tmp_path):
+def train(trainer_of):
     """A function that trains the tagger with Trainer and returns the curve."""
-    from transformers import Trainer, TrainingArguments
 
-    def train(  # noqa: PLR0913 - each is what one test is about
-        device="cpu", *, trainer=Trainer, callbacks=(), epochs=EPOCHS, callback=None, resume=None, save="no"
-    ):
+    def train(device="cpu", *, epochs=EPOCHS, callback=None, resume=None, **options):
         callback = callback or nb.training.callback("trainer", device)
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            num_train_epochs=epochs,
-            per_device_train_batch_size=8,
-            report_to=[],
-            disable_tqdm=True,
-            logging_strategy="no",
-            save_strategy=save,
-            **nb.training.arguments("trainer", device),
-        )
-        batch = batch_of(rows=16, length=16)
-        rows = [{name: field[row] for name, field in batch.items()} for row in range(16)]
-        started = trainer(model=tagger, args=arguments, train_dataset=rows, callbacks=[callback, *callbacks])
+        options |= {"num_train_epochs": epochs, "per_device_train_batch_size": 8, "length": 16}
+        started = trainer_of(callback, **options, **nb.training.arguments("trainer", device))
         started.train(resume_from_checkpoint=resume)
         return callback.curve
 
@@ -191,7 +177,7 @@ def test_trainer_is_flat(device, train):
 def test_a_trainer_that_keeps_losses(device, train):
     """A Trainer whose class keeps losses grows, and its list is named by the class that it is in."""
     with on(device):
-        curve = train(device, trainer=leaking_trainer())
+        curve = train(device, kind=leaking_trainer())
 
     check(curve, leaking=True, simulated=device == "mps")
 
@@ -207,8 +193,8 @@ def test_the_same_callback_for_two_trainings(train):
 
 def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
     """A training that goes on from a checkpoint counts its epochs and steps on."""
-    train(epochs=2, save="epoch")
-    curve = train(epochs=4, resume=str(tmp_path / "checkpoint-4"))
+    train(epochs=2, save_strategy="epoch")
+    curve = train(epochs=4, resume=str(tmp_path / "out" / "checkpoint-4"))
 
     assert [(sample.epoch, sample.step) for sample in curve.boundaries] == [(3, 6), (4, 8)]
 
