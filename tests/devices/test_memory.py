@@ -51,11 +51,16 @@ OTHER = {
 
 
 def test_lack_of_memory():
-    """What an allocator says where memory is short is known as that, and names the device that was short of it."""
+    """What an allocator says where memory is short is known as that, and names the device that was short of it.
+
+    What numpy says is read too, where it gives a figure.
+    """
     kinds = {"Python": "cpu", "numpy": "cpu"}
     for name, error in SHORT.items():
         assert is_out_of_memory(error), name
         assert OutOfMemory.parse(error).device == kinds.get(name, "cuda"), name
+    assert OutOfMemory.parse(SHORT["numpy"]) == OutOfMemory("cpu", tried=size(7.28, T))
+    assert OutOfMemory.parse(MemoryError()) == OutOfMemory("cpu")
 
 
 def test_other_failures():
@@ -118,12 +123,6 @@ def test_figures():
     texts = {file.stem: file.read_text("utf-8") for file in RECORDED.glob("*.txt")}
 
     assert {name: OutOfMemory.parse(RuntimeError(text)) for name, text in texts.items()} == FIGURES
-
-
-def test_array_that_is_too_large():
-    """What numpy and Python say is read too, where they give a figure."""
-    assert OutOfMemory.parse(SHORT["numpy"]) == OutOfMemory("cpu", tried=size(7.28, T))
-    assert OutOfMemory.parse(MemoryError()) == OutOfMemory("cpu")
 
 
 def test_error_of_a_person():

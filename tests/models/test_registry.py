@@ -18,16 +18,15 @@ TINY = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
 
 
 def test_own_table_says_what_openmed_says():
-    """Each alias of the short table is one of openmed's, and stands for the same model there."""
+    """Each alias of the short table is one of openmed's, and stands for the same model there.
+
+    The bundled models, and the privacy filter, which openmed knows by its hub id alone, have names of their own.
+    """
+    assert find_model("privacy_filter").location == PRIVACY_FILTER_TORCH_FALLBACK
+    assert not {"privacy_filter", *BUNDLED} & {*OPENMED_MODELS}
     for alias in set(ALIASES) - {"privacy_filter"}:
         assert ALIASES[alias] == OPENMED_MODELS[alias].model_id, alias
         assert find_model(alias) == ModelReference(alias, ALIASES[alias], on_hub=True), alias
-
-
-def test_own_names_are_nothing_else_in_openmed():
-    """The bundled models, and the privacy filter, which openmed knows by its hub id alone, have names of their own."""
-    assert find_model("privacy_filter").location == PRIVACY_FILTER_TORCH_FALLBACK
-    assert not {"privacy_filter", *BUNDLED} & {*OPENMED_MODELS}
 
 
 def test_aliases_of_openmed_are_plain_pytorch_token_classifiers():
@@ -110,14 +109,13 @@ def test_name_that_stands_for_nothing(name):
     ],
 )
 def test_nearest_names(name, offered):
-    """A name with a slip of the pen gets the one that was meant, alias or hub id, whatever the case."""
+    """A name with a slip of the pen gets the one that was meant, alias or hub id, whatever the case.
+
+    The bundled model is offered once, and nothing where no name is near.
+    """
     assert repr(offered) in unknown_model(name).remedy
-
-
-def test_nothing_is_offered_twice():
-    """The bundled model is offered once, and nothing where no name is near."""
-    assert unknown_model("bundled ").remedy == "Use 'bundled', which works offline."
-    assert unknown_model("xyz").remedy == "Use 'bundled', which works offline."
+    for other in ("bundled ", "xyz"):
+        assert unknown_model(other).remedy == "Use 'bundled', which works offline."
 
 
 NASTY = (

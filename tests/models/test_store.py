@@ -53,23 +53,18 @@ class TestCache:
         assert len({id(pipe) for pipe in (first, *others)}) == 3
         assert {id(pipe.model) for pipe in (first, *others)} == {id(loaded.model)}
 
-    @pytest.mark.parametrize(
-        "settings", [{"dtype": "bfloat16"}, {"revision": "v2"}, {"allow_pickle": True}, {"cache_dir": "elsewhere"}]
-    )
-    def test_other_settings_are_another_copy(self, store, spec, keyword_model, settings):
-        """A model loaded with other settings is another copy, and does not change the first."""
-        former = store.model(spec, "cpu", True)
-        other = store.model(LoadSpec.of(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
-        assert other.model is not former.model
-        assert former.model.dtype == torch.float32
+    def test_settings_that_make_another_copy(self, store, spec, keyword_model):
+        """A model loaded with other settings is another copy, and does not change the first.
 
-    @pytest.mark.parametrize(
-        "settings", [{"hf_token": "hf_x"}, {"local_only": True}, {"backend": None}, {"device": "cpu"}]
-    )
-    def test_way_of_fetching_is_no_other_copy(self, store, spec, keyword_model, settings):
-        """How the files are fetched makes no other model of them, nor does the device that the settings wish for."""
-        other = LoadSpec.of(str(keyword_model), OpenMedConfig(**settings))
-        assert store.model(other, "cpu", True) is store.model(spec, "cpu", True)
+        How the files are fetched makes no other model of them, nor does the device that the settings wish for.
+        """
+        former = store.model(spec, "cpu", True)
+        others = ({"dtype": "bfloat16"}, {"revision": "v2"}, {"allow_pickle": True}, {"cache_dir": "elsewhere"})
+        same = ({"hf_token": "hf_x"}, {"local_only": True}, {"backend": None}, {"device": "cpu"})
+        for settings in (*others, *same):
+            other = store.model(LoadSpec.of(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
+            assert (other.model is former.model) is (settings in same), settings
+        assert former.model.dtype == torch.float32
 
     def test_two_names_of_one_folder_are_one_copy(self, store, spec, keyword_model, monkeypatch):
         """A folder under its relative and its absolute path is one model."""

@@ -226,22 +226,14 @@ def test_limit_is_told_before_the_first_touch(environ):
         assert allocator.allowed == told
 
 
-def test_cache_goes_before_memory_is_short():
-    """Cached blocks make room for a tensor before it is refused."""
-    allocator = SimulatedAllocator(MacMemory(24 * MIB), {HIGH: "1.0", LOW: "0.0"})
-    allocator.free(allocator.allocate(10 * MIB))
-    assert allocator.driver == 10 * MIB
-    allocator.allocate(12 * MIB)
-    assert allocator.driver == 12 * MIB
-
-
 def test_low_watermark_empties_the_cache():
-    """Above the low watermark a new block costs the cache, although it would fit."""
-    for low, driver in (("0.0", 12 * MIB), ("0.5", 8 * MIB)):
+    """Above the low watermark a new block costs the cache, although it would fit; cached blocks go before one is refused."""
+    for low, cached, block, driver in (("0.0", 4, 8, 12), ("0.5", 4, 8, 8), ("0.0", 10, 12, 12)):
         allocator = SimulatedAllocator(MacMemory(24 * MIB), {HIGH: "1.0", LOW: low})
-        allocator.free(allocator.allocate(4 * MIB))
-        allocator.allocate(8 * MIB)
-        assert allocator.driver == driver
+        allocator.free(allocator.allocate(cached * MIB))
+        assert allocator.driver == cached * MIB
+        allocator.allocate(block * MIB)
+        assert allocator.driver == driver * MIB
 
 
 @pytest.mark.parametrize("size", [MAC.largest_buffer + 1, 2**45])

@@ -24,22 +24,25 @@ def bert(kind, **settings):
     return kind(BertConfig(**SMALL, **{"max_position_embeddings": 20, **settings}))
 
 
-def test_bert(tagger, tiny):
-    """A BERT tells its labels, tokens, token types and positions."""
-    assert limits_of(tagger) == ModelLimits(3, len(tiny.VOCABULARY), 2, tiny.POSITIONS)
+def test_families(tagger, tiny):
+    """A BERT tells its labels, tokens, types and positions, and other families what they have of these.
 
+    A RoBERTa counts positions from behind its padding token, and one token of a row less fits for each.
+    """
+    tokens, filter_ = len(tiny.VOCABULARY), tiny.random_privacy_filter()
+    size = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "max_position_embeddings": 12}
+    distilled = DistilBertForTokenClassification(DistilBertConfig(vocab_size=30, **size))
+    picture = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=10)
+    roberta = limits_of(tiny.random_roberta())
 
-def test_roberta(tiny):
-    """A RoBERTa counts positions from behind its padding token, and one token of a row less fits for each."""
-    limits = limits_of(tiny.random_roberta())
-    assert (limits.first_position, limits.padding, limits.positions) == (1, 0, tiny.POSITIONS)
-    assert limits.labels == 3
-
-
-def test_privacy_filter(tiny):
-    """A model that has neither token types nor positions of its own tells labels and tokens."""
-    model = tiny.random_privacy_filter()
-    assert limits_of(model) == ModelLimits(model.config.num_labels, len(tiny.VOCABULARY))
+    assert limits_of(tagger) == ModelLimits(3, tokens, 2, tiny.POSITIONS)
+    assert (roberta.labels, roberta.first_position, roberta.padding) == (3, 1, 0)
+    assert roberta.positions == tiny.POSITIONS
+    assert limits_of(filter_) == ModelLimits(filter_.config.num_labels, tokens)
+    assert limits_of(distilled) == ModelLimits(2, 30, None, 12)
+    assert limits_of(ViTForImageClassification(picture)) == ModelLimits(10)
+    tagger.resize_token_embeddings(40, mean_resizing=False)
+    assert limits_of(tagger).tokens == 40
 
 
 @pytest.mark.parametrize(
@@ -56,16 +59,6 @@ def test_privacy_filter(tiny):
 def test_labels_of_a_head(kind, settings, labels):
     """Labels are classes or tokens; a model whose labels are numbers, choices or places has no limit for them."""
     assert limits_of(bert(kind, **settings)).labels == labels
-
-
-def test_other_names():
-    """A model without token types, and one that reads no tokens, have no limits for these."""
-    distilled = DistilBertForTokenClassification(
-        DistilBertConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=8, max_position_embeddings=12)
-    )
-    assert limits_of(distilled) == ModelLimits(2, 30, None, 12)
-    picture = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=10)
-    assert limits_of(ViTForImageClassification(picture)) == ModelLimits(10)
 
 
 def test_head_that_was_replaced(tagger):
@@ -94,12 +87,6 @@ def test_model_inside_of_another(tagger, tiny):
     two = Around(teacher=tagger, student=tiny.random_bert())
     assert inner_model(two) == ()
     assert limits_of(two).labels is None
-
-
-def test_resized_embeddings(tagger):
-    """Embeddings that were added to a model count."""
-    tagger.resize_token_embeddings(40, mean_resizing=False)
-    assert limits_of(tagger).tokens == 40
 
 
 def test_plain_module():
