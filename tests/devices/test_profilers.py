@@ -39,24 +39,13 @@ POP = {Passing: _python_dispatch._pop_mode, BaseTorchFunctionMode: overrides._po
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mode_that_is_put_on_again_is_taken_off(kind):
-    """A mode that was put on twice and taken off once is gone afterwards, and the one around it is there."""
+@pytest.mark.parametrize("lost", [False, True], ids=["put on again", "lost"])
+def test_a_mode_is_taken_off_alone(kind, lost):
+    """A mode that was put on twice, or that torch has taken off itself, is gone afterwards, and the one around it stays."""
     with kind() as outer:
         mode = kind()
         with contextlib.suppress(KeyboardInterrupt), modes_on(mode):
-            mode.__enter__()
-            raise KeyboardInterrupt
-        assert modes_like(outer) == [outer]
-
-    assert modes_like(outer) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mode_that_is_lost_takes_no_other_along(kind):
-    """Where torch has taken a mode off and not put it back, the one around it stays."""
-    with kind() as outer:
-        with contextlib.suppress(KeyboardInterrupt), modes_on(kind()):
-            POP[kind]()
+            (POP[kind] if lost else mode.__enter__)()
             raise KeyboardInterrupt
         assert modes_like(outer) == [outer]
 

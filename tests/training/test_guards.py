@@ -383,17 +383,12 @@ class TestUnwatch:
             assert hooks_of(tagger) != before
             assert loader.collate_fn is not own
         tagger(**batch_of())
+        with torch.no_grad(), pytest.warns(OpenMedWarning):  # The hook that warned is not missed.
+            tagger(**batch_of())
         guards.unwatch()
         guards.unwatch()
         assert hooks_of(tagger) == before
         assert loader.collate_fn is own
-
-    def test_hooks_after_a_warning(self, tagger, batch_of):
-        """A hook that took itself away after its warning is not missed."""
-        before = hooks_of(tagger)
-        with nb.Guards().watch(tagger, "cpu"), torch.no_grad(), pytest.warns(OpenMedWarning):
-            tagger(**batch_of())
-        assert hooks_of(tagger) == before
 
     def test_batches_are_let_go(self, guards, tagger, batch_of):
         """A batch is held until its step was looked at, or until it is let go."""
@@ -461,20 +456,17 @@ def moved(batch):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_right_step(on_mps, batch_of):
-    """A step without fault passes, and random numbers go on as they would."""
+def test_right_and_wrong_step(on_mps, batch_of, tmp_path):
+    """A step without fault passes, and random numbers go on as they would.
+
+    NaN on the device is found in its layer, and the batch comes back from the device into a file.
+    """
     model, guards = on_mps
     guards.check(batch_of(), 1)
     model(**moved(batch_of())).loss.backward()
     numbers = torch.get_rng_state()
     guards.after_backward(model, 1)
     assert torch.equal(torch.get_rng_state(), numbers)
-
-
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_wrong_step(on_mps, batch_of, tmp_path):
-    """NaN on the device is found in its layer, and the batch comes back from the device into a file."""
-    model, guards = on_mps
     model.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _l, _a, output: output * float("nan"))
     model(**moved(batch_of())).loss.backward()
     with pytest.raises(NonFinite, match=r"what bert\.encoder\.layer\.0\.output\.dense computes"):
