@@ -32,8 +32,8 @@ Each says what happened, with the value, and then one thing to do. In a notebook
 real error: it stops "Run All", and nbval and nbclient see it.
 
 The checks stand below the errors: ``whole``, ``whole_or_none``, ``number`` and ``given_path`` return what a person passed as
-an argument, ``check_flag`` and ``choice`` only look at it, and all refuse it with ``cannot_be``. What an error says is
-made with ``shorten``, ``cause`` (of an error of someone else), ``nearest`` and ``offered`` (of words that are known).
+an argument, ``check_flag`` and ``choice`` only look at it, and all refuse it with ``cannot_be``; ``wrong_type`` refuses without
+the value. What an error says is made with ``shorten``, ``cause`` (of an error of someone else), ``nearest`` and ``offered`` (of words that are known).
 """
 
 from __future__ import annotations
@@ -237,6 +237,11 @@ def check_is_real(module: Any, needs: str, error: type[OpenMedError] = Configura
 def cannot_be(name: str, value: Any, remedy: str) -> ConfigurationError:
     """Return the error for an argument that has a wrong value."""
     return ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", remedy)
+
+
+def wrong_type(name: str, value: Any, remedy: str) -> ConfigurationError:
+    """Return the error for an argument of a wrong type, which does not show the value."""
+    return ConfigurationError(f"{name} cannot be of type {type(value).__name__}.", remedy)
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
 from ..devices.machine import shown_device
-from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, choice, whole_or_none
+from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, choice, whole_or_none, wrong_type
 from ..models.config import OpenMedConfig
 from ..models.registry import is_named
 from ..session import SESSION, Session
@@ -177,9 +177,8 @@ def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipel
     from .pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
-        what = f"model cannot be of type {type(pipe).__name__}."
         remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
-        raise ConfigurationError(what, remedy)
+        raise wrong_type("model", pipe, remedy)
     if arguments:
         what = f"A pipeline that is built cannot take {', '.join(sorted(arguments))}."
         raise ConfigurationError(what, "Pass it to load_pipeline() instead.")

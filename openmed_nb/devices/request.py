@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from ..display import Plain
-from ..errors import ConfigurationError, UnknownDevice, nearest, shorten
+from ..errors import ConfigurationError, UnknownDevice, cannot_be, nearest, shorten
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
@@ -80,7 +80,7 @@ class DeviceRequest:
 are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
         if not isinstance(source, str):
-            raise ConfigurationError(f"source cannot be {shorten(repr(source))}.", "Pass a text that says who asks.")
+            raise cannot_be("source", source, "Pass a text that says who asks.")
         value = str(spelling).strip().lower()
         if value in AUTO:
             return cls("auto", source)

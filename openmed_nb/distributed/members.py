@@ -47,14 +47,14 @@ def plan_workers(
     whole_or_none("threads", threads)
     if device == "cpu":
         count = n or 1
-        check_count(n, max(LEAST_ON_CPU, cores), f"{cores} core{'s' * (cores != 1)} of the CPU", "")
+        check_count(n, max(LEAST_ON_CPU, cores), f"{counted(cores, 'core')} of the CPU", "")
         return (WorkerPlan("cpu", threads=threads or (None if count == 1 else max(1, cores // count))),) * count
     if device == "mps":
         check_count(n, 1, "one MPS device, which several processes would only share")
         return (WorkerPlan("mps", threads=threads),)
     index = device.partition(":")[2]
     chosen = gpus if not index else gpus[int(index) : int(index) + 1]
-    check_count(n, len(chosen), f"{len(chosen)} GPU{'s' * (len(chosen) != 1)} for {device!r}")
+    check_count(n, len(chosen), f"{counted(len(chosen), 'GPU')} for {device!r}")
     return tuple(WorkerPlan("cuda", gpu, threads) for gpu in chosen[:n])
 
 
@@ -73,7 +73,7 @@ def plan_hosts(
     for host, count in Counter(hosts).items():
         there = len(gpus.get(host, ())) or count
         if count > there:
-            what = f"{host} is named {count} times, and has {there} GPU{'s' * (there != 1)}."
+            what = f"{host} is named {count} times, and has {counted(there, 'GPU')}."
             raise ConfigurationError(what, f"Name it {there} times at most, or use device='cpu'.")
     free = {host: iter(names) for host, names in gpus.items()}
     return tuple(WorkerPlan(device, next(free.get(host, iter(())), None), threads) for host in hosts)

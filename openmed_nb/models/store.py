@@ -17,7 +17,7 @@ from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import shown_device
 from ..devices.memory import empty_cache
 from ..devices.request import canonical
-from ..display import Report, Shown, Table, in_bytes
+from ..display import Report, Shown, Table, counted, in_bytes
 from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load, move, packed_bytes
 
 
@@ -78,8 +78,8 @@ class Inventory(Shown, Sequence[ModelInMemory]):
 
     def report(self) -> Report:
         """Return the table under the number of models."""
-        count = len(self.models)
-        return Report(f"{count or 'No'} {'model' if count == 1 else 'models'} in memory", tables=(self.table(),))
+        loaded = counted(len(self.models), "model") if self.models else "No models"
+        return Report(f"{loaded} in memory", tables=(self.table(),))
 
 
 def model_in_memory(loaded: LoadedModel, follows: bool) -> ModelInMemory:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.moving import unwrapped
 from ..display import counted
-from ..errors import BatchRefused, ConfigurationError, offered, shorten, whole, whole_number
+from ..errors import BatchRefused, ConfigurationError, cannot_be, offered, shorten, whole, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -85,8 +85,7 @@ def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
         elif (number := whole_number(value)) is not None:
             found[name] = number
         else:
-            what = f"The limit {name} cannot be {shorten(repr(value))}."
-            raise ConfigurationError(what, f"Pass a whole number, such as {IGNORE_INDEX}.")
+            raise cannot_be(f"The limit {name}", value, f"Pass a whole number, such as {IGNORE_INDEX}.")
     return found
 
 

@@ -24,6 +24,7 @@ from ..errors import (
     ConfigurationError,
     DeviceUnavailable,
     OpenMedWarning,
+    cannot_be,
     check_flag,
     choice,
     number,
@@ -182,7 +183,7 @@ class EpochHooks:
             self.curve = replace(self.curve, planned=self._epochs + len(epochs))
         if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
             return Epochs(self, epochs)
-        raise ConfigurationError(f"epochs cannot be {shorten(repr(epochs))}.", "Pass a whole number from 0.")
+        raise cannot_be("epochs", epochs, "Pass a whole number from 0.")
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Return a function that trains an epoch, with the boundary after it; one that raises has not ended an epoch.

@@ -22,7 +22,7 @@ from ..devices.backend import finish
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
 from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
-from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none
+from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none, wrong_type
 from ..session import SESSION
 
 if TYPE_CHECKING:
@@ -365,15 +365,12 @@ def check(
 
     name = SESSION.device(device).device
     if not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
-        what = f"The loader cannot be of type {type(loader).__name__}."
-        raise ConfigurationError(what, "Pass a torch.utils.data.DataLoader.")
+        raise wrong_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
         what = f"A {type(loader).__name__} can be gone through once, and would be used up."
         raise ConfigurationError(what, "Pass the loader itself.")
     if not callable(step):
-        raise ConfigurationError(
-            f"The step cannot be of type {type(step).__name__}.", "Pass the model, or a function of a batch."
-        )
+        raise wrong_type("The step", step, "Pass the model, or a function of a batch.")
     whole("batches", batches, most=sys.maxsize)
     with SESSION.told_after(progress), torch.random.fork_rng(devices=[]):
         SESSION.tell(Activity("Timing", "the loader", 0, 2, "part"))

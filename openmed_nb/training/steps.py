@@ -25,7 +25,7 @@ from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
 from ..display import Report, Shown
-from ..errors import ConfigurationError, OpenMedWarning, cause, check_flag, number, whole
+from ..errors import ConfigurationError, OpenMedWarning, cause, check_flag, number, whole, wrong_type
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
 
@@ -408,8 +408,7 @@ def check_fused(
     import torch
 
     if not isinstance(optimizer, torch.optim.Optimizer):
-        what = f"The optimizer cannot be of type {type(optimizer).__name__}."
-        raise ConfigurationError(what, "Pass one of torch.optim, or nb.training.adamw().")
+        raise wrong_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
     fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
     ignored = any(ignores_scaler(one.device.type, torch_release) for one in fused)
     if scaler is not None and scaler.is_enabled() and ignored:
