@@ -179,17 +179,21 @@ def test_the_cpu_has_no_figures():
     assert cpu.memory() == AllocatorMemory(None, None, None, None)
 
 
+def figures_of(device):
+    """Return the figures of a device before it has a tensor of 64 MiB, with it, without it and with its cache emptied."""
+    before = allocator(device).memory()
+    tensor = torch.zeros(16 * M, device=device)
+    held = allocator(device).memory()
+    del tensor
+    freed = allocator(device).memory()
+    empty_cache(device)
+    return before, held, freed, allocator(device).memory()
+
+
 def test_mps_figures_and_cache():
     """On MPS the figures follow the tensors, and emptying the cache hands back what no tensor uses."""
     with simulated_device("8 GiB") as device:
-        mps = allocator("mps")
-        before = mps.memory()
-        tensor = torch.zeros(16 * M, device="mps")
-        held = mps.memory()
-        del tensor
-        freed = mps.memory()
-        empty_cache("mps")
-        emptied = mps.memory()
+        before, held, freed, emptied = figures_of("mps")
 
     assert held.allocated - before.allocated == 64 * M
     assert (freed.allocated, freed.reserved) == (before.allocated, held.reserved)
@@ -227,14 +231,8 @@ def test_mps_is_not_asked_where_it_is_not():
 def test_cuda_figures_and_cache():
     """On CUDA the figures follow the tensors, the peak can be reset, and emptying the cache hands blocks back."""
     cuda = allocator("cuda:0")
-    empty_cache("cuda:0")
-    before = cuda.memory()
-    tensor = torch.zeros(16 * M, device="cuda:0")
-    held = cuda.memory()
-    del tensor
-    freed = cuda.memory()
-    empty_cache("cuda:0")
-    emptied = cuda.memory()
+    cuda.empty_cache()
+    before, held, freed, emptied = figures_of("cuda:0")
     cuda.reset_peak()
 
     assert held.allocated - before.allocated == 64 * M
