@@ -142,20 +142,9 @@ def test_this_computer():
 def test_generation_of_a_chip():
     """A chip's name tells its generation where it is one of Apple's M chips, or the one of another kind in a Mac."""
     names = {"M1": 1, "M1 Ultra": 1, "M1 (Virtual)": 1, "M2 Pro": 2, "M3 Max": 3, "M10": 10, "M22": 22, "A18 Pro": 4}
-    others = (
-        "VirtualApple @ 2.50GHz",
-        "Apple A18",
-        "Apple A12Z Bionic",
-        "Apple processor",
-        "Apple M",
-        "Apple M2X",
-        "Intel(R) Core(TM) M3-7Y32",
-        None,
-    )
-    for chip, generation in {
-        **{f"Apple {name}": number for name, number in names.items()},
-        **dict.fromkeys(others),
-    }.items():
+    names |= dict.fromkeys(("A18", "A12Z Bionic", "processor", "M", "M2X"))
+    others = dict.fromkeys(("VirtualApple @ 2.50GHz", "Intel(R) Core(TM) M3-7Y32", None))
+    for chip, generation in {**{f"Apple {name}": number for name, number in names.items()}, **others}.items():
         assert apple_generation(Machine("Darwin", "arm64", chip=chip)) == generation
 
 

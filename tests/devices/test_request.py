@@ -49,26 +49,14 @@ def test_every_spelling_of_the_error_is_accepted():
 
 
 SUGGESTIONS = {
-    "mpss": "mps",
-    "msp": "mps",
-    "mps:1": "mps",
-    "cpus": "cpu",
-    "cpu:1": "cpu",
-    "metal": "mps",
-    "apple": "mps",
+    **dict.fromkeys(("mpss", "msp", "mps:1", "metal", "apple"), "mps"),
+    **dict.fromkeys(("cpus", "cpu:1"), "cpu"),
+    **dict.fromkeys(("cuda:", "cuda:one", "cuda:-1", "cuda:12345", "CUDA:N", "nvidia"), "cuda"),
+    "cuda:\N{ARABIC-INDIC DIGIT THREE}": "cuda",
     "cdua:1": "cuda:1",
     "cude:12": "cuda:12",
-    "cuda:": "cuda",
-    "cuda:one": "cuda",
-    "cuda:-1": "cuda",
-    "cuda:12345": "cuda",
-    "cuda:\N{ARABIC-INDIC DIGIT THREE}": "cuda",
-    "CUDA:N": "cuda",
-    "nvidia": "cuda",
-    "0": "auto",
+    **dict.fromkeys(("0", "aut", "zzz"), "auto"),
     "defualt": "default",
-    "aut": "auto",
-    "zzz": "auto",
     "gup": "gpu",
 }
 
@@ -156,16 +144,9 @@ def test_what_has_a_device():
 
 def test_one_spelling_of_a_device():
     """Each device has one spelling, whether torch or Accelerate named it; its kind is the part before its number."""
-    for spelling, device in {
-        "cpu": "cpu",
-        "cpu:0": "cpu",
-        "cpu:1": "cpu:1",
-        "mps": "mps",
-        "mps:0": "mps",
-        "cuda": "cuda:0",
-        "cuda:0": "cuda:0",
-        "cuda:1": "cuda:1",
-    }.items():
+    others = {"cpu:0": "cpu", "mps:0": "mps", "cuda": "cuda:0"}
+    for spelling in (*others, "cpu", "cpu:1", "mps", "cuda:0", "cuda:1"):
+        device = others.get(spelling, spelling)
         assert canonical(spelling) == device
         assert kind_of(spelling) == kind_of(device) in {"cpu", "mps", "cuda"}
 

@@ -97,25 +97,17 @@ def test_size_classes(size):
     assert block_size(block) == block
 
 
-@pytest.mark.parametrize(
-    ("installed", "recommended", "largest"),
-    [
-        (8, 5.33, 4),
-        (16, 10.67, 8),
-        (32, 21.33, 16),
-        (36, 27, 20.25),
-        (48, 36, 27),
-        (64, 48, 36),
-        (96, 72, 54),
-        (192, 144, 108),
-    ],
-)
-def test_memory_of_macs(installed, recommended, largest):
+SMALL = {8: (5.33, 4), 16: (10.67, 8), 32: (21.33, 16)}
+LARGE = {36: (27, 20.25), 48: (36, 27), 64: (48, 36), 96: (72, 54), 192: (144, 108)}
+
+
+def test_memory_of_macs():
     """What Metal recommends, and its largest buffer, are what users of Macs of these sizes reported, in GiB."""
-    mac = MacMemory(installed * GIB)
-    assert (mac.recommended / GIB, mac.largest_buffer / GIB) == pytest.approx((recommended, largest), abs=0.01)
-    with simulated_device(f"{installed} GiB", environ={}):
-        assert torch.mps.recommended_max_memory() == mac.recommended
+    for installed, reported in {**SMALL, **LARGE}.items():
+        mac = MacMemory(installed * GIB)
+        assert (mac.recommended / GIB, mac.largest_buffer / GIB) == pytest.approx(reported, abs=0.01), installed
+        with simulated_device(f"{installed} GiB", environ={}):
+            assert torch.mps.recommended_max_memory() == mac.recommended
 
 
 def test_freed_block_is_kept_and_used_again(mps):
@@ -199,14 +191,10 @@ def test_out_of_memory(environ, allowed):
     with pytest.raises(RuntimeError, match="MPS backend out of memory") as caught:
         allocator.allocate(512 * MIB)
     limit = f", max allowed: {allowed}" if allowed else ""
-    end = (
-        " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
-        if allowed
-        else ""
-    )
+    end = " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
     assert str(caught.value) == (
         f"MPS backend out of memory (MPS allocated: {count * 0.5:.2f} GiB, other allocations: 384.00 KiB{limit}). "
-        f"Tried to allocate 512.00 MiB on private pool.{end}"
+        f"Tried to allocate 512.00 MiB on private pool.{end if allowed else ''}"
     )
     assert type(caught.value) is RuntimeError
     assert OutOfMemory.parse(caught.value).tried == 512 * MIB
