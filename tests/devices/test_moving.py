@@ -93,26 +93,17 @@ def test_every_kind_of_batch():
     """Mappings, lists, tuples, named tuples and dataclasses come back as what they were, with all tensors moved, or changed."""
     ones = torch.ones(2)
     counted = defaultdict(list, {"scores": [ones]})
-    batches = [
+    mappings = [
         {"ids": ones, "text": "a", "none": None, "deep": [{"x": (ones, 3)}]},
-        OrderedDict(ids=ones),
-        BatchEncoding({"input_ids": ones}),
-        TokenClassifierOutput(loss=ones, logits=ones),
-        [ones, 1, "a"],
-        (ones, ones.to(torch.int64)),
-        Pair(ones, None),
-        Frozen(ones, 3),
-        counted,
-        torch.nn.utils.rnn.pack_sequence([ones, ones[:1]]),
-        deque([ones, ones], maxlen=2),
-        UserList([ones]),
-        {ones},
-        Rows(ones, 3),
-        Both(ones, 3),
-        torch.max(torch.ones(2, 2), dim=0),
-        MappingProxyType({"ids": ones}),
-        [BatchEncoding({"deep": ({"logits": ones},)})],
+        *(counted, OrderedDict(ids=ones), MappingProxyType({"ids": ones})),
+        *(BatchEncoding({"input_ids": ones}), TokenClassifierOutput(loss=ones, logits=ones)),
     ]
+    series = [[ones, 1, "a"], deque([ones, ones], maxlen=2), UserList([ones]), {ones}, Rows(ones, 3)]
+    tuples = [
+        *((ones, ones.to(torch.int64)), Pair(ones, None), Both(ones, 3), torch.max(torch.ones(2, 2), dim=0)),
+        torch.nn.utils.rnn.pack_sequence([ones, ones[:1]]),
+    ]
+    batches = [*mappings, *series, *tuples, Frozen(ones, 3), [BatchEncoding({"deep": ({"logits": ones},)})]]
     for batch in batches:
         moved = to_device(batch, "mps")
         assert type(moved) is type(batch)

@@ -153,27 +153,19 @@ def test_one_spelling_of_a_device():
 
 SECRET = "tRuStNo1"  # noqa: S105
 
+SECRET_NAMES = (
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_PASSWORD", "PGPASSFILE_PWD"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "http_authorization"),
+)
+ADDRESSES = (
+    *("me:{}@hub.example", "me:{0}@{0}@hub.example/path", "{}@hub.example", "hub.example/?token={}"),
+    *("hub.example/?access_TOKEN={}&page=2", "hub.example/?api_key={}", "hub.example/hf_{}"),
+)
+TOKENS = "hf_{}", "github_pat_11{}", "ghp_{}", "glpat-{}", "sk-proj-{}", "password={}"
 PLANTED = [
-    ("HF_TOKEN", SECRET),
-    ("HUGGING_FACE_HUB_TOKEN", SECRET),
-    ("AWS_SECRET_ACCESS_KEY", SECRET),
-    ("DATABASE_PASSWORD", SECRET),
-    ("PGPASSFILE_PWD", SECRET),
-    ("GOOGLE_APPLICATION_CREDENTIALS", SECRET),
-    ("http_authorization", SECRET),
-    ("HF_ENDPOINT", f"https://me:{SECRET}@hub.example"),
-    ("HF_ENDPOINT", f"https://me:{SECRET}@{SECRET}@hub.example/path"),
-    ("HF_ENDPOINT", f"https://{SECRET}@hub.example"),
-    ("HF_ENDPOINT", f"https://hub.example/?token={SECRET}"),
-    ("HF_ENDPOINT", f"https://hub.example/?access_TOKEN={SECRET}&page=2"),
-    ("HF_ENDPOINT", f"https://hub.example/?api_key={SECRET}"),
-    ("HF_ENDPOINT", f"https://hub.example/hf_{SECRET}"),
-    ("OPENMED_DEVICE", f"hf_{SECRET}"),
-    ("OPENMED_DEVICE", f"github_pat_11{SECRET}"),
-    ("OPENMED_DEVICE", f"ghp_{SECRET}"),
-    ("OPENMED_DEVICE", f"glpat-{SECRET}"),
-    ("OPENMED_DEVICE", f"sk-proj-{SECRET}"),
-    ("OPENMED_DEVICE", f"password={SECRET}"),
+    *((name, SECRET) for name in SECRET_NAMES),
+    *(("HF_ENDPOINT", f"https://{address.format(SECRET)}") for address in ADDRESSES),
+    *(("OPENMED_DEVICE", token.format(SECRET)) for token in TOKENS),
 ]
 
 

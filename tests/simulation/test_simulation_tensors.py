@@ -165,13 +165,8 @@ def test_copies_are_noted(mps):
     torch.zeros(2).copy_(there)
     there.copy_(torch.zeros(2), non_blocking=True)
     there.cpu()
-    ways = [
-        ("cpu", "mps", True),
-        ("mps", "cpu", True),
-        ("mps", "cpu", False),
-        ("cpu", "mps", True),
-        ("mps", "cpu", False),
-    ]
+    to, back = ("cpu", "mps"), ("mps", "cpu")
+    ways = [(*to, True), (*back, True), (*back, False), (*to, True), (*back, False)]
     assert mps.copies == [Copy(*way) for way in ways]
 
 

@@ -35,17 +35,18 @@ def test_guards_are_guards(guards):
         nb.training.callback("trainer", "cpu", guards=guards)
 
 
+ALIKE = (
+    ("cpu", "cpu"),
+    ("mps:0", "mps"),
+    ("cuda:0", "cuda"),
+    ("cuda", "cuda:0"),
+    ("cuda:1", "cuda:1"),
+    ("cuda:1", "cuda"),
+)
 DEVICES = [
     # used, chosen -> a word of the warning
-    (("cpu", "cpu"), ""),
-    (("mps:0", "mps"), ""),
-    (("cuda:0", "cuda"), ""),
-    (("cuda", "cuda:0"), ""),
-    (("cuda:1", "cuda:1"), ""),
-    (("cuda:1", "cuda"), ""),
-    (("cpu", "mps"), "Do so."),
-    (("mps", "cpu"), "Do so."),
-    (("cuda:0", "cpu"), "Do so."),
+    *((devices, "") for devices in ALIKE),
+    *((devices, "Do so.") for devices in (("cpu", "mps"), ("mps", "cpu"), ("cuda:0", "cpu"))),
     (("cuda:0", "cuda:1"), "Set CUDA_VISIBLE_DEVICES=1 before torch is loaded"),
     (("cuda", "cuda:2"), "Set CUDA_VISIBLE_DEVICES=2 before torch is loaded"),
 ]
