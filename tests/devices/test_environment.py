@@ -239,6 +239,7 @@ def test_a_long_number_is_read_soon():
     assert parse_ratio("9" * 100_000 + "x") == math.inf
 
 
+PREFILL = "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"
 UNREAD = [
     ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", "no torch up to 2.15 reads it", "Unset it."),
     ("PYTORCH_MPS_LOG_LEVEL", None, "no torch up to 2.15 reads it", "Unset it."),
@@ -247,13 +248,8 @@ UNREAD = [
     ("PYTORCH_DEBUG_MPS", "2.13.0", "no torch up to 2.15 reads it", "Unset it."),
     ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "torch 2.14.1 does not read it; 2.15 is the first that does", "Unset it."),
     ("PYTORCH_MPS_METAL_VERSION", "2.15.0", "", ""),
-    (
-        "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION",
-        "2.12.1",
-        "torch 2.12.1 does not read it; 2.13 is the first that does",
-        "Unset it.",
-    ),
-    ("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION", "2.13.0+cpu", "", ""),
+    (PREFILL, "2.12.1", "torch 2.12.1 does not read it; 2.13 is the first that does", "Unset it."),
+    (PREFILL, "2.13.0+cpu", "", ""),
     ("PYTORCH_MPS_FAST_MATH", "2.6.0", "", ""),
     ("PYTORCH_DEBUG_MPS_ALLOCATOR", "2.6.0", "", ""),
     ("PYTORCH_CUDA_ALLOC_CONF", "2.13.0", "", ""),

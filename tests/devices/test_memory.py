@@ -19,15 +19,13 @@ from openmed_nb.devices.memory import (
 from openmed_nb.simulation.device import simulated_device
 
 # What stands in no recorded file.
+ROCM = "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
+NUMPY = "Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000) and data type float64"
 SHORT = {
-    "ROCm": torch.OutOfMemoryError(
-        "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
-    ),
+    "ROCm": torch.OutOfMemoryError(ROCM),
     "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     "Python": MemoryError(),
-    "numpy": MemoryError(
-        "Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000) and data type float64"
-    ),
+    "numpy": MemoryError(NUMPY),
 }
 
 OTHER = {

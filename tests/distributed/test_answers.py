@@ -401,15 +401,8 @@ class TestErrors:
     @pytest.mark.parametrize("split", [{}, SPLIT], ids=["texts", "words"])
     def test_what_cannot_travel(self, on_pool, here, split):
         """What is no text and cannot be sent is recorded, with the words of one computer, like any other."""
-        odd = [
-            threading.Lock(),
-            (one for one in ()),
-            lambda: 1,
-            Stubborn(),
-            [threading.Lock()],
-            ["no", Stubborn()],
-            None,
-        ]
+        lock, stubborn = threading.Lock(), Stubborn()
+        odd = [lock, (one for one in ()), lambda: 1, stubborn, [lock], ["no", stubborn], None]
         texts = [["asthma"] if split else "asthma", *odd, ["diabetes"] if split else "diabetes"]
         found, expected = on_pool(texts, on_error="record", **split), here(texts, on_error="record", **split)
         assert found.errors == expected.errors
@@ -447,10 +440,7 @@ class TestErrors:
         swapped = {
             rf"{NO_CLIENT} Cluster\. Pass its client: client=cluster\.client": {"client": pool},
             rf"{NO_CLIENT} LocalCluster\. .*Client\(cluster\)": {"client": threads_cluster.cluster},
-            r"^model cannot be of type Client\. .* a client of a cluster is client=": {
-                "client": None,
-                "model": pool.client,
-            },
+            r"^model cannot be of type Client\. .* cluster is client=": {"client": None, "model": pool.client},
             r"^model must be a name .*, not AnnotationPipeline\. Pass the name": {"model": pipe_of(keyword_model)},
         }
         for message, arguments in swapped.items():
@@ -467,10 +457,7 @@ class TestErrors:
         [
             (ConnectionError("gone"), "failed: gone. Look at its log."),
             (ModuleNotFoundError("No module", name="torch"), "failed: No module. Look at its log."),
-            (
-                ModuleNotFoundError("No module", name="openmed_nb"),
-                "has no openmed_nb. Install openmed-nb in the Python that",
-            ),
+            (ModuleNotFoundError("No module", name="openmed_nb"), "has no openmed_nb. Install openmed-nb in the Pyth"),
         ],
     )
     def test_failing_worker(self, pool, error, message):

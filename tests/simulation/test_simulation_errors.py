@@ -21,13 +21,14 @@ FLOAT64 = (
 COMPLEX128 = "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype."
 NUMPY = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
+CAPTURE = 'Failed to start capture of 0000-step.gputrace error Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'
 DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."
 
 
 def unsupported(name):
     """What MPS says of an operator that it does not have."""
     return (
-        f"The operator '{name}' is not currently implemented for the MPS device. If you want this op to be considered for "
+        f"The operator 'aten::{name}' is not currently implemented for the MPS device. If you want this op to be considered for "
         "addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted "
         "in missing op as well as commit hash cf30153c4c131c8164ee7798e5022d810682e2cb. As a temporary fix, you can set "
         "the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this "
@@ -38,6 +39,11 @@ def unsupported(name):
 def ones(*shape, **options):
     """A tensor of the device."""
     return torch.ones(*shape, device="mps", **options)
+
+
+def by_name():
+    """What attention is computed of, by name."""
+    return dict.fromkeys(("query", "key", "value"), ones(1, 1, 4, 4))
 
 
 def attend():
@@ -67,106 +73,69 @@ def entered(block):
 
 profiler = torch.mps.profiler
 linalg, sdpa = torch.linalg, torch.nn.functional.scaled_dot_product_attention
-ERRORS = [
-    (
-        TypeError,
-        FLOAT64,
-        {
-            "make float64": lambda: ones(2, dtype=torch.float64),
-            "move float64": lambda: torch.ones(2, dtype=torch.float64).to("mps"),
-            "move a model in float64": lambda: torch.nn.Linear(2, 2).double().to("mps"),
-            "numpy's numbers": lambda: torch.tensor(np.ones(2), device="mps"),
-            "a number of numpy": lambda: torch.as_tensor(np.float64(1), device="mps"),
-            "double()": lambda: ones(2).double(),
-            "to(float64)": lambda: ones(2).to(torch.float64),
-            "sum in float64": lambda: ones(2).sum(dtype=torch.float64),
-            "float64 in a backward pass": lambda: Doubled.apply(ones(2, requires_grad=True)).sum().backward(),
-        },
-    ),
-    (TypeError, COMPLEX128, {"make complex128": lambda: ones(2, dtype=torch.complex128)}),
-    (
-        TypeError,
-        NUMPY,
-        {
-            "numpy()": lambda: ones(2).numpy(),
-            "numpy() of a view": lambda: ones(2, 2)[0].detach().numpy(),
-            "np.asarray": lambda: np.asarray(ones(2)),
-        },
-    ),
-    (
-        RuntimeError,
-        DEVICES,
-        {
-            "a sum of two devices": lambda: ones(2) + torch.ones(2),
-            "a product of two devices": lambda: torch.ones(2, 2) @ ones(2),
-            "a model and its input": lambda: torch.nn.Linear(2, 2).to("mps")(torch.ones(2)),
-            "a model that was not moved": lambda: torch.nn.Linear(2, 2)(ones(2)),
-            "ids on the CPU": lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
-            "a list of two devices": lambda: torch.cat([ones(2), torch.ones(2)]),
-        },
-    ),
-    (
-        RuntimeError,
-        'Failed to start capture of 0000-step.gputrace error Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."',
-        {"a Metal capture": lambda: entered(profiler.metal_capture("step"))},
-    ),
-    (
-        RuntimeError,
-        "Invalid Signpost trace mode: intervals",
-        {
-            "a trace of no mode": lambda: entered(profiler.profile(mode="intervals")),
-            "one good mode": lambda: entered(profiler.profile(mode="event, intervals")),
-        },
-    ),
-    (
-        RuntimeError,
-        "assigned grad has data located on a different device",
-        {"a gradient of another device": lambda: setattr(ones(2, requires_grad=True), "grad", torch.ones(2))},
-    ),
-    (
-        NotImplementedError,
-        unsupported("aten::_linalg_eigh.eigenvalues"),
-        {
-            "eigenvectors": lambda: linalg.eigh(ones(2, 2)),
-            "in inference mode": lambda: torch.inference_mode()(linalg.eigh)(ones(2, 2)),
-        },
-    ),
-    *(
-        (NotImplementedError, unsupported(f"aten::{name}"), {name: attempt})
-        for name, attempt in {
-            "mode": lambda: torch.mode(ones(2)),
-            "put_": lambda: ones(2).put_(torch.tensor([0], device="mps"), ones(1)),
-            "_pdist_forward": lambda: torch.pdist(ones(3, 2, requires_grad=True)).sum().backward(),
-            "_linalg_svd.U": lambda: linalg.svdvals(ones(2, 2)),
-            "frexp.Tensor_out": lambda: torch.frexp(ones(2)),
-            "linalg_lstsq.out": lambda: linalg.lstsq(ones(2, 2), ones(2, 2)),
-        }.items()
-    ),
-    (
-        NotImplementedError,
-        unsupported("aten::logspace.out"),
-        {
-            "logspace": lambda: torch.logspace(0, 1, 3, device="mps"),
-            "logspace between tensors": lambda: torch.logspace(ones(1)[0], ones(1)[0], 3, device="mps"),
-        },
-    ),
-    (
-        NotImplementedError,
-        DROPOUT,
-        {
-            "dropout by name": lambda: sdpa(
-                **dict.fromkeys(("query", "key", "value"), ones(1, 1, 4, 4)), dropout_p=0.1
-            ),
-            "dropout without gradients": torch.no_grad()(attend),
-            "dropout where nothing needs a gradient": attend,
-        },
-    ),
-]
+LACKING = {
+    "mode": lambda: torch.mode(ones(2)),
+    "put_": lambda: ones(2).put_(torch.tensor([0], device="mps"), ones(1)),
+    "_pdist_forward": lambda: torch.pdist(ones(3, 2, requires_grad=True)).sum().backward(),
+    "_linalg_svd.U": lambda: linalg.svdvals(ones(2, 2)),
+    "frexp.Tensor_out": lambda: torch.frexp(ones(2)),
+    "linalg_lstsq.out": lambda: linalg.lstsq(ones(2, 2), ones(2, 2)),
+}
+# The class and the text of an error -> what raises it.
+ERRORS = {
+    (TypeError, FLOAT64): {
+        "make float64": lambda: ones(2, dtype=torch.float64),
+        "move float64": lambda: torch.ones(2, dtype=torch.float64).to("mps"),
+        "move a model in float64": lambda: torch.nn.Linear(2, 2).double().to("mps"),
+        "numpy's numbers": lambda: torch.tensor(np.ones(2), device="mps"),
+        "a number of numpy": lambda: torch.as_tensor(np.float64(1), device="mps"),
+        "double()": lambda: ones(2).double(),
+        "to(float64)": lambda: ones(2).to(torch.float64),
+        "sum in float64": lambda: ones(2).sum(dtype=torch.float64),
+        "float64 in a backward pass": lambda: Doubled.apply(ones(2, requires_grad=True)).sum().backward(),
+    },
+    (TypeError, COMPLEX128): {"make complex128": lambda: ones(2, dtype=torch.complex128)},
+    (TypeError, NUMPY): {
+        "numpy()": lambda: ones(2).numpy(),
+        "numpy() of a view": lambda: ones(2, 2)[0].detach().numpy(),
+        "np.asarray": lambda: np.asarray(ones(2)),
+    },
+    (RuntimeError, DEVICES): {
+        "a sum of two devices": lambda: ones(2) + torch.ones(2),
+        "a product of two devices": lambda: torch.ones(2, 2) @ ones(2),
+        "a model and its input": lambda: torch.nn.Linear(2, 2).to("mps")(torch.ones(2)),
+        "a model that was not moved": lambda: torch.nn.Linear(2, 2)(ones(2)),
+        "ids on the CPU": lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
+        "a list of two devices": lambda: torch.cat([ones(2), torch.ones(2)]),
+    },
+    (RuntimeError, CAPTURE): {"a Metal capture": lambda: entered(profiler.metal_capture("step"))},
+    (RuntimeError, "Invalid Signpost trace mode: intervals"): {
+        "a trace of no mode": lambda: entered(profiler.profile(mode="intervals")),
+        "one good mode": lambda: entered(profiler.profile(mode="event, intervals")),
+    },
+    (RuntimeError, "assigned grad has data located on a different device"): {
+        "a gradient of another device": lambda: setattr(ones(2, requires_grad=True), "grad", torch.ones(2)),
+    },
+    (NotImplementedError, unsupported("_linalg_eigh.eigenvalues")): {
+        "eigenvectors": lambda: linalg.eigh(ones(2, 2)),
+        "in inference mode": lambda: torch.inference_mode()(linalg.eigh)(ones(2, 2)),
+    },
+    (NotImplementedError, unsupported("logspace.out")): {
+        "logspace": lambda: torch.logspace(0, 1, 3, device="mps"),
+        "logspace between tensors": lambda: torch.logspace(ones(1)[0], ones(1)[0], 3, device="mps"),
+    },
+    (NotImplementedError, DROPOUT): {
+        "dropout by name": lambda: sdpa(**by_name(), dropout_p=0.1),
+        "dropout without gradients": torch.no_grad()(attend),
+        "dropout where nothing needs a gradient": attend,
+    },
+    **{(NotImplementedError, unsupported(name)): {name: attempt} for name, attempt in LACKING.items()},
+}
 
 
 def test_refused():
     """What MPS cannot do is refused with the class and the text of torch 2.13."""
-    for kind, text, attempts in ERRORS:
+    for (kind, text), attempts in ERRORS.items():
         for name, attempt in attempts.items():
             with simulated_device(fallback=False), pytest.raises(kind) as caught:
                 attempt()
@@ -184,7 +153,7 @@ ALLOWED = {
     "numpy's numbers as float32": lambda: torch.tensor(np.ones(2), dtype=torch.float32, device="mps"),
     "attention with dropout in training": lambda: sdpa(*[ones(1, 1, 4, 4, requires_grad=True)] * 3, dropout_p=0.1),
     "singular vectors, which MPS sends to the CPU by itself": lambda: torch.linalg.svd(ones(2, 2)),
-    "attention by name": lambda: sdpa(**dict.fromkeys(("query", "key", "value"), ones(1, 1, 4, 4))),
+    "attention by name": lambda: sdpa(**by_name()),
     "complex64": lambda: ones(2, dtype=torch.complex64),
     "its numbers as a list": lambda: ones(2).tolist(),
     "one number": lambda: ones(2).sum().item(),

@@ -60,14 +60,9 @@ def loop() -> None:
 
 def trainer(folder: Path) -> None:
     """Train with transformers' Trainer."""
-    settings = {
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "per_device_train_batch_size": 4,
-        "logging_steps": 1000,
-    }
-    arguments = TrainingArguments(output_dir=str(folder), num_train_epochs=2, use_cpu=True, **settings)
+    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+    size = {"num_train_epochs": 2, "per_device_train_batch_size": 4}
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, **size, **quiet)
     callback = nb.training.callback("trainer", "cpu", live=True)
     Trainer(model(), arguments, train_dataset=samples(), callbacks=[callback]).train()
     tell("trainer", callback.curve)

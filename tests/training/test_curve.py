@@ -36,16 +36,10 @@ UNKNOWN = [None] * 6
 
 def curve_of(device="mps", holders=(), simulated=False, **series):
     """Return a curve from the figures, in MiB, at the ends of its epochs."""
-    samples = [
-        MemorySample(
-            epoch,
-            10 * epoch,
-            1.5 * epoch,
-            simulated=simulated,
-            **{name: None if size is None else size * MIB for name, size in zip(series, sizes, strict=True)},
-        )
-        for epoch, sizes in enumerate(zip(*series.values(), strict=True), 1)
-    ]
+    samples = []
+    for epoch, sizes in enumerate(zip(*series.values(), strict=True), 1):
+        figures = {name: None if size is None else size * MIB for name, size in zip(series, sizes, strict=True)}
+        samples.append(MemorySample(epoch, 10 * epoch, 1.5 * epoch, simulated=simulated, **figures))
     return MemoryCurve(device, tuple(samples), holders=tuple(holders))
 
 

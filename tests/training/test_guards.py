@@ -195,14 +195,12 @@ class TestNonFinite:
         """Of the batches of an accumulated step, the one that went wrong is kept."""
         guards.watch(tagger, "cpu")
         batches = [batch_of(seed=seed) for seed in range(4)]
-        tagger.register_forward_hook(
-            lambda _model, _args, kwargs, output: (
-                type(output)(loss=output.loss * float("nan"), logits=output.logits)
-                if torch.equal(kwargs["input_ids"], batches[2]["input_ids"])
-                else None
-            ),
-            with_kwargs=True,
-        )
+
+        def spoil_the_third(_model, _args, given, output):
+            spoilt = torch.equal(given["input_ids"], batches[2]["input_ids"])
+            return type(output)(loss=output.loss * float("nan"), logits=output.logits) if spoilt else None
+
+        tagger.register_forward_hook(spoil_the_third, with_kwargs=True)
         guards.watch(tagger, "cpu")
         for batch in batches:
             tagger(**batch).loss.backward()

@@ -53,13 +53,10 @@ def told(request, tmp_path_factory):
 @pytest.mark.parametrize(("way", "epochs"), [("loop", 3), ("trainer", 2)])
 def test_boundary_in_each_process(told, way, epochs, rank):
     """Each process ends each epoch with a boundary and keeps a curve; only the first shows it while it grows."""
-    assert told[way, rank] == {
-        "processes": 2,
-        "device": "cpu",
-        "epochs": epochs,
-        "shown": int(rank == 0),
-        "sentence": f"This is process {rank} of 2; each keeps the curve of its own device.",
-    }
+    sentence = f"This is process {rank} of 2; each keeps the curve of its own device."
+    known = {"processes": 2, "device": "cpu", "epochs": epochs}
+
+    assert told[way, rank] == {**known, "shown": int(rank == 0), "sentence": sentence}
 
 
 @pytest.mark.parametrize(
