@@ -186,14 +186,12 @@ def test_effect_where_nobody_watched():
 
 def test_other_devices_need_nothing():
     """For any other device nothing is set and nothing is complained about."""
-    for device, person in itertools.product(
-        ("cpu", "cuda", "cuda:1"), ({}, {HIGH: "0.7"}, {FALLBACK: "", HIGH: "2.5", LOW: "x"})
-    ):
+    persons = ({}, {HIGH: "0.7"}, {FALLBACK: "", HIGH: "2.5", LOW: "x"})
+    for device, person in itertools.product(("cpu", "cuda", "cuda:1"), persons):
         planned = plan(person, device, IN_USE)
         assert planned.additions == {}
-        assert [(one.value, one.effect, one.remedy) for one in planned.settings] == [
-            (person.get(name), IDLE, "") for name in VARIABLES
-        ]
+        idle = [(person.get(name), IDLE, "") for name in VARIABLES]
+        assert [(one.value, one.effect, one.remedy) for one in planned.settings] == idle
 
 
 def test_plan_reads_as_a_table():

@@ -122,11 +122,8 @@ def test_table_is_large_and_whole():
     assert len({cell[:5] for cell in CELLS}) == len(CELLS) >= 120
     assert {(2, minor) for minor in range(6, 16)} <= releases
     assert {first for first, _ in MACOS_OF_TORCH} <= releases
-    assert [oldest_macos((2, minor, 1)) for minor in (5, 6, 8, 9, 14, 15, 16)] == [
-        *((13,), (13,), (13,)),
-        *((14,), (14,)),
-        *((15,), (15,)),
-    ]
+    oldest = [oldest_macos((2, minor, 1)) for minor in (5, 6, 8, 9, 14, 15, 16)]
+    assert oldest == [(13,), (13,), (13,), (14,), (14,), (15,), (15,)]
 
 
 def test_nightly_counts_as_its_release():

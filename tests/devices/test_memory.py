@@ -148,23 +148,16 @@ def test_any_text(text, kind):
 def test_every_unit(number, unit):
     """A size is read in every unit, old or new, as a multiple of 1024."""
     power = "bkmgt".index(unit[0].lower())
-    read = OutOfMemory.parse(
-        RuntimeError(f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool.")
-    )
-    assert read == OutOfMemory("mps", tried=number * 1024**power)
+    said = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
+    assert OutOfMemory.parse(RuntimeError(said)) == OutOfMemory("mps", tried=number * 1024**power)
 
 
 def test_each_device_has_its_allocator():
     """The name of a device decides which allocator is asked; what torch has no allocator for is asked nothing."""
     for device in ("cuda", "cuda:1"):
         assert (type(allocator(device)).__name__, allocator(device).device) == ("CudaAllocator", device)
-    for device, name in {
-        "mps": "MpsAllocator",
-        "mps:0": "MpsAllocator",
-        "cpu": "Allocator",
-        "lazy:0": "Allocator",
-    }.items():
-        assert type(allocator(device)).__name__ == name
+    names = [type(allocator(device)).__name__ for device in ("mps", "mps:0", "cpu", "lazy:0")]
+    assert names == ["MpsAllocator", "MpsAllocator", "Allocator", "Allocator"]
 
 
 def test_the_cpu_has_no_figures():

@@ -111,11 +111,10 @@ def test_every_kind_of_batch():
         assert leaves, type(batch)
         assert {leaf.device.type for leaf in leaves} == {"mps"}
         assert all(leaf.device.type == "cpu" for leaf in flat(batch) if isinstance(leaf, torch.Tensor))
-        found, doubled = dict(named_tensors(batch)), with_tensors(batch, lambda tensor: tensor * 2)
+        doubled = with_tensors(batch, lambda tensor: tensor * 2)
         assert type(doubled) is type(batch)
-        assert {name: one.tolist() for name, one in named_tensors(doubled)} == {
-            name: (2 * one).tolist() for name, one in found.items()
-        }
+        expected = {name: (2 * one).tolist() for name, one in named_tensors(batch)}
+        assert {name: one.tolist() for name, one in named_tensors(doubled)} == expected
     assert to_device(counted, "mps").default_factory is list
     assert to_device(Frozen(ones, 3), "mps").count == 3
     assert to_device(deque([ones], maxlen=2), "mps").maxlen == 2
@@ -233,9 +232,8 @@ def test_nothing_is_lost(thing):
 @pytest.mark.usefixtures("mps")
 def test_each_conversion_is_reported_once():
     """A conversion is reported at the line that asked for it, by name, and not again for the next batch."""
-    with pytest.warns(
-        OpenMedWarning, match=r"float64 to float32, because MPS has no float64: weights, values\[1\]\."
-    ) as caught:
+    said = r"float64 to float32, because MPS has no float64: weights, values\[1\]\."
+    with pytest.warns(OpenMedWarning, match=said) as caught:
         to_device({"weights": wide(1), "values": [torch.ones(1), wide(1)], "ids": torch.ones(1)}, "mps")
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -155,7 +155,6 @@ def test_captures_that_torch_or_the_process_does_not_allow(monkeypatch):
     monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: True)
     check_metal_capture("mps")
     monkeypatch.delattr(torch.mps.profiler, "metal_capture")
-    with pytest.raises(
-        ConfigurationError, match=r"no torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
-    ):
+    said = r"no torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
+    with pytest.raises(ConfigurationError, match=said):
         check_metal_capture("mps")

@@ -457,7 +457,10 @@ class TestErrors:
         [
             (ConnectionError("gone"), "failed: gone. Look at its log."),
             (ModuleNotFoundError("No module", name="torch"), "failed: No module. Look at its log."),
-            (ModuleNotFoundError("No module", name="openmed_nb"), "has no openmed_nb. Install openmed-nb in the Pyth"),
+            (
+                ModuleNotFoundError("No module", name="openmed_nb"),
+                "has no openmed_nb. Install openmed-nb in the Python that",
+            ),
         ],
     )
     def test_failing_worker(self, pool, error, message):

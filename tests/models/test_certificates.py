@@ -234,9 +234,8 @@ def test_certificate_of_another_type_in_its_place(store):
 
 def test_home_of_an_unknown_user():
     """A folder in the home of an unknown user is an error with the variable that names another."""
-    with pytest.raises(
-        ConfigurationError, match="OPENMED_NB_DATA is '~nobody at all/data', and that home is not known"
-    ):
+    said = "OPENMED_NB_DATA is '~nobody at all/data', and that home is not known"
+    with pytest.raises(ConfigurationError, match=said):
         certificate_store({"OPENMED_NB_DATA": "~nobody at all/data"})
 
 

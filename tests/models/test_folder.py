@@ -68,10 +68,7 @@ DAMAGE = {
     "config too deep": (holding("config.json", b"[" * 100_000), "config.json of .* cannot be read"),
     "config a list": (holding("config.json", b"[1]"), "holds no settings"),
     "config empty": (holding("config.json", b"{}"), "config.json of .* does not load"),
-    "another task": (
-        config(architectures=["BertForMaskedLM"]),
-        "is a BertForMaskedLM, which is not a token classifier",
-    ),
+    "another task": (config(architectures=["BertForMaskedLM"]), "a BertForMaskedLM, which is not a token classifier"),
     "architectures a number": (config(architectures=5, model_type="vit"), "does not load"),
     "family unknown": (config(model_type="nonsense"), "config.json of .* does not load: .*nonsense"),
     "family a list": (config(model_type=["bert"]), "config.json of .* does not load"),
@@ -92,10 +89,7 @@ DAMAGE = {
     "no weights": (without("model.safetensors"), "has no weights in safetensors"),
     "weights empty": (holding("model.safetensors", b""), "weights file of .* does not load"),
     "weights cut off": (cut_weights, "weights file of .* does not load"),
-    "weights a pointer": (
-        holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"),
-        "does not load",
-    ),
+    "weights a pointer": (holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "does not load"),
     "weights without head": (without_head, "lack 2 tensors .* such as classifier.bias"),
     "index a list": (index_of("[]"), "weights file of .* does not load"),
     "index no JSON": (index_of("{"), "weights file of .* does not load"),

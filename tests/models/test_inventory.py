@@ -136,9 +136,7 @@ def test_models_of_a_session(computers):
     session.load_model("bundled_small", OpenMedConfig())
     session.load_model("bundled_small", OpenMedConfig(device="cpu"))
 
-    assert [(one.name, one.follows) for one in session.inventory()] == [
-        ("bundled_small", True),
-        ("bundled_small", False),
-    ]
+    listed = [(one.name, one.follows) for one in session.inventory()]
+    assert listed == [("bundled_small", True), ("bundled_small", False)]
     assert session.unload("bundled_small") == ("bundled_small",)
     assert len(session.inventory()) == 0

@@ -30,6 +30,7 @@ def ids(*numbers, dtype=torch.long):
     return torch.tensor([numbers], dtype=dtype)
 
 
+JAGGED = torch.nested.nested_tensor([ids(0, 3)[0], ids(1)[0]], layout=torch.jagged)
 WRONG = {
     "label": ({"labels": ids(0, 3)}, LIMITS, "1 of 2 labels is not between 0 and 2 (3; -100 is left out)."),
     "two labels": ({"labels": ids(-1, 9, -100)}, LIMITS, "2 of 3 labels are not between 0 and 2 (from -1 to 9;"),
@@ -43,11 +44,7 @@ WRONG = {
     "uint32": ({"labels": ids(0, 3, dtype=torch.uint32)}, LIMITS, "1 of 2 labels"),
     "uint64": ({"labels": torch.tensor(np.array([2**64 - 1, 0], np.uint64))}, LIMITS, "1 of 2 labels"),
     "sparse": ({"labels": ids(0, 3).to_sparse()}, LIMITS, "1 of 2 labels"),
-    "nested": (
-        {"labels": torch.nested.nested_tensor([ids(0, 3)[0], ids(1)[0]], layout=torch.jagged)},
-        LIMITS,
-        "1 of 4 labels",
-    ),
+    "nested": ({"labels": JAGGED}, LIMITS, "1 of 4 labels"),
     "one token": ({"input_ids": torch.tensor(24)}, LIMITS, "1 of 1 token ids"),
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, LIMITS, "255"),
     "other ignored label": ({"labels": ids(0, -100)}, {"labels": 3, "ignore_index": -1}, "-100; -1 is left"),
@@ -100,11 +97,10 @@ def test_right_batch(refusal):
         assert refusal(partial(nb.Guards(**limits).check, batch)) is None, case
 
 
-@given(
-    numbers=st.lists(st.integers(-200, 200), min_size=1, max_size=30),
-    count=st.integers(1, 100),
-    ignored=st.sampled_from([-100, -1]),
-)
+NUMBERS = st.lists(st.integers(-200, 200), min_size=1, max_size=30)
+
+
+@given(numbers=NUMBERS, count=st.integers(1, 100), ignored=st.sampled_from([-100, -1]))
 def test_count_and_extremes(refusal, numbers, count, ignored):
     """Values are refused exactly where one is out of range and not left out; the count and the extremes are right."""
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]

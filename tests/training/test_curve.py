@@ -217,10 +217,8 @@ def test_figures_stand_below_their_names():
     assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "warning", "warm-up"),)
     assert held.caption == "What holds more tensors than after the warm-up"
     assert held.columns == ("name", "kind", "tensors", "memory")
-    assert held.rows == (
-        ("losses", "list", "40, all with graphs", "12.0 MiB"),
-        ("Trainer.kept", "deque", "1", "512 bytes"),
-    )
+    losses, kept = ("losses", "list", "40, all with graphs", "12.0 MiB"), ("Trainer.kept", "deque", "1", "512 bytes")
+    assert held.rows == (losses, kept)
 
 
 def test_one_of_several_processes():

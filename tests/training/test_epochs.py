@@ -77,11 +77,8 @@ def test_the_cache_is_emptied_between_the_collection_and_the_look():
     """On a device with a cache, what the collection freed is handed back before the sample is taken."""
     with nb.simulated_mps("8 GiB") as mps:
         emptied = []
-        hooks = nb.training.EpochHooks(
-            "mps",
-            before=[lambda _curve: emptied.append(mps.emptied)],
-            after=[lambda _curve: emptied.append(mps.emptied)],
-        )
+        look = [lambda _curve: emptied.append(mps.emptied)]
+        hooks = nb.training.EpochHooks("mps", before=look, after=look)
         first = hooks.boundary()
         cycle = Cycle()
         cycle.tensor = torch.zeros(1 << 20, device="mps")
@@ -119,9 +116,8 @@ def test_a_hook_that_raises_loses_nothing(where):
         gone.append(weakref.ref(batch))
         raise ValueError(CLINICAL)
 
-    hooks = nb.training.EpochHooks(
-        "cpu", **{where: [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]}
-    )
+    told = [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]
+    hooks = nb.training.EpochHooks("cpu", **{where: told})
     with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.boundary()
 

@@ -150,9 +150,8 @@ class TestNonFinite:
             train(tagger, [batch], guards)
         hook.remove()
         file = tmp_path / "kept" / "step_1.safetensors"
-        assert "Step 1: the loss is NaN or infinite; it first appears in what bert.encoder.layer.0.output.dense" in str(
-            stopped.value
-        )
+        said = "Step 1: the loss is NaN or infinite; it first appears in what bert.encoder.layer.0.output.dense"
+        assert said in str(stopped.value)
         assert f"The batch is in {str(file)!r}; its token ids are clinical content." in stopped.value.what
         assert torch.equal(load_file(file)["input_ids"], batch["input_ids"])
         assert "tensor(" not in str(stopped.value)
@@ -163,9 +162,8 @@ class TestNonFinite:
         """A gradient that goes wrong while the loss is fine is seen before the weights are."""
         guards.watch(tagger, "cpu")
         hook = tagger.classifier.weight.register_hook(lambda gradient: gradient * float("nan"))
-        with pytest.raises(
-            NonFinite, match=r"Step 1: a gradient is NaN or infinite; .* the gradient of classifier.weight"
-        ):
+        said = r"Step 1: a gradient is NaN or infinite; .* the gradient of classifier.weight"
+        with pytest.raises(NonFinite, match=said):
             train(tagger, [batch_of()], guards)
         hook.remove()
 

@@ -19,9 +19,7 @@ def test_arguments_set_the_device(device, tmp_path):
     """TrainingArguments and an Accelerator made with our arguments compute on the chosen device and pin no memory."""
     with nb.simulated_mps("8 GiB"):
         given = [device] if device == "cpu" else []  # The session's device is MPS.
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path), report_to=[], **nb.training.arguments("trainer", *given)
-        )
+        arguments = TrainingArguments(str(tmp_path), report_to=[], **nb.training.arguments("trainer", *given))
 
         assert device_of(arguments) == device
         assert arguments.dataloader_pin_memory is False
@@ -91,14 +89,12 @@ def test_right_batches(guards, trained, tagger, workers):
     assert not tagger._forward_pre_hooks
 
 
+OTHERS = ("labels", 2), ("input_ids", 0)
+
+
 @pytest.mark.parametrize(
     ("field", "workers"),
-    [
-        ("labels", 0),
-        ("input_ids", 2),
-        pytest.param("labels", 2, marks=pytest.mark.slow),
-        pytest.param("input_ids", 0, marks=pytest.mark.slow),
-    ],
+    [("labels", 0), ("input_ids", 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS)],
 )
 def test_wrong_batch(guards, trained, refusal, workers, field):
     """A number in the data that the model does not have stops the training, with worker processes and without."""

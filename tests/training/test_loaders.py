@@ -1,6 +1,7 @@
 """A DataLoader for a device: its arguments with their reasons, and whether it keeps up with the model."""
 
 import functools
+import itertools
 import json
 import multiprocessing
 import subprocess
@@ -74,12 +75,8 @@ def test_arguments(device, machine, kind, how, arguments):
 @pytest.mark.parametrize(("device", "start"), [("cpu", "fork"), ("mps", "spawn"), ("cuda", "fork")])
 def test_a_loader_takes_them(items, device, start):
     """The DataLoader of torch takes the arguments, for every device and every number of workers."""
-    few = [
-        Machine(system, "arm64", apple_silicon=system == "Darwin", cores=cores)
-        for system in ("Linux", "Darwin")
-        for cores in (1, 2)
-    ]
-    for machine in few:
+    for system, cores in itertools.product(("Linux", "Darwin"), (1, 2)):
+        machine = Machine(system, "arm64", apple_silicon=system == "Darwin", cores=cores)
         settings = settings_for(device, items.Items(), machine, start_method=start)
         torch.utils.data.DataLoader(items.Items(), batch_size=2, **settings.arguments)
 
@@ -283,9 +280,8 @@ def test_what_cannot_be_sent_is_refused(items):
     with pytest.raises(ConfigurationError, match=r"dataset cannot be sent .*generator"):
         nb.training.loader.ladder(dataset, 2, start_method="forkserver")
     assert set(multiprocessing.active_children()) == before
-    nb.training.loader.ladder(
-        items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", collate_fn=lambda batch: batch
-    )
+    forked = {"workers": (0, 1), "batches": 2, "start_method": "fork"}
+    nb.training.loader.ladder(items.Items(), 2, **forked, collate_fn=lambda batch: batch)
 
 
 def test_numbers_of_workers_that_are_none(items, refusal):

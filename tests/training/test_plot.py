@@ -35,10 +35,8 @@ def test_the_limits_are_lines():
     device, process = CURVE.plot().axes
     drawn = CURVE.pictures[0].axes
 
-    assert [(one.name, one.at) for one in drawn.limits] == [
-        ("recommended by Metal", 300),
-        ("high watermark (1.7)", 510),
-    ]
+    limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
+    assert [(one.name, one.at) for one in drawn.limits] == limits
     assert curve_of([50, 80], recommended=64 * GIB).pictures[0].axes.limits == ()
 
     assert labels(device) == ["tensors", "recommended by Metal", "high watermark (1.7)", "warm-up"]
@@ -76,16 +74,12 @@ def test_short_curves_can_be_drawn(count):
 
 def test_a_simulated_curve_says_so_in_its_pictures():
     """The figure of a simulated curve, the captions of its pictures and the live curve say that it is simulated."""
-    live, simulated = (
-        LiveCurve(),
-        replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples)),
-    )
+    live, samples = LiveCurve(), tuple(replace(sample, simulated=True) for sample in CURVE.samples)
+    simulated = replace(CURVE, samples=samples)
 
     assert simulated.plot()._suptitle.get_text() == "SIMULATED MPS, mps: growing"
-    assert [one.caption for one in simulated.marked().pictures] == [
-        "Memory of the device (SIMULATED)",
-        "Memory of the process (SIMULATED)",
-    ]
+    captions = [f"Memory of the {whose} (SIMULATED)" for whose in ("device", "process")]
+    assert [one.caption for one in simulated.marked().pictures] == captions
     live(simulated)
     assert escape(NOTE) in live.value
 

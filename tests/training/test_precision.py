@@ -10,10 +10,8 @@ from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.steps import autocast_policy
 
-M1, M3 = (
-    Machine("Darwin", "arm64", apple_silicon=True, chip=chip, macos=(15, 0))
-    for chip in ("Apple M1 Max", "Apple M3 Pro")
-)
+M1 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", macos=(15, 0))
+M3 = replace(M1, chip="Apple M3 Pro")
 UNKNOWN = Machine("Darwin", "arm64", apple_silicon=True)
 LINUX = Machine("Linux", "x86_64")
 T26, T27, T28, T213 = (2, 6), (2, 7, 1), (2, 8), (2, 13, 0)
