@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 
 # What is asked of macOS. -i leaves out what a system does not know, such as Rosetta's flag on an old Mac.
 MACOS_KEYS = (
-    "sysctl.proc_translated",
-    "hw.optional.arm64",
-    "machdep.cpu.brand_string",
-    "kern.osproductversion",
-    "hw.memsize",
-    "hw.physicalcpu",
+    *("sysctl.proc_translated", "hw.optional.arm64", "machdep.cpu.brand_string"),
+    *("kern.osproductversion", "hw.memsize", "hw.physicalcpu"),
 )
 
 # What Linux says of an Apple chip, also in a container, where Docker hid it in 2022 (docker/for-mac#6512); and what Rosetta

@@ -259,11 +259,8 @@ class Move:
 
         shared = _shared_buffers(module)
         with torch.no_grad():
-            narrowed = {
-                id(tensor): self._once(tensor, name, self._narrowed)
-                for name, tensor in _held(module)
-                if tensor.dtype in self.narrower
-            }
+            wide = ((name, tensor) for name, tensor in _held(module) if tensor.dtype in self.narrower)
+            narrowed = {id(tensor): self._once(tensor, name, self._narrowed) for name, tensor in wide}
             if narrowed:  # Module.to cannot: it would convert 16-bit tensors too.
                 module._apply(lambda tensor: narrowed.get(id(tensor), tensor))  # noqa: SLF001
         module.to(self.device)

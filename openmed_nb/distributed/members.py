@@ -136,12 +136,10 @@ class Members(Shown):
         reasons = sorted({f"{member.device}: {member.reason}" for member in self.members})
         rows = tuple((one.host, one.device, one.reason, one.system) for one in self.members)
         versions = tuple((one.host, *one.versions.values()) for one in self.members)
-        figures = (
-            Table("", ("computer", "device", "why", "system"), rows),
-            Table("Versions", ("computer", *PACKAGES), versions, folded=True),
-        )
+        workers = Table("", ("computer", "device", "why", "system"), rows)
+        folded = Table("Versions", ("computer", *PACKAGES), versions, folded=True)
         title = f"{self.label} on {hosts}"
-        return Report(title, tuple(reasons), figures=figures, spoken=(title,))
+        return Report(title, tuple(reasons), figures=(workers, folded), spoken=(title,))
 
 
 @dataclass(frozen=True)

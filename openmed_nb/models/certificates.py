@@ -204,16 +204,11 @@ class Certificate(Shown):
         measured = tuple((said, known[name]) for name, said in MEASURED.items() if name in known)
         rest = tuple((name.replace("_", " "), value) for name, value in known.items() if name not in MEASURED)
         type_and_device = f"{identity.dtype} on {identity.shown_device}"
-        return Report(
-            f"Certificate: {identity.model} in {type_and_device}",
-            (self.summary,),
-            figures=(
-                Table("Measured", ("what", "value"), measured),
-                Table("What it counts for, and what was required", ("what", "value"), rest, folded=True),
-            ),
-            spoken=(f"{identity.model} is validated in {type_and_device} since {self.date}", self.summary),
-            status=OK,
-        )
+        required = Table("What it counts for, and what was required", ("what", "value"), rest, folded=True)
+        figures = (Table("Measured", ("what", "value"), measured), required)
+        title = f"Certificate: {identity.model} in {type_and_device}"
+        spoken = (f"{identity.model} is validated in {type_and_device} since {self.date}", self.summary)
+        return Report(title, (self.summary,), figures=figures, spoken=spoken, status=OK)
 
 
 def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> Identity:

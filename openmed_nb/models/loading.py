@@ -398,10 +398,8 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     prefix = f"{model.base_model_prefix}."
     floats = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     floats |= {name.removeprefix(prefix) for name in floats}
-    current = (
-        re.sub(r"\bgamma$", "weight", re.sub(r"\bbeta$", "bias", key)) for key, one in stored.items() if one.whole
-    )
-    whole = sorted(floats & {*current})
+    named = (key for key, one in stored.items() if one.whole)
+    whole = sorted(floats & {re.sub(r"\bgamma$", "weight", re.sub(r"\bbeta$", "bias", key)) for key in named})
     if whole:
         what = f"The weights of {name!r} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
         raise ModelUnusable(what, "Save the model in float32, float16 or bfloat16.")

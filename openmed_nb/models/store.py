@@ -130,9 +130,8 @@ class ModelStore:
             loaded = load(spec, device)
             loaded.learned.update(self._learned(replace(spec, folder=loaded.folder)))
             # The copies of a folder whose files were others.
-            self._forget(
-                old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec
-            )
+            former = (old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
+            self._forget(former)
             self._models[key] = loaded
         return self._models[key]
 

@@ -402,9 +402,8 @@ class FunctionMode(TorchFunctionMode):
     def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
         dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - torch's signature
-        learning = torch.is_grad_enabled() and any(
-            tensor.requires_grad for tensor in operator_tensors([args[:3], kwargs])
-        )
+        given = operator_tensors([args[:3], kwargs])
+        learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
         if dropout and not learning:
             raise NotImplementedError(NO_DROPOUT)
         return function(*args, **kwargs)

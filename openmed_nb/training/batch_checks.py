@@ -56,9 +56,8 @@ def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
     model = unwrapped(model)
     for name in inner_model(model):
         model = unwrapped(model.get_submodule(name))
-    rows = {
-        name.rpartition(".")[2]: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Embedding)
-    }
+    embeddings = ((name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Embedding))
+    rows = {name.rpartition(".")[2]: one for name, one in embeddings}
     positions, types = rows.get("position_embeddings"), rows.get("token_type_embeddings")
     padding = None if positions is None else positions.padding_idx  # RoBERTa counts from here, without what fills up.
     learnt = ModelLimits(

@@ -417,10 +417,8 @@ class MemoryCurve(Shown):
     def pictures(self) -> tuple[Picture, ...]:
         """The memory of the device, with its limits, and that of the process, both over the epochs."""
         warm = tuple(Mark(first.epoch, "warm-up ends") for first in self.boundaries[:1])
-        return (
-            self._picture("Memory of the device", LINES_OF_DEVICE, 12, self.limits, warm),
-            self._picture("Memory of the process", LINES_OF_PROCESS, 6),
-        )
+        device = self._picture("Memory of the device", LINES_OF_DEVICE, 12, self.limits, warm)
+        return device, self._picture("Memory of the process", LINES_OF_PROCESS, 6)
 
     def _picture(
         self,
@@ -443,15 +441,9 @@ class MemoryCurve(Shown):
         last = max((self.planned or 0, *(sample.epoch for sample in self.samples)))
         epochs = ticks(last, whole=True)
         epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # None close to the last.
-        axes = Axes(
-            UNITS[exponent],
-            "epoch",
-            tuple(Mark(epoch, f"{epoch:g}") for epoch in epochs),
-            tuple(Mark(size / unit, name) for name, size in limits if size <= NEAR * most),
-            marks,
-            height,
-        )
-        return Picture(caption, lines=tuple(lines), axes=axes)
+        named = tuple(Mark(epoch, f"{epoch:g}") for epoch in epochs)
+        near = tuple(Mark(size / unit, name) for name, size in limits if size <= NEAR * most)
+        return Picture(caption, lines=tuple(lines), axes=Axes(UNITS[exponent], "epoch", named, near, marks, height))
 
     def _said(self, name: str, sizes: Iterable[int]) -> Iterator[str]:
         """Yield what each sample says of a figure; those inside of an epoch say nothing."""

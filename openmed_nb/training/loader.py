@@ -324,9 +324,8 @@ class WorkerLadder(Shown):
         columns = ("workers", "per batch", "first batch", "memory of each")
         unread = any(rung.workers and not rung.worker_bytes for rung in self.rungs)
         sentences = ("The memory of some workers could not be read.",) if unread else ()
-        return Report(
-            f"{self.workers} workers", sentences, (Table(f"Batches of {self.batch_size}", columns, tuple(rows)),)
-        )
+        table = Table(f"Batches of {self.batch_size}", columns, tuple(rows))
+        return Report(f"{self.workers} workers", sentences, (table,))
 
 
 def check(
