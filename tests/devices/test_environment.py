@@ -116,26 +116,17 @@ def test_ratio_is_read_as_c_reads_it(text):
 
 def test_what_is_added():
     """Only what a person left unset is added, and the watermarks adapt to what they set."""
+    pairs = ({HIGH: "0.7", LOW: "1.4"}, {HIGH: "1.5", LOW: "0.5"})
     for person, expected in (
         ({}, {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}),
-        ({FALLBACK: "0"}, {HIGH: "1.0", LOW: "0.9"}),
-        ({FALLBACK: ""}, {HIGH: "1.0", LOW: "0.9"}),
+        *(({FALLBACK: value}, {HIGH: "1.0", LOW: "0.9"}) for value in ("0", "")),
         ({HIGH: "0.7"}, {FALLBACK: "1", LOW: "0.63"}),
-        ({HIGH: "0.0"}, {FALLBACK: "1", LOW: "0.9"}),
-        ({HIGH: "1.0"}, {FALLBACK: "1", LOW: "0.9"}),
-        ({HIGH: "2.0"}, {FALLBACK: "1", LOW: "0.9"}),
-        ({HIGH: "2.5"}, {FALLBACK: "1"}),
-        ({HIGH: "nan"}, {FALLBACK: "1"}),
-        ({LOW: "0.5"}, {FALLBACK: "1", HIGH: "1.0"}),
-        ({LOW: "1.2"}, {FALLBACK: "1", HIGH: "1.2"}),
-        ({LOW: "1.9"}, {FALLBACK: "1", HIGH: "1.9"}),
-        ({LOW: "2.5"}, {FALLBACK: "1"}),
-        ({LOW: "-1"}, {FALLBACK: "1"}),
-        ({HIGH: "0.7", LOW: "1.4"}, {FALLBACK: "1"}),
-        ({HIGH: "1.5", LOW: "0.5"}, {FALLBACK: "1"}),
+        *(({HIGH: high}, {FALLBACK: "1", LOW: "0.9"}) for high in ("0.0", "1.0", "2.0")),
+        *(({LOW: low}, {FALLBACK: "1", HIGH: high}) for low, high in (("0.5", "1.0"), ("1.2", "1.2"), ("1.9", "1.9"))),
+        *((person, {FALLBACK: "1"}) for person in ({HIGH: "2.5"}, {HIGH: "nan"}, {LOW: "2.5"}, {LOW: "-1"}, *pairs)),
         ({FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}, {}),
     ):
-        assert plan(person).additions == expected
+        assert plan(person).additions == expected, person
 
 
 def test_odd_values_are_told():
@@ -245,14 +236,10 @@ UNREAD = [
     ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "no torch up to 2.15 reads it", f"Use {FALLBACK}, or unset it."),
     ("PYTORCH_DEBUG_MPS", "2.13.0", "no torch up to 2.15 reads it", "Unset it."),
     ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "torch 2.14.1 does not read it; 2.15 is the first that does", "Unset it."),
-    ("PYTORCH_MPS_METAL_VERSION", "2.15.0", "", ""),
     (PREFILL, "2.12.1", "torch 2.12.1 does not read it; 2.13 is the first that does", "Unset it."),
-    (PREFILL, "2.13.0+cpu", "", ""),
-    ("PYTORCH_MPS_FAST_MATH", "2.6.0", "", ""),
-    ("PYTORCH_DEBUG_MPS_ALLOCATOR", "2.6.0", "", ""),
-    ("PYTORCH_CUDA_ALLOC_CONF", "2.13.0", "", ""),
-    ("PYTORCH_TEMPS", "2.13.0", "", ""),
-    ("MTL_CAPTURE_ENABLED", "2.13.0", "", ""),
+    *((name, "2.6.0", "", "") for name in ("PYTORCH_MPS_FAST_MATH", "PYTORCH_DEBUG_MPS_ALLOCATOR")),
+    *((name, "2.13.0", "", "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_TEMPS", "MTL_CAPTURE_ENABLED")),
+    *((name, torch, "", "") for name, torch in ((PREFILL, "2.13.0+cpu"), ("PYTORCH_MPS_METAL_VERSION", "2.15.0"))),
 ]
 
 

@@ -118,9 +118,8 @@ def test_version_and_counts():
     """A version is read as numbers, but for the 10.16 that old programs are told; a count is a number or unknown."""
     versions = {"26.6.2": (26, 6, 2), "14": (14,), "10.15.7": (10, 15, 7), "15.0-beta": (15, 0)}
     for text, version in {**versions, "10.16": None, "10.16.1": None, "": None, "beta": None}.items():
-        assert (
-            read_machine("Darwin", "arm64", run=lambda _, text=text: f"kern.osproductversion: {text}").macos == version
-        )
+        mac = read_machine("Darwin", "arm64", run=lambda _, text=text: f"kern.osproductversion: {text}")
+        assert mac.macos == version
     for text, number in {"8": 8, "": None, "-1": None, "8.5": None, "many": None}.items():
         assert read_machine("Darwin", "arm64", run=lambda _, text=text: f"hw.physicalcpu: {text}").cores == number
 
@@ -174,10 +173,9 @@ def test_name_of_a_device():
 def test_name_of_a_processor(tmp_path):
     """Linux tells the name of the first processor, with single spaces; without one it is the architecture at least."""
     here, file = {platform.processor(), platform.machine()}, tmp_path / "cpuinfo"
+    two = b"processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n"
     texts = {
-        b"processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n": {
-            "AMD EPYC 9655"
-        },
+        two: {"AMD EPYC 9655"},
         b"model name\t: Fast\xae 9\n": {"Fast\N{REPLACEMENT CHARACTER} 9"},
         **dict.fromkeys((b"", b"processor\t: 0\n", b"model name\t:\nflags\t: fpu\n"), here),
     }

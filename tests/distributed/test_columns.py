@@ -43,9 +43,8 @@ class TestPartitions:
     @pytest.fixture
     def table(self):
         """A table, of which one column is texts and the other far larger."""
-        return pd.DataFrame(
-            {"note": [f"asthma {row}" for row in range(1000)], "other": [f"{row:04}" * 250 for row in range(1000)]}
-        )
+        notes, others = [f"asthma {row}" for row in range(1000)], [f"{row:04}" * 250 for row in range(1000)]
+        return pd.DataFrame({"note": notes, "other": others})
 
     @pytest.mark.parametrize("change", [lambda column: column, lambda column: column.str.upper().dropna()])
     def test_rows_of_a_table(self, table, change):
@@ -216,9 +215,8 @@ def unreadable():
 def test_a_row_that_cannot_be_read():
     """A row that cannot be read when its turn comes is told by its number and the kind of the failure."""
     error = read(ColumnText(Partition("gone", "rows", {"rows": (unreadable,)}), 0, 5, "1f"), 7)
-    assert str(error) == (
-        f"Text 7: its row cannot be read on {socket.gethostname()}: ValueError. Make the row readable there."
-    )
+    what = f"Text 7: its row cannot be read on {socket.gethostname()}: ValueError."
+    assert str(error) == f"{what} Make the row readable there."
     assert error.__context__ is None
 
 

@@ -289,9 +289,8 @@ def test_what_each_process_is_given():
     assert [spec["cls"] for spec in specs] == [ssh.Scheduler, ssh.Worker, ssh.Worker, ssh.Worker]
     assert [*cluster.worker_spec] == [0, 1, 2]
     assert [spec["options"]["address"] for spec in specs] == ["a", "a", "a", "b"]
-    assert {spec["options"]["remote_python"] for spec in specs} == {
-        "'/my folder/python' -m openmed_nb.distributed.tethered"
-    }
+    python = "'/my folder/python' -m openmed_nb.distributed.tethered"
+    assert {spec["options"]["remote_python"] for spec in specs} == {python}
     assert [one.get("host") for one in (scheduler, *workers)] == ["10.0.0.2"] * 3 + [None]
     assert [one["memory_limit"] for one in workers] == [0.5, 0.5, 1.0]
     assert [one["nthreads"] for one in workers] == [2, 2, 1]

@@ -68,9 +68,8 @@ def test_weights_in_several_files(folder):
 def test_missing_part_is_left_to_the_load(folder):
     """A part that an index names and that is not there is no file to read; loading reports it."""
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
-    )
+    index = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    (folder / "model.safetensors.index.json").write_text(index)
 
     assert [path.name for path in weight_files(folder)] == ["model.safetensors.index.json"]
     assert content_of(folder).weights

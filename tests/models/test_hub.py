@@ -64,9 +64,8 @@ def test_download(hub, load):
     assert hub.downloads("model.safetensors") == 1
     hub.requests.clear()
     assert load() == FOUND
-    assert [request for request in hub.requests if request != "GET /api/agent-harnesses"] == [
-        f"GET /api/models/{ID}/revision/main"
-    ]
+    asked = [request for request in hub.requests if request != "GET /api/agent-harnesses"]
+    assert asked == [f"GET /api/models/{ID}/revision/main"]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])

@@ -64,18 +64,12 @@ class TestUnused:
             assert find(folder) == WORDS
 
     @pytest.mark.parametrize(
-        "name",
-        [
-            "bert__pooler__dense__weight",
-            "bert__embeddings__position_ids",
-            "bert__embeddings__token_type_ids",
-            "cls__predictions__bias",
-            "lm_head__weight",
-        ],
+        "part", ["pooler__dense__weight", "embeddings__position_ids", "embeddings__token_type_ids"]
     )
-    def test_what_real_checkpoints_have_too(self, folder, find, name):
+    def test_what_real_checkpoints_have_too(self, folder, find, part):
         """Poolers, tables of numbers and the heads of pretraining, which real checkpoints have, are no reason for a word."""
-        with_tensors(folder, **{name: torch.arange(8)})
+        heads = {name: torch.arange(8) for name in ("cls__predictions__bias", "lm_head__weight")}
+        with_tensors(folder, **{f"bert__{part}": torch.arange(8)}, **heads)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert find(folder) == WORDS
@@ -122,10 +116,7 @@ class TestAbsurd:
     @pytest.mark.parametrize(
         ("changes", "expected"),
         [
-            (
-                {"num_hidden_layers": 10**9},
-                "asks for num_hidden_layers = 1,000,000,000, and its weights hold 23 tensors",
-            ),
+            ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1,000,000,000, and its weights hold 23 tensors"),
             ({"num_labels": 10**9, "id2label": None, "label2id": None}, "asks for num_labels = 1,000,000,000"),
             ({"vocab_size": 10**9}, r"describes a model of [\d,]+ numbers, and its weights hold [\d,]+"),
             ({"intermediate_size": 10**9}, "describes a model of"),

@@ -59,11 +59,8 @@ def fit(tmp_path: Path) -> Callable[..., None]:
 
     def fit(module: Any, loader: Any, callback: Any, epochs: int = 1) -> None:
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        folder = str(tmp_path)
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_epochs=epochs, callbacks=[callback], default_root_dir=folder, **quiet
-        )
-        trainer.fit(module, loader)
+        options = {"accelerator": "cpu", "max_epochs": epochs, "default_root_dir": str(tmp_path), **quiet}
+        lightning.Trainer(callbacks=[callback], **options).fit(module, loader)
 
     return fit
 

@@ -32,9 +32,8 @@ def check_learned(text, device):
 def test_example_on_the_cpu(launcher, tmp_path):
     """A launcher runs the script; with two processes, each has half of the sentences, and the first one tells."""
     environ = {**os.environ, "HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [sys.executable, *launcher, SCRIPT], env=environ, capture_output=True, text=True, timeout=240, check=False
-    )
+    how = {"env": environ, "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run([sys.executable, *launcher, SCRIPT], check=False, **how)
 
     assert done.returncode == 0, done.stderr[-2000:]
     check_learned(done.stdout, "cpu")

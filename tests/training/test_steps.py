@@ -147,9 +147,8 @@ def test_training_gets_better():
     model = linear(torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
-    batches = [
-        {name: value.float() if name == "inputs" else value for name, value in token_batch(2, 5, 3, 1.0).items()}
-    ] * 5
+    batch = token_batch(2, 5, 3, 1.0)
+    batches = [{**batch, "inputs": batch["inputs"].float()}] * 5
     accumulation, losses = GradientAccumulation(optimizer, steps=2, clip=1.0), []
     for _epoch in range(10):
         for batch in accumulation.batches(batches):
@@ -167,9 +166,8 @@ def test_clipping_holds_the_group():
     model, seen = linear(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.weight.detach().clone()
-    accumulation = GradientAccumulation(
-        optimizer, 2, weight=len, clip=0.5, before_step=lambda: seen.append(model.weight.grad.norm().item())
-    )
+    accumulation = GradientAccumulation(optimizer, 2, weight=len, clip=0.5)
+    accumulation.before_step = lambda: seen.append(model.weight.grad.norm().item())
     batches = accumulation.batches([torch.full((2, FEATURES), 50.0, dtype=torch.float64)] * 2)
     stepped = [accumulation.backward(model(batch).square().mean()) for batch in batches]
 
