@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.client import import_extra, works
+from openmed_nb.distributed.client import host_of, import_extra, works
 from openmed_nb.distributed.members import Member, Members, Ready, check_alike
 from openmed_nb.errors import ConfigurationError, WorkersDiffer
 
@@ -82,6 +82,20 @@ def test_workers_that_differ(workers, message):
 def test_a_worker_that_works(worker, expected):
     """A worker that computes something works, also where it is short of memory."""
     assert works(worker) is expected
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("tcp://10.0.0.2:1", "10.0.0.2"),
+        ("tls://[::1]:80", "::1"),
+        ("inproc://10.0.0.2/1/1", "10.0.0.2"),
+        ("odd", "odd"),
+    ],
+)
+def test_host_of_an_address(address, host):
+    """The computer of an address is what stands between protocol and port."""
+    assert host_of(address) == host
 
 
 def test_a_package_that_is_missing():
