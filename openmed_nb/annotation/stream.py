@@ -177,25 +177,26 @@ class Annotator:
         chunks = in_chunks(texts, chunk_characters(budget), first)
         chunk, decode = END, None
 
-        def following(begin: Callable[..., Callable[[], Any]]) -> Callable[[], Callable[[], Prepared | None]]:
-            """Read the next chunk, begin to tokenise it, and return what waits for that."""
+        def following(begin: Callable[..., Callable[[], Any]]) -> Callable[[], Prepared | None]:
+            """Read the next chunk, begin to tokenise it, and return what waits until it is ready for the device."""
             nonlocal chunk
             chunk = next(chunks, END)
-            return begin(self.tokenised, chunk) if chunk.texts else lambda: lambda: None
+            tokenised = begin(self.tokenised, chunk) if chunk.texts else None
+            return lambda: tokenised()() if tokenised else None
 
         with beside(device) as begin:
-            ready = following(functools.partial)()()
-            tokens = following(begin) if at_hand else None
+            ready = following(functools.partial)()
+            upcoming = following(begin) if at_hand else None
             under_way = self.begun(ready, budget)
             while under_way:
                 if decode:
                     yield decode()
-                tokens = tokens or following(begin)
+                upcoming = upcoming or following(begin)
                 prepared, run = under_way
                 start(self.network, run)
                 budget = budget.within(run.fitting)
-                ready = tokens()()
-                tokens = following(begin) if at_hand else None
+                ready = upcoming()
+                upcoming = following(begin) if at_hand else None
                 if queues_copies(device):
                     under_way, outputs = self.begun(ready, budget), collect(run, self.network)
                 else:  # A copy to MPS waits for all work before it.
