@@ -9,7 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...devices.machine import mps_is_simulated, shown_device
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, Shown, Table, findings_table, milliseconds
+from ...display import (
+    FAILED,
+    NOT_APPLICABLE,
+    NOT_KNOWN,
+    OK,
+    WARNING,
+    Finding,
+    Report,
+    Shown,
+    Table,
+    findings_table,
+    milliseconds,
+)
 from ...drawing import Picture, bars_of
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
@@ -72,8 +84,10 @@ def signals(_asked: Asked) -> Answer:
     from ..signals import signals
 
     found = signals()
-    states = ", ".join(f"{one.name} {one.evidence}" for one in found.findings())
-    return Answer(found, says=f"{states[:1].upper()}{states[1:]}.")
+    known = [f"{one.name} {one.evidence}" for one in found.findings() if one.evidence != NOT_KNOWN]
+    unknown = ", ".join(one.name for one in found.findings() if one.evidence == NOT_KNOWN)
+    sentence = "; ".join([*known, *([f"not known: {unknown}"] if unknown else [])])
+    return Answer(found, says=f"{sentence[:1].upper()}{sentence[1:]}.")
 
 
 def parity(asked: Asked) -> Answer:
