@@ -5,8 +5,8 @@ outermost verb, draws the line within half a second and then again and again, so
 to go on. At the end the line says so, and stays.
 
 No thread draws while a library keeps the interpreter to itself, as torch does for a second while it is imported and the
-garbage collector while it collects. So an import and a release are drawn before they begin, and in a notebook a dot pulses
-before the line, which the browser does alone.
+garbage collector while it collects. So an import, a release and any collection of everything are drawn before they begin, and
+in a notebook a dot pulses before the line, which the browser does alone.
 
 Only a person gets a line: in a notebook of which somebody runs the cells, and in a terminal. What runs notebooks by itself, such
 as nbval and nbconvert, gives no answers to ``input()``, and gets none, so that stored outputs are the same in every run.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
 import shutil
 import sys
 import threading
@@ -33,6 +34,8 @@ OFF = frozenset({"0", "false", "no", "off"})
 
 # Seconds until the line is drawn, and between two drawings; half a second without a sign of life is long.
 PATIENCE = 0.2
+PROMPT = 0.5  # Seconds that a collection waits at most for the line to be drawn.
+OLDEST = 2  # The generation of a collection of everything, which takes some tenths of a second where torch is loaded.
 WIDTH = 10  # How many characters the bar of a text has.
 LOADS = IMPORTING, LOADING  # What comes before the work.
 ALONE = IMPORTING, RELEASING  # What lets no other thread run.
@@ -189,11 +192,8 @@ class Cell:
             self._shown = display(line, display_id=True)
         else:
             self._shown.update(line)
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # What comes next may keep the thread that sends it waiting.
-            with contextlib.suppress(ValueError):  # A stream of a person's own that is closed.
-                sys.stdout.flush()
+        with contextlib.suppress(ValueError):  # A stream of a person's own that is closed.
+            sys.stdout.flush()  # What comes next may keep the thread that sends it waiting.
 
     def close(self) -> None:
         pass
@@ -279,29 +279,45 @@ class Drawing:
     def __init__(self, surface: Surface, activity: Activity, patience: float) -> None:
         self.course = Course(now())
         self.course.hear(activity, self.course.began)
-        self._surface, self._patience, self._drawn = surface, patience, False
-        self._ended, self._turn = threading.Event(), threading.Lock()
+        self._surface, self._patience = surface, patience
+        self._ended, self._woken, self._drawn = threading.Event(), threading.Event(), threading.Event()
+        self._turn = threading.Lock()
         # In the context of the cell, which says where an output belongs.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._draw,), name="openmed_nb progress", daemon=True)
 
     def start(self) -> None:
+        gc.callbacks.append(self._before_collection)
         self._thread.start()
 
     def end(self, end: str) -> None:
         """End the thread, and draw the last line if there was one before."""
         self._ended.set()
+        self._woken.set()
         self._thread.join()
-        if self._drawn:
+        if self._drawn.is_set():
             self.draw(end)
             self._surface.close()
 
     def draw(self, end: str = "") -> None:
         """Draw the line as it is now."""
         with self._turn:
-            self._drawn = True
             self._surface.draw(self.course.line(now(), end))
+            self._drawn.set()
 
     def _draw(self) -> None:
-        while not self._ended.wait(self._patience):
-            self.draw()
+        try:
+            while True:
+                self._woken.wait(self._patience)
+                self._woken.clear()  # Before the look at the end, which wakes only once.
+                if self._ended.is_set():
+                    break
+                self.draw()
+        finally:
+            gc.callbacks.remove(self._before_collection)
+
+    def _before_collection(self, phase: str, about: Mapping[str, int]) -> None:
+        """Let the line be drawn now; by its thread, because a collection begins anywhere, also where a lock is held."""
+        if phase == "start" and about["generation"] == OLDEST and not (self._drawn.is_set() or self._turn.locked()):
+            self._woken.set()
+            self._drawn.wait(PROMPT)

@@ -1,5 +1,6 @@
 """The line that shows what is under way: what it says, when it is drawn, for whom, and that nothing of it is left."""
 
+import gc
 import io
 import os
 import pty
@@ -201,6 +202,23 @@ def test_what_keeps_the_interpreter_is_drawn_before_it_begins(activity):
         assert page.lines[0].activity == activity
 
     assert [line.end for line in page.lines] == ["", "finished"]
+
+
+def test_a_collection_is_drawn_before_it_begins():
+    """Before garbage is collected everywhere the line is drawn, whatever is under way; nothing of that is left at the end."""
+    listeners, page = watched(patience=3600)
+    callbacks, drawn_before = gc.callbacks.copy(), []
+    with listeners.told_after():
+        listeners.tell(of_texts(1))
+        gc.collect(1)
+        assert page.lines == []
+        gc.callbacks.append(lambda *_phase: drawn_before.append(page.drawn.is_set()))
+        gc.collect()
+        gc.callbacks.pop()
+
+    assert drawn_before[0]
+    assert [line.end for line in page.lines] == ["", "finished"]
+    assert gc.callbacks == callbacks
 
 
 class Interrupted(Page):

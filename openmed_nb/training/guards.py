@@ -327,9 +327,3 @@ def checked_guards(guards: Guards | None) -> Guards:
             "Pass nb.Guards(off=[...]) with the names of those to switch off.",
         )
     return guards or Guards()
-
-
-def forget_batches() -> None:
-    """Let all guards let go of the batches that they keep; they go on watching."""
-    for guards in list(WATCHED.values()):
-        guards.forget()

@@ -19,7 +19,7 @@ from ..display import Report, Shown, Table, in_bytes
 from ..errors import ConfigurationError, DeviceError, check_flag, nearest, number, shorten
 from ..session import SESSION
 from .curve import resident_bytes
-from .guards import forget_batches
+from .guards import WATCHED, Guards
 from .holders import living_bytes
 
 # The largest fraction that torch takes (torch/mps/__init__.py:105, torch/cuda/memory.py).
@@ -208,7 +208,7 @@ def release(
             f"The namespace must be a mapping, got {type(variables).__name__}.", "Pass globals(), or nothing."
         )
     _check_names(names, variables, () if shell is None else shell.user_ns_hidden)
-    causes: dict[str, Callable[[], Any]] = {}
+    causes: dict[str, Callable[[], Any]] = {"unused blocks of the device": lambda: True}
     if names:
         causes["variables"] = lambda: [operator.delitem(variables, name) for name in dict.fromkeys(names)]
     if history and shell is not None and shell.displayhook.do_full_cache:
@@ -217,9 +217,9 @@ def release(
     if traceback:
         shown = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
         causes["frames of the last error"] = lambda: drop_frames(shown)
-    causes["batches of guards"] = forget_batches
+    causes["batches of guards"] = lambda: list(map(Guards.forget, tuple(WATCHED.values())))
     if models:
-        causes["loaded models"] = SESSION.unload
+        causes["loaded models"] = _unload
     with SESSION.told_after(progress):
         SESSION.tell(Activity(RELEASING, "memory"))
         try:
@@ -234,12 +234,16 @@ def release(
 
 
 def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
-    """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own."""
+    """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own.
+
+    A collection stops everything else for some tenths of a second where torch is loaded. So there is one at the beginning, for
+    the garbage that is no cause's own, and then one after each cause that has let go of something, and says so, because it has
+    not collected by itself.
+    """
     freed, held = [], _held(device)
-    causes = {"unused blocks of the device": lambda: None, **causes}
     for cause, let_go in SESSION.steps(RELEASING, "memory", causes.items(), "cause"):
-        let_go()
-        gc.collect()
+        if let_go():
+            gc.collect()
         allocator(device).empty_cache()
         before, held = held, _held(device)
         freed.append(Freed(cause, *(one - other for one, other in zip(before, held, strict=True))))
@@ -269,24 +273,30 @@ def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], ne
 
 def _flush(shell: Any) -> None:
     """Clear Out, _ and the rest, also what IPython's own flush leaves: hidden _, __ and ___, and the last result."""
-    shell.displayhook.flush()
     if getattr(shell, "last_execution_result", None) is not None:
         shell.last_execution_result.result = None
     hidden = shell.user_ns_hidden
-    hidden.update(
-        {name: shell.user_ns[name] for name in ("_", "__", "___") if name in hidden and name in shell.user_ns}
-    )
+    # What the flush makes of the visible ones.
+    hidden.update({name: "" for name in ("_", "__", "___") if name in hidden})
+    shell.displayhook.flush()  # It collects by itself, so this comes last.
 
 
-def drop_frames(shown: TracebackType | None = None) -> None:
-    """Let go of the frames that the last error holds, with all their variables, and those that IPython showed last."""
+def _unload() -> None:
+    SESSION.unload()  # It collects by itself where there was a model.
+
+
+def drop_frames(shown: TracebackType | None = None) -> bool:
+    """Let go of the frames that the last error holds, with all their variables, and those that IPython showed last.
+
+    Return whether there was an error.
+    """
     # Deleting sys.last_value would not free them: IPython's last result and its traceback machinery refer to the error
     # too (ipython#11572, pytorch#27600). IPython shows no frames of errors of this package, but keeps those before.
     errors = [getattr(sys, "last_value", None), getattr(sys, "last_exc", None)]
     held = (getattr(error, "__traceback__", None) for error in errors)
-    for traceback in (getattr(sys, "last_traceback", None), shown, *held):
-        if traceback is not None:
-            traceback.tb_next = None
+    tracebacks = [one for one in (getattr(sys, "last_traceback", None), shown, *held) if one is not None]
+    for traceback in tracebacks:
+        traceback.tb_next = None
     for error in errors:  # The errors that led to it hold frames too.
         seen: set[int] = set()
         waiting = [error]
@@ -299,3 +309,4 @@ def drop_frames(shown: TracebackType | None = None) -> None:
             waiting += [one.__cause__, one.__context__, *(grouped if isinstance(grouped, tuple) else ())]
             if one is not error:
                 one.__traceback__ = None
+    return any(one is not None for one in (*tracebacks, *errors))

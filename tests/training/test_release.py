@@ -1,5 +1,6 @@
 """Releasing memory in plain Python: what lets go is run in order, and what came back is measured."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -76,6 +77,30 @@ def test_causes_are_measured_in_their_order(last_error):
         "The last error was a lack of memory on mps: 5.2 GiB allocated, 384.0 KiB held by others.",
     )
     assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB
+
+
+def collections(**arguments):
+    """Return how often a release collects everything."""
+    begun = []
+
+    def count(phase, about):
+        begun.extend([phase] if (phase, about["generation"]) == ("start", 2) else [])
+
+    gc.callbacks.append(count)
+    try:
+        nb.release(**{"namespace": {}, "models": False, **arguments})
+    finally:
+        gc.callbacks.remove(count)
+    return len(begun)
+
+
+def test_what_let_go_of_nothing_is_not_collected(last_error):
+    """Everything is collected at the beginning, and then after each cause that has let go of something."""
+    assert collections(traceback=False) == 1
+    last_error(failed()[0])
+    assert collections() == 2
+    nb.load_pipeline("bundled_small", device="cpu")
+    assert [collections(traceback=False, models=True) for _ in range(2)] == [2, 1]
 
 
 @pytest.mark.parametrize("chain", ["alone", "caused", "during", "grouped", "in a ring"])
