@@ -44,6 +44,18 @@ STICKING_OUT = """root => {
   }
   return out; }"""
 
+BROKEN_APART = """root => {
+  const out = [], walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (!node.parentElement.checkVisibility()) continue;
+    for (const match of node.data.matchAll(/\\d\\s(ms|s|bytes|[KMGT]iB)\\b/g)) {
+      range.setStart(node, match.index); range.setEnd(node, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].filter(one => one.width).map(one => Math.round(one.top))).size > 1)
+        out.push(node.data.slice(0, 60));
+    } }
+  return out; }"""
+
 
 def contrasts(panel: Locator) -> dict[str, float]:
     """Return the contrast of each visible text, the lowest where a text is there more than once."""
@@ -72,3 +84,8 @@ def findings(page: Page, selector: str, impacts: Collection[str] = ("minor", "mo
         if one["impact"] in impacts
         for node in one["nodes"]
     ]
+
+
+def broken_apart(panel: Locator) -> list[str]:
+    """Return the texts in which a number stands in one line and its unit in the next."""
+    return list(panel.evaluate(BROKEN_APART))

@@ -95,6 +95,18 @@ def test_nothing_sticks_out(pages, measures, width):
     assert found == []
 
 
+def test_a_number_and_its_unit_stay_together(pages, measures):
+    """However wide a cell is, no line ends between a number and its unit."""
+    front, broken = pages("lab light"), {}
+    for width in range(240, 1000, 20):
+        front.panel.evaluate("(panel, width) => panel.parentElement.style.cssText = `flex: 0 0 ${width}px`", width)
+        for text in measures.broken_apart(front.panel):
+            broken.setdefault(text, []).append(width)
+    front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
+
+    assert broken == {}
+
+
 def test_on_a_narrow_screen_nothing_is_scrolled_sideways(pages, measures):
     """On a screen of 400 pixels Voila's page with the panel is not wider than the screen."""
     front = pages("voila dark")

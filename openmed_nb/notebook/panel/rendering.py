@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -60,7 +61,7 @@ def memory(state: PanelState) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in state.memory_table.columns)
     rows = "".join(
         f'<tr><th scope="row">{escape(bar.name)}</th><td>{_figures(bar)}{_line(bar.history)}</td>'
-        f"<td>{escape(bar.row[2])}{_bar(bar)}</td></tr>"
+        f"<td>{_unbroken(bar.row[2])}{_bar(bar)}</td></tr>"
         for bar in state.memory
     )
     title = '<caption class="openmed-unseen">Memory in use</caption>'
@@ -106,15 +107,21 @@ def answer(state: PanelState) -> str:
     notes = (NOTE,) if shows_simulated(state.answer.device) else ()
     seconds = state.seconds or 0.0
     took = milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
+    took = took.replace(" ms", "\N{NO-BREAK SPACE}ms")
     timed = replace(report, title=f"{report.title} in {took}")
     return f'<div role="status">{to_html(replace(timed, sentences=(*notes, *report.sentences)))}</div>'
+
+
+def _unbroken(text: str) -> str:
+    """Return a text as HTML in which sizes such as 9.8 MiB stay in one line, however narrow their cell is."""
+    return re.sub(r"[\d.]+ (bytes|[KMGTP]iB)\b", r'<span class="openmed-size">\g<0></span>', escape(text))
 
 
 def _figures(bar: MemoryBar) -> str:
     """Return the parts in words, each with the pattern that it has in the bar."""
     return " ".join(
         f'<span class="openmed-used"><span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
-        f"{escape(part)}</span>"
+        f"{_unbroken(str(part))}</span>"
         for index, part in enumerate(bar.parts)
     )
 

@@ -172,7 +172,7 @@ class TestModels:
 
         answer = view.region("Try it").answer.value
         assert f"on {SESSION.device().device}" in answer
-        assert re.search(r"\d entities found by bundled_small on .* in ([\d,]+|less than 1) ms", answer)
+        assert re.search(r"\d entities found by bundled_small on .* in ([\d,]+|less than 1)\sms", answer)
         assert "<mark " in answer
         assert "bundled_small" in view.region("Models").top.value
         assert [one.device.split()[0] for one in view.model.state.models] == [home]

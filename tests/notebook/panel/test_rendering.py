@@ -341,7 +341,7 @@ class TestAnswer:
         """The text is announced, its entities marked, each with its score for who listens, under their number, the device and the time."""
         (shown,) = read(rendering.answer(replace(plain, **self.answer()))).content
         assert shown.attributes == {"role": "status"}
-        assert [one.text for one in shown.find("p")] == ["1 entity found by m on cpu in 12 ms"]
+        assert [one.text for one in shown.find("p")] == ["1 entity found by m on cpu in 12\N{NO-BREAK SPACE}ms"]
         assert [one.text for one in shown.find("mark")] == ["asthma DISEASE 0.900"]
         assert shown.find("table") == []
 
@@ -349,7 +349,7 @@ class TestAnswer:
         """A time that was taken under a simulation is no time of MPS, and says so."""
         shown = read(rendering.answer(replace(plain, **self.answer("mps (SIMULATED)"))))
         assert [one.text for one in shown.find("p")] == [
-            "1 entity found by m on mps (SIMULATED) in 12 ms",
+            "1 entity found by m on mps (SIMULATED) in 12\N{NO-BREAK SPACE}ms",
             "SIMULATED MPS: no figure here is one of MPS.",
         ]
 
