@@ -6,14 +6,13 @@ import contextlib
 import signal
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from .display import counted
-from .errors import OpenMedWarning, check_flag
+from .errors import check_flag, warn
 
 Thing = TypeVar("Thing")
 
@@ -128,7 +127,7 @@ class Listeners:
                     listener(activity)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
                     what = f"A panel or another listener of the session failed: {type(error).__name__}."
-                    warnings.warn(f"{what} %openmed_panel opens a new panel.", OpenMedWarning, stacklevel=3)
+                    warn(f"{what} %openmed_panel opens a new panel.")
 
     def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
         """Yield things, and tell of each before it, and of the end, that so many are done.

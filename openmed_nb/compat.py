@@ -67,7 +67,7 @@ class ModelLoader:
         if isinstance(config, theirs):
             known = {one.name for one in fields(OpenMedConfig)}
             elsewhere = {one.name: one.default for one in fields(config) if one.name not in known}
-            config = OpenMedConfig(**meant_here(vars(config), elsewhere, stacklevel=2))
+            config = OpenMedConfig(**meant_here(vars(config), elsewhere))
         if not isinstance(config, OpenMedConfig | None):
             raise ConfigurationError(f"A loader cannot be made of {type(config).__name__}.", "Pass an OpenMedConfig.")
         self.config = config or OpenMedConfig()
@@ -134,7 +134,7 @@ class ModelLoader:
 def arguments_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of OpenMed's loader under their names here, without those that mean nothing here."""
     named = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
-    return meant_here(named, ARGUMENTS_ELSEWHERE, stacklevel=3)
+    return meant_here(named, ARGUMENTS_ELSEWHERE)
 
 
 def resolve_torch_device(prefer: str | int | None = "auto") -> str:

@@ -34,6 +34,7 @@ real error: it stops "Run All", and nbval and nbclient see it.
 The checks stand below the errors: ``whole``, ``whole_or_none``, ``number`` and ``given_path`` return what a person passed as
 an argument, ``check_flag`` and ``choice`` only look at it, and all refuse it with ``cannot_be``; ``wrong_type`` refuses without
 the value. What an error says is made with ``shorten``, ``cause`` (of an error of someone else), ``nearest`` and ``offered`` (of words that are known).
+``warn`` says what may go wrong at the person's own line.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -164,6 +167,29 @@ class MagicError(OpenMedError, ValueError):
 
 class OpenMedWarning(UserWarning):
     """What may go wrong without an error: what it is, and one thing to do about it."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of a person's code that led here: Python shows a warning once for each line."""
+    warnings.warn(message, OpenMedWarning, stacklevel=level_outside(PASSED_THROUGH))
+
+
+# No person's line is in these: ours, and those that call ours.
+PASSED_THROUGH = (
+    "openmed_nb",
+    "IPython",
+    "contextlib",
+    *("torch", "transformers", "accelerate", "lightning", "pytorch_lightning"),
+)
+
+
+def level_outside(packages: Iterable[str]) -> int:
+    """Return the ``stacklevel``, for the caller, of the first frame from there up that is of none of these packages."""
+    inside = tuple(f"{package}." for package in packages)
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - the only way to walk the stack without reading files
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 # How a run goes on that has no file; Python and IPython keep the last error under that name.

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,28 @@ def test_every_error_of_the_file_is_in_the_tree():
     defined = {one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == errors.__name__}
 
     assert defined - {errors.Interrupted, errors.OpenMedWarning} == set(ALL)
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ((), __file__),
+        (("openmed_nb.models.loading",), __file__),
+        (("openmed_nb.training.epochs", "transformers.trainer", "torch", "contextlib", "IPython.core.magic"), __file__),
+        (("openmed_nb", "torchvision.models"), "torchvision.models"),
+        (("openmed_nb_of_mine",), "openmed_nb_of_mine"),
+    ],
+)
+def test_warning_points_at_a_line_of_the_person(modules, expected):
+    """A warning points at the first line up that is neither ours nor of a library that calls ours."""
+    call = partial(errors.warn, "It may break.")
+    for name in modules:
+        call = eval(compile("lambda: call()", name, "eval"), {"__name__": name, "call": call})  # noqa: S307
+
+    with pytest.warns(errors.OpenMedWarning, match=r"^It may break\.$") as caught:
+        call()
+
+    assert [one.filename for one in caught] == [expected]
 
 
 def test_error_says_what_and_remedy():

@@ -9,13 +9,12 @@ import hashlib
 import os
 import socket
 import stat
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from ..errors import ConfigurationError, OpenMedError, OpenMedWarning, UnreadableText
+from ..errors import ConfigurationError, OpenMedError, UnreadableText, warn
 
 Answered = TypeVar("Answered")
 
@@ -131,7 +130,7 @@ def located(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
         return unless_failed(find([absolute(str(path)) for path in paths]))
     if listed and isinstance(texts[0], str) and os.path.isfile(texts[0]):  # As glob.glob gives them.
         what = "Text 0 is the name of a file, and is read as a text."
-        warnings.warn(f"{what} Pass pathlib.Path(name) for what is in the file.", OpenMedWarning, stacklevel=1)
+        warn(f"{what} Pass pathlib.Path(name) for what is in the file.")
     return texts
 
 

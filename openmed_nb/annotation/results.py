@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ from ..drawing import bars_of
 from ..errors import (
     ConfigurationError,
     OpenMedError,
-    OpenMedWarning,
     UnreadableText,
     cannot_be,
     offered,
     shorten,
+    warn,
     whole,
 )
 from ..errors import number as in_range
@@ -611,7 +610,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
                 raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
             if there and label.casefold() not in there:
                 what = f"No entity has the label {shorten(label)!r}."
-                warnings.warn(f"{what} {offered(label.casefold(), sorted(there))}", OpenMedWarning, stacklevel=2)
+                warn(f"{what} {offered(label.casefold(), sorted(there))}")
         named = " or ".join(map(shorten, labels))
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}

@@ -11,14 +11,13 @@ import copy
 import dataclasses
 import re
 import sys
-import warnings
 from collections import UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..display import counted
-from ..errors import ConfigurationError, NumberTooLarge, OpenMedWarning, cause
+from ..errors import ConfigurationError, NumberTooLarge, cause, warn
 from .backend import TENSOR_LOCK
 from .request import kind_of
 
@@ -388,14 +387,4 @@ def warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -
     names = [name for name in new if name]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     where = f": {', '.join(names[:SHOWN])}{more}" if names else ""
-    text = f"Converted {changes}, because {device.upper()} has no {missing}{where}."
-    warnings.warn(text, OpenMedWarning, stacklevel=level_of_caller())
-
-
-def level_of_caller(*packages: str) -> int:
-    """Return the ``stacklevel`` of the first frame up from the caller that is of none of these packages, usually of ours."""
-    inside = tuple(f"{package}." for package in packages or (__name__.partition(".")[0],))
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - the only way to walk the stack without reading files
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(inside):
-        level, frame = level + 1, frame.f_back
-    return level
+    warn(f"Converted {changes}, because {device.upper()} has no {missing}{where}.")

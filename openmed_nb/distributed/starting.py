@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +22,7 @@ from ..devices.environment import variables_kept
 from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
 from ..display import Report, Shown
-from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, OpenMedWarning, cause, whole_or_none
+from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, cause, warn, whole_or_none
 from ..session import SESSION
 from .client import import_extra
 from .members import Members, WorkerPlan, plan_workers, visible_gpus
@@ -326,14 +325,14 @@ class Lifetime(Generic[Value]):
             # Python 3.11 takes a thread for ended after an interrupted join(), so this waits for a future.
             if not wait([self._over], END_TIMEOUT).done:
                 what = f"The cluster has not ended after {END_TIMEOUT:g} s."
-                warnings.warn(OpenMedWarning(f"{what} Call close() to wait again."), stacklevel=2)
+                warn(f"{what} Call close() to wait again.")
                 return
             self._thread.join()
         atexit.unregister(self.end)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             what = f"The cluster did not end as it should: {cause(failure)}."
-            warnings.warn(OpenMedWarning(f"{what} Look whether processes of it are left."), stacklevel=2)
+            warn(f"{what} Look whether processes of it are left.")
 
     def _live(self) -> None:
         """Run the context in a loop of its own, which ends all that the context began."""

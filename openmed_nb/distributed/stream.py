@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..annotation.references import Reference, absolute, check_series
 from ..annotation.results import AnswerColumns
 from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
-from ..errors import ClusterUnusable, ConfigurationError, OpenMedWarning, WorkerKilled
+from ..errors import ClusterUnusable, ConfigurationError, WorkerKilled, warn
 from ..models.registry import BUNDLED, is_named
 from . import worker
 from .client import (
@@ -197,7 +196,7 @@ def source_on_workers(
     ready: list[Ready] = call_on_workers(client, worker.get_ready, work)
     terms = check_alike(ready)
     for message in sorted({message for one in ready for message in one.warnings}):
-        warnings.warn(message, OpenMedWarning, stacklevel=2)
+        warn(message)
     settings, characters = ready[0].settings, min(one.characters for one in ready)
     annotator = ClusterAnnotator(client, replace(work, terms=terms), characters, settings["delimiter"] is not None)
     label = Members(tuple(one.member for one in ready)).label

@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -22,10 +21,9 @@ from typing import Annotated, Any
 from ..devices.backend import import_torch
 from ..devices.computer import Computer
 from ..devices.machine import own_name, shows_simulated
-from ..devices.moving import level_of_caller
 from ..devices.request import kind_of
 from ..display import MARK, OK, Plain, Report, Shown, Table, counted
-from ..errors import ConfigurationError, OpenMedWarning, cause, one_line
+from ..errors import ConfigurationError, cause, one_line, warn
 from ..plain import Least, from_plain, utc, write_whole
 from .files import content_of
 from .loading import INT8, LoadSpec, files_in, model_folder
@@ -437,7 +435,7 @@ def remember(  # noqa: PLR0913, PLR0917 - each is one thing
         else:
             certificate_store(environ).learn(Learned(identity, batch_tokens, by, utc()[:10]))
     except ConfigurationError as error:
-        warnings.warn(one_line(str(error)), OpenMedWarning, stacklevel=level_of_caller())
+        warn(one_line(str(error)))
 
 
 # Which type a model is loaded in.
@@ -548,7 +546,7 @@ def warn_unless_validated(key: ModelKey, device: str, computer: Computer, enviro
     if known and known.reason:
         what = f"{key.spec.reference.name!r} is used in {known.dtype} on {known.device}, and {known.reason}."
         text = one_line(f"{what} Its answers may differ from those in float32. To validate it: {known.command}")
-        warnings.warn(text, OpenMedWarning, stacklevel=level_of_caller())
+        warn(text)
 
 
 def validating_command(spec: LoadSpec, device: str | None) -> str:

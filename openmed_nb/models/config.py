@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Any, TypeVar
 
 from ..devices.request import DeviceRequest, device_of
-from ..errors import ConfigurationError, OpenMedWarning, offered, shorten
+from ..errors import ConfigurationError, offered, shorten, warn
 
 Settings = TypeVar("Settings", bound=type)
 
@@ -69,14 +68,14 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
 
 
-def meant_here(given: Mapping[str, Any], elsewhere: Mapping[str, Any], stacklevel: int) -> dict[str, Any]:
+def meant_here(given: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
     """Return what OpenMed's code gives without what means nothing here; one warning names what of it is not OpenMed's default."""
     # As text, because of a tensor or an array nobody knows whether it equals something.
     lost = sorted(name for name in given if name in elsewhere and repr(given[name]) != repr(elsewhere[name]))
     if lost:
         one = len(lost) == 1
         what = f"OpenMed's {' and '.join(lost)} {'has' if one else 'have'} no effect in openmed_nb."
-        warnings.warn(f"{what} Leave {'it' if one else 'them'} out.", OpenMedWarning, stacklevel=stacklevel + 1)
+        warn(f"{what} Leave {'it' if one else 'them'} out.")
     return {name: value for name, value in given.items() if name not in elsewhere}
 
 
@@ -86,7 +85,7 @@ def takes_settings_of_openmed(kind: Settings) -> Settings:
 
     @functools.wraps(written)
     def init(self: Any, *given: Any, **settings: Any) -> None:
-        written(self, *given, **meant_here(settings, ELSEWHERE, stacklevel=2))
+        written(self, *given, **meant_here(settings, ELSEWHERE))
 
     kind.__init__ = init  # type: ignore[misc]
     return kind
@@ -181,7 +180,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         for name in settings:
             if name not in known:
                 raise ConfigurationError(f"There is no setting {shorten(repr(name))}.", offered(str(name), known))
-        return cls(**meant_here(settings, ELSEWHERE, stacklevel=2))
+        return cls(**meant_here(settings, ELSEWHERE))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, ready for JSON, without the token.

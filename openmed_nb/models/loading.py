@@ -25,7 +25,7 @@ from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
-from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, OpenMedWarning, cause
+from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, cause, warn
 from . import files
 from .config import OpenMedConfig, dtype_name
 from .registry import ModelReference, fetch_model, find_model
@@ -393,7 +393,7 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     if heads:
         rest = counted(len(heads), "tensor")
         what = f"The weights of {name!r} hold {rest} that its architecture does not use, such as {heads[0]}."
-        warnings.warn(f"{what} Its answers may not be those of whoever trained it.", OpenMedWarning, stacklevel=2)
+        warn(f"{what} Its answers may not be those of whoever trained it.")
     # Whole numbers for parameters that are none: by their names of today, with and without the prefix of the body.
     prefix = f"{model.base_model_prefix}."
     floats = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}

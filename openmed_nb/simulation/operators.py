@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..devices.moving import level_of_caller
-from ..errors import ConfigurationError, shorten
+from ..errors import ConfigurationError, level_outside, shorten
 
 # The commit that torch 2.13.0 was built from, which its own message names.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -117,7 +116,7 @@ class Fallbacks:
         if warn_always or not self._warned:
             self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
             # At the line that called torch, where torch's own warnings point.
-            level = level_of_caller(str(__package__), "torch")
+            level = level_outside((str(__package__), "torch"))
             warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=level)
 
 

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
@@ -23,12 +22,12 @@ from ..devices.request import canonical, kind_of
 from ..errors import (
     ConfigurationError,
     DeviceUnavailable,
-    OpenMedWarning,
     cannot_be,
     check_flag,
     choice,
     number,
     shorten,
+    warn,
     whole_number,
     whole_or_none,
 )
@@ -167,7 +166,7 @@ class EpochHooks:
             who = f"Process {process.rank} of {process.count} on {self.device}"
             messages.append(f"{who}: {self.curve.reason} {self.curve.advice}")
         for message in messages:  # Last: a filter may turn one into an error.
-            warnings.warn(message, OpenMedWarning, stacklevel=2)
+            warn(message)
         return sample
 
     def epochs(self, epochs: int | Iterable[Any]) -> Epochs:
@@ -411,7 +410,7 @@ def warn_of_another_device(library: str, device: str, chosen: str, remedy: str) 
         return
     if same_kind:
         remedy = f"Set CUDA_VISIBLE_DEVICES={index} before torch is loaded, and choose 'cuda'."
-    warnings.warn(f"{library} computes on {device}, but {chosen} was chosen. {remedy}", OpenMedWarning, stacklevel=3)
+    warn(f"{library} computes on {device}, but {chosen} was chosen. {remedy}")
 
 
 @functools.cache

@@ -7,7 +7,6 @@ Where a new guard goes: its name, what it does and its source into ``ABOUT``. Th
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
-from ..errors import ConfigurationError, NonFinite, OpenMedWarning, given_path, offered, shorten
+from ..errors import ConfigurationError, NonFinite, given_path, offered, shorten, warn
 from .batch_checks import (
     BEFORE_2_14,
     CHECKS,
@@ -72,7 +71,7 @@ class DropoutWatch:
             meant = "load the model with attn_implementation='eager'"
         self.device = None
         advice = f"{what} Call model.eval() first; where it is meant, {meant}."
-        warnings.warn(advice, OpenMedWarning, stacklevel=2)
+        warn(advice)
 
 
 # What each guard does, and where that is from.
@@ -195,7 +194,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
             if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
                 lstm = name or "the model"
                 what = f"The gradients of an LSTM with dropout ({lstm}) will be wrong: MPS forgets it on the way back"
-                warnings.warn(f"{what} (pytorch#190056). {LSTM_REMEDY}", OpenMedWarning, stacklevel=2)
+                warn(f"{what} (pytorch#190056). {LSTM_REMEDY}")
                 break
         called = ("", *inner_model(model))  # A model inside of another may be called by itself.
         if "dropout_without_gradients" in self.on:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
 from ..display import Report, Shown
-from ..errors import ConfigurationError, OpenMedWarning, cause, check_flag, number, whole, wrong_type
+from ..errors import ConfigurationError, cause, check_flag, number, warn, whole, wrong_type
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
 
@@ -480,7 +479,7 @@ class GradientAccumulation:
                 yield micro.batch
                 self._check_handed_over()
                 if self._broken and not broken_before:
-                    warnings.warn(LEFT_OUT, OpenMedWarning, stacklevel=2)
+                    warn(LEFT_OUT)
                 self._broken = self._broken and not micro.last
         finally:
             if self._current is micro:  # After a break there is no batch for backward().

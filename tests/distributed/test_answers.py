@@ -317,6 +317,12 @@ class TestWorker:
         assert first is second
         assert warnings.showwarning is shown
 
+    def test_warning(self, on_pool):
+        """What workers warn of when they load a model is said once, at the line that asked for the answers."""
+        with pytest.warns(nb.OpenMedWarning, match="'bundled_small' is used in bfloat16 on cpu") as caught:
+            on_pool(["She has asthma."], "bundled_small", dtype="bfloat16")
+        assert [one.filename for one in caught] == [__file__]
+
     def test_late_worker(self, work):
         """A worker that comes later and is not like the others refuses to answer."""
         terms, chunk = worker.loaded(work).ready.terms, Chunk(0, ["asthma"])

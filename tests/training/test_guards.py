@@ -218,8 +218,9 @@ class TestNonFinite:
         with pytest.raises(NonFinite, match=r"what model\.bert\.encoder\.layer\.0"):
             guards.after_backward(step=1)
         assert load_file(tmp_path / "kept" / "step_1.safetensors").keys() == batch_of().keys()
-        with torch.no_grad(), pytest.warns(OpenMedWarning, match="its results are random"):
+        with torch.no_grad(), pytest.warns(OpenMedWarning, match="its results are random") as caught:
             tagger(**batch_of())
+        assert [one.filename for one in caught] == [__file__]
 
     @pytest.mark.parametrize("checked", [True, False])
     def test_own_count(self, guards, tagger, batch_of, checked):
