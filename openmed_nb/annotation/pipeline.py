@@ -27,6 +27,7 @@ from ..models.loading import LoadedModel, is_quantized, move
 from ..session import SESSION
 from .decoding import Decoder, LabelTables, Speller
 from .forward import Budget, Network, hides_padding, input_names
+from .lexicon import Lexicon, serves
 from .results import Answer, Entity, span_of
 from .stream import Annotator, Settings, entities_of
 from .tokens import Frame
@@ -350,7 +351,12 @@ class AnnotationPipeline(TokenClassificationPipeline):
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
-        return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
+        lexicon = (
+            Lexicon(self.tokenizer) if self._learnt("words", self.tokenizer, lambda: serves(self.tokenizer)) else None
+        )
+        return Annotator(
+            network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities, lexicon
+        )
 
 
 def device_budget(device: torch.device) -> Budget:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ..devices.backend import queues_copies
 from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
+from .lexicon import Lexicon
 from .references import Reference, read
 from .results import Answer, AnswerColumns, Entity
 from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
@@ -33,6 +35,9 @@ FIRST_PART = 8
 
 # How many batches of texts, and at least how many tokens, are read, sorted by length and held at a time.
 CHUNK_BATCHES, CHUNK_TOKENS = 8, 16384
+
+# Of texts at hand, so many chunks are tokenised while a GPU computes.
+READ_AHEAD = 3
 
 # About how long a token of English text is.
 CHARACTERS_PER_TOKEN = 4
@@ -165,38 +170,31 @@ class Annotator:
     settings: Settings
     budget: Budget
     join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
+    lexicon: Lexicon | None = None  # None for a tokenizer that it does not serve
 
     def answers(self, texts: Iterable[Any], first: int = 0, at_hand: bool = False) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
-        While a GPU computes a chunk, another thread tokenises the next one: outside Python, whose work on the chunks before and
-        after would otherwise wait in turn with the starting of batches. Texts that are ``at_hand`` are read one chunk sooner; a
-        slow stream must not hold up the answers before it.
+        While a GPU computes a chunk, other threads tokenise the next ones. Of texts that are ``at_hand`` several chunks are read
+        ahead, of a stream one: if it is slow, it must not hold up the answers before it.
         """
-        device, budget = self.network.device, self.budget
-        chunks = in_chunks(texts, chunk_characters(budget), first)
-        chunk, decode = END, None
-
-        def following(begin: Callable[..., Callable[[], Any]]) -> Callable[[], Prepared | None]:
-            """Read the next chunk, begin to tokenise it, and return what waits until it is ready for the device."""
-            nonlocal chunk
-            chunk = next(chunks, END)
-            tokenised = begin(self.tokenised, chunk) if chunk.texts else None
-            return lambda: tokenised()() if tokenised else None
-
+        device, budget, decode = self.network.device, self.budget, None
+        upcoming = Upcoming(in_chunks(texts, chunk_characters(budget), first), self.tokenised)
         with beside(device) as begin:
-            ready = following(functools.partial)()
-            upcoming = following(begin) if at_hand else None
-            under_way = self.begun(ready, budget)
+            upcoming.read(1)
+            if at_hand:
+                upcoming.read(1 + READ_AHEAD, begin)
+            under_way = self.begun(upcoming.next(), budget)
             while under_way:
                 if decode:
                     yield decode()
-                upcoming = upcoming or following(begin)
+                upcoming.read(1, begin)
                 prepared, run = under_way
                 start(self.network, run)
                 budget = budget.within(run.fitting)
-                ready = upcoming()
-                upcoming = following(begin) if at_hand else None
+                ready = upcoming.next()
+                if at_hand:
+                    upcoming.read(READ_AHEAD, begin)
                 if queues_copies(device):
                     under_way, outputs = self.begun(ready, budget), collect(run, self.network)
                 else:  # A copy to MPS waits for all work before it.
@@ -204,8 +202,8 @@ class Annotator:
                 decode = functools.partial(self.finish, prepared, run, outputs)
             if decode:
                 yield decode()
-        if chunk.error:
-            raise chunk.error
+        if upcoming.error:
+            raise upcoming.error
 
     def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[AnswerColumns, Budget]:
         """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
@@ -265,12 +263,14 @@ class Annotator:
         if settings.stride is not None or settings.truncation:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.frame, settings.limit, settings.stride, side)
-        if delimiter is None:
-            assembled = functools.partial(
-                assemble, self.tokenizer, *encoded(self.tokenizer, readable, truncation), readable
-            )
-        else:
+        if delimiter is not None:
             assembled = functools.partial(tokenise_words, self.tokenizer, readable, delimiter, truncation)
+        elif self.lexicon and truncation is None:
+            tokens = self.lexicon.tokens(readable)
+            assembled = functools.partial(lambda: tokens)
+        else:
+            encodings, owners = encoded(self.tokenizer, readable, truncation)
+            assembled = functools.partial(assemble, self.tokenizer, encodings, owners, readable)
 
         def ready() -> Prepared:
             tokens = assembled()
@@ -304,6 +304,29 @@ class Annotator:
         return AnswerColumns.of([failures.get(place, one) for place, one in enumerate(joined)], found.key)
 
 
+class Upcoming:
+    """The next chunks of a stream, which are read and tokenised before their turn."""
+
+    def __init__(self, chunks: Iterator[Chunk], tokenised: Callable[[Chunk], Callable[[], Prepared]]) -> None:
+        self._chunks, self._tokenised = chunks, tokenised
+        self._begun: deque[Callable[[], Callable[[], Prepared]]] = deque()
+        self._ended = False
+        self.error: Exception | None = None  # what the stream failed with after all texts
+
+    def read(self, count: int, begin: Callable[..., Callable[[], Any]] = functools.partial) -> None:
+        """Read chunks and begin to tokenise them, until so many are upcoming."""
+        while not self._ended and len(self._begun) < count:
+            chunk = next(self._chunks, END)
+            if chunk.texts:
+                self._begun.append(begin(self._tokenised, chunk))
+            else:
+                self._ended, self.error = True, chunk.error
+
+    def next(self) -> Prepared | None:
+        """Return the next chunk once it is ready for the device, ``None`` if there is none."""
+        return self._begun.popleft()()() if self._begun else None
+
+
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
     """Give a function that begins work of the host beside that of a device, and returns what waits for its result.
@@ -313,7 +336,7 @@ def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
     if device.type == "cpu":
         yield functools.partial
         return
-    pool = ThreadPoolExecutor(1)  # Its thread is started by the first work.
+    pool = ThreadPoolExecutor(READ_AHEAD)  # Its threads are started by the first work.
     try:
         yield lambda *work: pool.submit(*work).result
     finally:

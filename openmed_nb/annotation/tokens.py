@@ -38,14 +38,8 @@ SAMPLES = ("a", "the", "1", ".", "中")
 
 SPACE = ord(" ")
 
-# For fewer tokens it is quicker to ask where they stand than to work it out.
-FEW = 512
-
 # What :func:`names_of` knows of each tokenizer.
 KNOWN_NAMES: weakref.WeakKeyDictionary[Any, Names] = weakref.WeakKeyDictionary()
-
-# The length of a token whose name does not tell it: longer than all texts.
-UNTOLD = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -311,26 +305,16 @@ def assemble(
     """Return encodings as one flat value; ``shift`` says at which character the word of each token begins, if texts are split."""
     bounds = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
-    prefix = prefix_of(tokenizer)
-    starts, ends = np.empty_like(ids), np.empty_like(ids)
-    told = np.zeros(len(encodings), bool)  # whether the names of a text's tokens tell where they stand
-    if prefix:
-        names = names_of(tokenizer, ids)
-        lengths = names.lengths[ids]
-        if len(ids) > FEW and shift is None and len(texts) == len(encodings) and cuts_like_bert(tokenizer):
-            untold, telling = {tokenizer.unk_token_id, *tokenizer.added_tokens_decoder} - {None}, names.pieces.copy()
-            telling[[number for number in untold if number < len(telling)]] = UNTOLD
-            starts, ends, told = spans_by_length(texts, telling[ids], bounds)
-    if not told.all():
-        others = [encoding.offsets for encoding, known in zip(encodings, told.tolist(), strict=True) if not known]
-        offsets = np.fromiter(chain.from_iterable(chain.from_iterable(others)), np.int64).reshape(-1, 2)
-        inside = np.repeat(~told, np.diff(bounds))
-        starts[inside], ends[inside] = offsets.T
+    offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
+    starts, ends = np.fromiter(offsets, np.int64).reshape(-1, 2).T
     if shift is not None:
         starts, ends = starts + shift, ends + shift
     # A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
     # transformers' TokenClassificationPipeline.gather_pre_entities.
-    subwords = lengths != ends - starts if prefix else without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
+    if prefix_of(tokenizer):
+        subwords = names_of(tokenizer, ids).lengths[ids] != ends - starts
+    else:
+        subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
     if tokenizer.unk_token_id is not None:
         subwords &= ids != tokenizer.unk_token_id
     return Tokens(ids, starts, ends, subwords, bounds, owners)
@@ -342,7 +326,6 @@ class Names:
 
     names: np.ndarray  # of strings, None for tokens that no text had
     lengths: np.ndarray  # int64
-    pieces: np.ndarray  # int64, without the prefix that says that a word goes on
 
 
 def names_of(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Names:
@@ -350,12 +333,11 @@ def names_of(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Names:
     size = max(len(tokenizer), 1 + int(ids.max(initial=0)))
     known = KNOWN_NAMES.get(tokenizer)
     if known is None or len(known.names) < size:
-        known = KNOWN_NAMES[tokenizer] = Names(np.full(size, None), *np.zeros((2, size), np.int64))
+        known = KNOWN_NAMES[tokenizer] = Names(np.full(size, None), np.zeros(size, np.int64))
     missing = ids[known.lengths[ids] == 0]
     if len(missing):
         new = np.flatnonzero(np.bincount(missing))  # np.unique imports numpy.ma.
-        names, prefix = tokenizer.convert_ids_to_tokens(new.tolist()), prefix_of(tokenizer) or ""
-        known.names[new], known.pieces[new] = names, [len(name.removeprefix(prefix)) for name in names]
+        names = known.names[new] = tokenizer.convert_ids_to_tokens(new.tolist())
         known.lengths[new] = [*map(len, names)]  # Last: it tells other threads that the names are known.
     return known
 
@@ -364,48 +346,6 @@ def prefix_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return what begins the name of a token that goes on with a word, ``None`` if the names do not tell that."""
     prefix: str | None = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
     return prefix or None
-
-
-def cuts_like_bert(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a tokenizer keeps the characters of Western texts in their order, but for white space and controls."""
-    backend = tokenizer.backend_tokenizer
-    parts = [type(part).__name__ for part in (backend.normalizer, backend.pre_tokenizer, backend.model)]
-    return parts == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
-
-
-def spans_by_length(
-    texts: Sequence[str], lengths: np.ndarray, bounds: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return where tokens start and end in their texts, as their lengths tell, ``(T,)``, and in which texts they do, ``(S,)``.
-
-    They do where a text has no character that BERT changes to several or leaves out, but for white space, and as many as
-    its tokens. To ask the tokenizers library for offsets takes longer than a large GPU takes to read the tokens.
-    """
-    sizes, western = [*map(len, texts)], western_bytes("".join(texts))
-    if not western:  # Some text has another character.
-        each = [western_bytes(text) for text in texts]
-        sizes, western = [*map(len, each)], b"".join(each)
-    codes = np.frombuffer(western, np.uint8)
-    kept = np.flatnonzero((codes != ord(" ")) & (codes != ord("\n")) & (codes != ord("\r")) & (codes != ord("\t")))
-    begins = np.array([0, *accumulate(sizes)])
-    before, read = np.searchsorted(kept, begins), np.append(0, np.cumsum(lengths))
-    told: np.ndarray = np.diff(before) == np.diff(read[bounds])
-    if not len(kept):
-        return np.empty_like(lengths), np.empty_like(lengths), told
-    counts = np.diff(bounds)
-    # The place of the first character of each token among those that are kept; anything where a text does not tell.
-    firsts = read[:-1] + np.repeat(before[:-1] - read[bounds[:-1]], counts)
-    text_begins = np.repeat(begins[:-1], counts)
-    starts, ends = kept.take(firsts, mode="clip"), kept.take(firsts + lengths - 1, mode="clip") + 1
-    return starts - text_begins, ends - text_begins, told
-
-
-def western_bytes(text: str) -> bytes:
-    """Return a byte for each character of a text, nothing if a character is not of Western Europe's code page."""
-    try:
-        return text.encode("ascii" if text.isascii() else "cp1252")
-    except UnicodeEncodeError:
-        return b""
 
 
 def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Texts as tokens, and the windows over those of long texts; answers do not show where a window ends."""
 
-import functools
 from itertools import pairwise
 
 import numpy as np
@@ -8,24 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
-from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
+from transformers import TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.tokens import (
-    FEW,
     PART,
-    UNTOLD,
     Frame,
     Joined,
     Truncation,
     encode,
     in_parts,
     plan_windows,
-    spans_by_length,
     tokenise,
     tokenise_words,
     without_space,
@@ -80,61 +72,6 @@ class TestTokens:
         assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
         pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
         assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
-
-
-class TestSpansByLength:
-    """Where the tokens of BERT's tokenizers stand, which mostly their lengths tell."""
-
-    # Characters of Western Europe's code page, which mostly stay one character, and those that BERT leaves out, changes to
-    # several or takes for white space.
-    CHARACTERS = (
-        "aAzZ019.,-'# \t\n\réÉçÇñßÿŠŒœ\u2019“”\u2013…€™°µ½\xa0\xad"
-        "\x00\x01\x0b\x0c\x7f\x80\x85\u0301\u200b\ufeffİﬁ가漢[M"
-    )
-    LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,-'#éÉçñßÿšŠœŒ\u2019“”\u2013…€™°µ½[]"
-
-    @staticmethod
-    @functools.cache
-    def tokenizer_of(lowercase, strip_accents, clean_text):
-        """Return a tokenizer with pieces of one and of two letters, and two added tokens, one of which takes white space."""
-        letters = TestSpansByLength.LETTERS
-        pieces = [*letters, *(2 * letter for letter in letters), "as"]
-        names = ["[PAD]", "[UNK]", "[MASK]", "Zz", *pieces, *(f"##{piece}" for piece in pieces)]
-        vocabulary = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        backend = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106 - no password
-        backend.normalizer = BertNormalizer(
-            lowercase=lowercase, strip_accents=strip_accents, clean_text=clean_text, handle_chinese_chars=True
-        )
-        backend.pre_tokenizer = BertPreTokenizer()
-        backend.add_special_tokens([AddedToken("[MASK]", lstrip=True)])
-        backend.add_tokens([AddedToken("Zz", rstrip=True, normalized=False)])
-        return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")  # noqa: S106
-
-    @given(
-        *(some.booleans(), some.sampled_from([None, True, False]), some.booleans()),
-        some.lists(
-            some.lists(some.sampled_from([*CHARACTERS, "[MASK]", "Zz", "aa", " as"]), max_size=9).map("".join),
-            max_size=5,
-        ),
-    )
-    def test_any_text(self, lowercase, strip_accents, clean_text, texts):
-        """Tokens start and end where the tokenizers library says."""
-        tokenizer = self.tokenizer_of(lowercase, strip_accents, clean_text)
-        texts = [*texts, "a " * FEW]
-        tokens = tokenise(tokenizer, texts)
-        offsets = [pair for encoding in encode(tokenizer, texts) for pair in encoding.offsets]
-        assert list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)) == offsets
-
-    def test_few_offsets_are_asked_for(self):
-        """A text of letters, accents, curly quotes and white space tells by the lengths of its tokens where they stand."""
-        tokenizer = self.tokenizer_of(lowercase=True, strip_accents=None, clean_text=True)
-        texts = ["Aa é\u2019s\n37°", "", "a\u200bb", "[MASK] a"]
-        found = [encoding.tokens for encoding in encode(tokenizer, texts)]
-        assert found == [["aa", "e", "\u2019", "s", "3", "##7", "##°"], [], ["a", "##b"], ["[MASK]", "a"]]
-
-        lengths = np.array([2, 1, 1, 1, 1, 1, 1, 1, 1, UNTOLD, 1])
-        _starts, _ends, told = spans_by_length(texts, lengths, np.array([0, 7, 7, 9, 11]))
-        assert told.tolist() == [True, True, False, False]
 
 
 class TestParts:

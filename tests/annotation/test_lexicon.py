@@ -1,0 +1,154 @@
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from openmed_nb.annotation.lexicon import FEWEST_CHARACTERS, LONGEST_WORD, REMEMBERED, TOGETHER, Lexicon, serves
+from openmed_nb.annotation.tokens import tokenise
+
+# Characters of Western Europe's code page, which mostly stay one character, and those that BERT leaves out, changes to several
+# or takes for white space.
+CHARACTERS = (
+    "aAzZ019.,-'# \t\n\réÉçÇñßÿŠŒœ\u2019“”\u2013…€™°µ½\xa0\xad\x00\x01\x0b\x0c\x7f\x80\x85\u0301\u200b\ufeffİﬁ가漢[M"
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,-'#éÉçñßÿšŠœŒ\u2019“”\u2013…€™°µ½[]"
+ENOUGH = "a " * FEWEST_CHARACTERS
+
+
+@functools.cache
+def tokenizer_of(lowercase=True, strip_accents=None, clean_text=True):
+    """Return a tokenizer with pieces of one and of two letters, and two added tokens, one of which takes white space."""
+    pieces = [*LETTERS, *(2 * letter for letter in LETTERS), "as"]
+    names = ["[PAD]", "[UNK]", "[MASK]", "Zz", *pieces, *(f"##{piece}" for piece in pieces)]
+    vocabulary = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    backend = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106 - no password
+    backend.normalizer = BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, clean_text=clean_text, handle_chinese_chars=True
+    )
+    backend.pre_tokenizer = BertPreTokenizer()
+    backend.add_special_tokens([AddedToken("[MASK]", lstrip=True)])
+    backend.add_tokens([AddedToken("Zz", rstrip=True, normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")  # noqa: S106
+
+
+def values(tokens):
+    """Return everything that tokens say."""
+    return [column.tolist() for column in vars(tokens).values() if isinstance(column, np.ndarray)]
+
+
+def check(lexicon, texts):
+    """Hold a lexicon against the tokenizers library."""
+    assert values(lexicon.tokens(texts)) == values(tokenise(lexicon.tokenizer, texts))
+
+
+@given(
+    *(some.booleans(), some.sampled_from([None, True, False]), some.booleans()),
+    some.lists(
+        some.lists(
+            some.lists(
+                some.sampled_from([*CHARACTERS, "[MASK]", "Zz", "aa", " as", "z" * LONGEST_WORD]), max_size=9
+            ).map("".join),
+            max_size=5,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_any_text(lowercase, strip_accents, clean_text, calls):
+    """The tokens of any texts are those of the tokenizers library, also with the words of earlier texts."""
+    lexicon = Lexicon(tokenizer_of(lowercase, strip_accents, clean_text))
+    for texts in calls:
+        check(lexicon, [*texts, ENOUGH])
+        check(lexicon, [ENOUGH, *reversed(texts)])
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["", " ", ENOUGH, "", "as"],
+        ["漢" * FEWEST_CHARACTERS],
+        ["漢" * FEWEST_CHARACTERS, "", "가"],
+        [ENOUGH + "漢", "as"],
+        [ENOUGH, "a " + "z" * LONGEST_WORD, "z" * (LONGEST_WORD + 1)],
+        ["as Zzz", ENOUGH, "a [MASK]as"],
+        [ENOUGH, "\x00"],
+        ["as" + " " * 300 + "é.", ENOUGH],
+    ],
+    ids=["empty", "other letters", "and nothing", "one other letter", "long words", "added", "a control", "much space"],
+)
+def test_chosen_texts(texts):
+    """Texts without a word, without a character of the code page, with long words or added tokens are read like others."""
+    check(Lexicon(tokenizer_of()), texts)
+
+
+def test_real_tokenizer(architectures):
+    """Words of a learnt vocabulary have the pieces that the library gives them, unknown ones too."""
+    check(
+        Lexicon(architectures.tokenizer_of("bert")), ["No asthma—HYPO-thyroidism; ° 糖尿病", "µ naïve façade ¶¶ " * 300]
+    )
+
+
+def test_each_word_is_asked_once():
+    """A word is learnt when it comes first, in any case, and each mark is a word."""
+    lexicon = Lexicon(tokenizer_of())
+    lexicon.tokens(["As as, AS", ENOUGH])
+    first = lexicon._known
+    lexicon.tokens(["as, a É", ENOUGH])
+    assert (len(first.keys), len(lexicon._known.keys)) == (3, 4)  # as, the comma and a; then é
+    lexicon.tokens(["e as", ENOUGH])
+    assert len(lexicon._known.keys) == 4
+
+
+def test_many_words():
+    """More words than are remembered change no tokens."""
+    lexicon = Lexicon(tokenizer_of())
+    for begin in range(0, 2 * REMEMBERED, REMEMBERED // 2 + TOGETHER):
+        check(lexicon, [" ".join(map(str, range(begin, begin + REMEMBERED // 2)))])
+    assert len(lexicon._known.keys) < 2 * REMEMBERED
+
+
+def test_threads():
+    """Threads that meet the same new words at once get the tokens of one thread."""
+    lexicon = Lexicon(tokenizer_of())
+    texts = [[f"as{number % 50} {number} z" for number in range(begin, begin + 2000)] for begin in range(0, 8000, 500)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lexicon.tokens, texts))
+    assert [values(one) for one in found] == [values(tokenise(lexicon.tokenizer, some)) for some in texts]
+
+
+def with_added(*tokens):
+    """Return a tokenizer with added tokens."""
+    backend = Tokenizer.from_str(tokenizer_of().backend_tokenizer.to_str())
+    backend.add_tokens(list(tokens))
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "served"),
+    [
+        ([], True),
+        ([AddedToken("type 2", normalized=False)], False),
+        ([AddedToken("asthma", normalized=True)], False),
+        ([AddedToken(f"q{number}", normalized=False) for number in range(40)], False),
+    ],
+    ids=["none", "white space", "normalized", "many"],
+)
+def test_added_tokens(tokens, served):
+    """A tokenizer is served if its added tokens are few, have no white space and stand in the text as they are."""
+    assert serves(with_added(*tokens)) == served
+
+
+@pytest.mark.parametrize(
+    ("name", "served"), [("bert", True), ("roberta", False), ("modernbert", False), ("xlm-roberta", False)]
+)
+def test_kinds_of_tokenizers(architectures, name, served):
+    """Only tokenizers that cut like BERT's are served."""
+    assert serves(architectures.tokenizer_of(name)) == served
