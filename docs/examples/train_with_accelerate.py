@@ -65,6 +65,7 @@ def main() -> None:
         mean = accelerator.reduce(total / len(loader), "mean").item()
         accelerator.print(f"epoch {epoch + 1} on {accelerator.device.type}: loss {mean:.4f}", flush=True)
     accelerator.print(f"memory: {epochs.curve.verdict}")
+    accelerator.end_training()
 
 
 if __name__ == "__main__":
