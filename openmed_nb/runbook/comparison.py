@@ -267,7 +267,7 @@ class Comparison(StepReport):
         name = f"time on {self.shown(one.device)}"
         if one.device == CPU and one.split.dominating == TRANSFER:  # Nothing is copied there: the rest is even smaller.
             return Finding(name, OK, "the work is too small to tell")
-        return one.split.finding(name, self.workers)
+        return one.split.finding(name, self.data_remedy)
 
     def _speed_row(self, one: DeviceFigures) -> tuple[str, ...]:
         low, high = one.quartiles
@@ -309,7 +309,8 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Each device has its turns at full speed, data included, and the speed-up is the median of the ratios to the CPU of all
     rounds, with an interval that assumes nothing of how times are distributed. Then steps are waited for phase by phase, and
-    at last each device works without a pause while the system is asked how busy it is.
+    at last each device works without a pause while the system is asked how busy it is. :func:`annotate` tokenises while a GPU
+    computes: of its phases there, data count only as long as they outlast the forward pass.
 
     Args:
         model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a

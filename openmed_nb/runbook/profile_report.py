@@ -38,7 +38,6 @@ from .workloads import (
     Split,
     StepReport,
     Synchronisation,
-    data_remedy,
 )
 
 # What is looked for, by the names of the findings.
@@ -256,10 +255,10 @@ class Profile(StepReport):
 
     def _time_picture(self) -> Picture:
         """Return the phases of a step, one after the other."""
-        begins = itertools.accumulate(self.split.seconds.values(), initial=0.0)
+        begins = itertools.accumulate(self.split.waits.values(), initial=0.0)
         bars = (
             Bar(name, seconds, self.split.shown(name), begin, strong=name == self.split.dominating)
-            for (name, seconds), begin in zip(self.split.seconds.items(), begins, strict=False)
+            for (name, seconds), begin in zip(self.split.waits.items(), begins, strict=False)
         )
         return Picture("Where the time of a step goes, from its beginning to its end", tuple(bars))
 
@@ -276,7 +275,7 @@ class Profile(StepReport):
 
     def _data(self) -> Finding:
         if self.shares.get(DATA, 0.0) > DATA_SHARE:
-            return Finding(DATA_FINDING, WARNING, "steps wait for their data", data_remedy(self.workers))
+            return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
         return Finding(DATA_FINDING, OK, "data come in time")
 
     def _synchronisation(self) -> Finding:

@@ -11,7 +11,7 @@ import gc
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from ..devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
@@ -60,6 +60,11 @@ class StepReport(Shown):
     def shown(self, device: str) -> str:
         """Return the name of a device as it is shown, marked if it is simulated."""
         return f"{device}{MARK}" if self.simulated and canonical(device) == "mps" else device
+
+    @property
+    def data_remedy(self) -> str:
+        """What to do where steps wait for their data."""
+        return TOKENISE_MORE if self.task == ANNOTATION else MORE_WORKERS if self.workers else REMEDIES[DATA]
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,9 @@ class Workload:
 
     def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
         """Return where the time of so many steps goes, or of fewer if they are slow."""
-        return split_of(series(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest)), self.typical)
+        measured = series(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest))
+        meanwhile = self.task == ANNOTATION and self.torch_device.type != "cpu"
+        return replace(split_of(measured, self.typical), meanwhile=meanwhile)
 
     @property
     def typical(self) -> Callable[[list[float]], float]:
@@ -235,11 +242,7 @@ MORE_WORKERS = (
     "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
     "or see nb.training.loader.check()."
 )
-
-
-def data_remedy(workers: int) -> str:
-    """Return what to do about a loader with so many processes that keeps steps waiting."""
-    return MORE_WORKERS if workers else REMEDIES[DATA]
+TOKENISE_MORE = "Tokenise on more cores: nb.cluster(...) spreads texts over several computers. A larger model or longer texts keep the device busy."
 
 
 @dataclass(frozen=True)
@@ -248,43 +251,49 @@ class Split(Plain):
 
     Attributes:
         seconds: How long each phase takes, in seconds, in their order.
+        meanwhile: Whether data are prepared while the device computes, as :func:`annotate` does on a GPU.
 
     Example:
         >>> Split({"data": 3.0, "forward": 1.0}).shares
         {'data': 0.75, 'forward': 0.25}
+        >>> Split({"data": 3.0, "forward": 1.0}, meanwhile=True).waits
+        {'data': 2.0, 'forward': 1.0}
     """
 
     seconds: Mapping[str, float]
+    meanwhile: bool = False
 
     ALSO = ("shares", "dominating")
 
     @property
-    def total(self) -> float:
-        """How long a step takes in which each phase is waited for, in seconds."""
-        return sum(self.seconds.values())
+    def waits(self) -> dict[str, float]:
+        """How long a step waits for each phase, in seconds: for data prepared meanwhile, as long as they outlast the forward pass."""
+        hidden = self.seconds.get(FORWARD, 0.0) if self.meanwhile else 0.0
+        return {name: max(0.0, one - hidden) if name == DATA else one for name, one in self.seconds.items()}
 
     @property
     def shares(self) -> dict[str, float]:
-        """Which part of a step each phase is, from 0 to 1."""
-        return {name: seconds / self.total if self.total else 0.0 for name, seconds in self.seconds.items()}
+        """Which part of a step each phase is that is waited for, from 0 to 1."""
+        total = sum(self.waits.values())
+        return {name: seconds / total if total else 0.0 for name, seconds in self.waits.items()}
 
     @property
     def dominating(self) -> str | None:
         """The phase that takes more than half of a step, ``None`` if none does."""
         return next((name for name, share in self.shares.items() if share > DOMINATES), None)
 
-    def finding(self, name: str, workers: int = 0) -> Finding:
-        """Return what to think of it, under a name; ``workers`` processes read ahead."""
+    def finding(self, name: str, data_remedy: str) -> Finding:
+        """Return what to think of it, under a name, with what to do about data that dominate."""
         main = self.dominating
         words = f"{main} dominates" if main else "no phase takes more than half of a step"
-        remedy = data_remedy(workers) if main == DATA else REMEDIES.get(main or "", "")
+        remedy = data_remedy if main == DATA else REMEDIES.get(main or "", "")
         return Finding(name, WARNING if remedy else OK, words, remedy)
 
     def shown(self, name: str) -> str:
         """Return the time and the share of a phase as they are shown, empty for one that the step does not have."""
         if name not in self.seconds:
             return ""
-        return f"{milliseconds(self.seconds[name])} ({100 * self.shares[name]:.0f} %)"
+        return f"{milliseconds(self.waits[name])} ({100 * self.shares[name]:.0f} %)"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bring_up import STAGES, Ladder, not_met
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.workloads import Split
 from openmed_nb.session import SESSION
 
 TEXTS = ["Patient has asthma.", "No fever, but diabetes mellitus.", "Longstanding hypertension."]
@@ -77,6 +78,26 @@ def test_a_figure_beyond_its_gate_stops_its_stage(name, value, stage):
 
     assert stopped_at(**figures) == stage
     assert not_met(judge(Evidence(**figures)), STAGE[stage], 30)[1]
+
+
+# The phases of annotating with the bundled model on an H100, as shares of their sum.
+ON_A_GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
+
+
+@pytest.mark.parametrize(("meanwhile", "stage"), [(True, None), (False, "throughput")])
+def test_texts_that_are_tokenised_while_the_device_computes_stop_nothing(meanwhile, stage):
+    """Tokenising that the device waits for stops the stage of throughput; what goes on meanwhile does not."""
+    shares = Split(ON_A_GPU, meanwhile).shares
+
+    assert stopped_at(**{**WELL, "device": "cuda:0", "shares": shares}) == stage
+
+
+@pytest.mark.parametrize(("task", "named"), [("annotation", "nb.cluster"), ("training", "nb.training.loader.check")])
+def test_waiting_for_data_has_a_remedy_that_helps(task, named):
+    """Who annotates has no loader: texts are tokenised on more computers."""
+    waiting = {**WELL, "task": task, "shares": {"data": 0.6, "forward": 0.4}}
+
+    assert named in not_met(judge(Evidence(**waiting)), STAGE["throughput"], 30)[1]
 
 
 def test_memory_that_grows_stops_the_stage_of_memory():

@@ -17,7 +17,7 @@ from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
 from ..precision.report import TOLERANCES
 from ..sweep_knee import KNEE_GAIN
 from ..sweep_measurement import HEADROOM_SHARE
-from ..workloads import DATA_SHARE
+from ..workloads import ANNOTATION, DATA_SHARE, TOKENISE_MORE
 from .evidence import DIFFERENCE, FIGURES, HOURS, SHARE, TRAINING, Area, Case, Figures, in_unit
 
 # How many characters a line of the text form has at most, but for the spaces between columns.
@@ -410,8 +410,16 @@ RULES = (
     VerdictRule(
         FIX_DATA,
         Area.DATA,
+        "more than {data_share} of a step is spent on waiting for texts to be tokenised",
+        lambda case: case.beyond("data_share") if case.evidence.task == ANNOTATION else (),
+        TOKENISE_MORE,
+        "At most {data_share} of a step for data: nb.compare(...).",
+    ),
+    VerdictRule(
+        FIX_DATA,
+        Area.DATA,
         "more than {data_share} of a step is spent on waiting for data",
-        lambda case: case.beyond("data_share"),
+        lambda case: () if case.evidence.task == ANNOTATION else case.beyond("data_share"),
         "Read ahead and tokenise once: nb.training.loader.check(loader) and nb.training.loader.ladder(...) say how.",
         "At most {data_share} of a step for data: nb.compare(...).",
     ),

@@ -1,7 +1,9 @@
 """What the figures of a comparison mean: tables of values."""
 
+import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +77,59 @@ def test_shares_are_of_all_steps():
     for task, share in (("annotation", 1 / 11), ("forward pass", 0.5)):
         workload = Workload("m", task, "cpu", 8, None, lambda: iter(()), ())
         assert split_of(steps, workload.typical).shares["data"] == pytest.approx(share)
+
+
+# Measured on an H100 with the bundled model, in tenths of a second.
+GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
+LONG_TEXTS = {"data": 9.0, "forward": 3.0, "decode": 2.0}
+
+# Task, device, phases as measured, and which part of a step waits for its data.
+WAITING = [
+    ("annotation", "cuda:0", GPU, 0.037 / 0.596),
+    ("annotation", "mps", GPU, 0.037 / 0.596),
+    ("annotation", "cuda:0", {"data": 3.0, "forward": 4.0}, 0.0),
+    ("annotation", "cuda:0", LONG_TEXTS, 6 / 11),
+    ("annotation", "cuda:0", {"data": 1.0}, 1.0),
+    ("annotation", "cpu", GPU, 0.441),
+    ("forward pass", "cuda:0", GPU, 0.441),
+    ("training step", "cuda:0", LONG_TEXTS, 9 / 14),
+    ("own step", "mps", LONG_TEXTS, 9 / 14),
+]
+
+
+class Measured(Workload):
+    """Steps whose phases take as long as their batch says."""
+
+    def seconds_of_phases(self, batches):
+        """Return the next batch."""
+        return next(batches)
+
+
+def measured(task, device, seconds):
+    """Return where the time of such steps goes."""
+    return Measured("m", task, device, 8, None, lambda: iter(()), ()).split(itertools.repeat(seconds), 5)
+
+
+@pytest.mark.parametrize(("task", "device", "seconds", "share"), WAITING)
+def test_texts_are_tokenised_while_a_gpu_computes(task, device, seconds, share):
+    """Of annotation on a GPU, only what tokenising takes longer than the forward pass is a wait; all else waits for its data."""
+    split = measured(task, device, seconds)
+
+    assert split.shares["data"] == pytest.approx(share)
+    assert sum(split.shares.values()) == pytest.approx(1)
+    assert split.seconds == pytest.approx(seconds)
+
+
+def test_remedy_for_texts_names_no_loader():
+    """Who annotates has no loader to read ahead with."""
+    for task, named in (("annotation", "nb.cluster"), ("forward pass", "nb.training.loader.check()")):
+        (finding,) = Comparison(
+            "m", task, (replace(compared().of("cpu"), split=Split({"data": 9, "forward": 1})),), 20
+        ).findings
+
+        assert finding.evidence == "data dominates"
+        assert named in finding.remedy
+        assert ("loader" in finding.remedy) is (task != "annotation")
 
 
 def test_speed_up_is_the_median_of_ratios():
