@@ -125,3 +125,35 @@ def test_a_step(device, requested, dtype):
         assert scaler.is_enabled() == (requested == "fp16")
         assert model.weight.dtype == torch.float32
         assert not torch.equal(model.weight.detach().cpu(), before.cpu())
+
+
+# Kinds of layer, and where autocast chooses the type itself: docs/training.md has the same table.
+AUTOCAST = [
+    (("conv2d", "linear", "matmul", "bmm"), ("MPS", "CUDA", "CPU")),
+    (("layer_norm", "group_norm", "softmax.int", "sum"), ("MPS", "CUDA")),
+    (("batch_norm",), ("MPS",)),
+    (("nll_loss", "mse_loss"), ("MPS", "CUDA", "CPU")),
+]
+
+
+@pytest.mark.parametrize(("operators", "devices"), AUTOCAST)
+def test_kinds_of_layers_that_autocast_decides(operators, devices):
+    """Autocast is registered for these operators on these devices; elsewhere they compute in the type of their input."""
+    for operator in operators:
+        found = {
+            device
+            for device in ("MPS", "CUDA", "CPU")
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device}")
+        }
+        assert found == set(devices), operator
+
+
+def test_layers_in_16_bits_on_the_cpu():
+    """On the CPU a convolution and what follows it are in 16 bits, and a loss is in float32."""
+    with nb.training.precision("bf16", "cpu").autocast():
+        images = torch.nn.Conv2d(3, 4, 3)(torch.ones(2, 3, 8, 8))
+        found = (images, torch.nn.BatchNorm2d(4)(images), torch.nn.LayerNorm(6)(images), images.softmax(-1))
+        loss = torch.nn.functional.mse_loss(images, torch.zeros_like(images))
+
+    assert {one.dtype for one in found} == {torch.bfloat16}
+    assert loss.dtype == torch.float32

@@ -14,7 +14,7 @@ from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
 from ...errors import ConfigurationError, cause, given_path, one_line
 from ...plain import from_plain, save, to_json
-from .privacy import CLEANERS
+from .privacy import ALL_LOGGED, CLEANERS, LOGS
 from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
 
 # What each section is called, in the order in which they are shown.
@@ -150,24 +150,28 @@ class Logbook(Sections, Shown):
 
     def markdown(self) -> str:
         """Return everything as Markdown."""
-        notes = [*([NOTE] if self.simulated else []), *([OWN_WORDS] if self.hypotheses else []), *self._far_away()]
+        notes = [*([NOTE] if self.simulated else []), *([OWN_WORDS] if self.hypotheses else []), *self._slow()]
         head = [f"{HEADING} on {escaped(self.device)}", f"Written {self.written}, schema `{self.schema}`.", *notes]
         return "\n\n".join([*head, *map(markdown_of, section_tables(self.to_dict()))]) + "\n"
 
     def report(self) -> Report:
         """Return what it is of; all that it holds stands in the HTML alone, because it differs from computer to computer."""
-        far_away = tuple(self._far_away())
-        sentences = (*far_away, ALL_OF_IT, *([OWN_WORDS] if self.hypotheses else []))
+        slow = tuple(self._slow())
+        sentences = (*slow, ALL_OF_IT, *([OWN_WORDS] if self.hypotheses else []))
         tables = (Table("", ("of", "what"), tuple(self._summary())),)
         sections = tuple(replace(one, folded=True) for one in section_tables(self.to_dict()))
         headline = f"Logbook on {self.device}: what these figures were measured with"
-        title, status = f"Logbook on {self.device}", WARNING if far_away else ""
+        title, status = f"Logbook on {self.device}", WARNING if slow else ""
         return Report(title, sentences, tables, figures=sections, spoken=(headline, *sentences), status=status)
 
-    def _far_away(self) -> Iterator[str]:
+    def _slow(self) -> Iterator[str]:
+        """Yield what of the surroundings takes time."""
         for one in self.storage:
             if one.kind in {"network", "cloud"}:
                 yield f"The {one.what} is on a {one.kind} volume, which loading waits for. {LOCAL}"
+        for name in LOGS:
+            if ALL_LOGGED.fullmatch(self.environment.get(name, "")):
+                yield f"{name} logs all that is done, which takes time. Unset it before times are measured."
 
     def _summary(self) -> Iterator[tuple[str, str]]:
         """Yield what the person said of it, and nothing that differs from computer to computer."""

@@ -140,6 +140,16 @@ SHARED_VARIABLES: dict[str, Callable[[str], str]] = {
     "MALLOC_ARENA_MAX": number,
     "PYTHONMALLOC": list_of("default|debug|(malloc|pymalloc|mimalloc)(_debug)?"),
 }
+# What libraries log, and their values that log all they do: each call, copy or block of memory.
+LOGS: dict[str, Callable[[str], str]] = {
+    **dict.fromkeys(
+        ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"), list_of("detail|debug|info|warning|error|critical")
+    ),
+    "HF_DEBUG": switch,
+    "TORCH_LOGS": list_of(r"[+-]?(all|torch|dynamo|aot|inductor|dynamic|distributed|autograd)"),
+    "PYTORCH_DEBUG_MPS_ALLOCATOR": number,
+}
+ALL_LOGGED = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
 # These are of one computer: its paths, its devices, and its way to the hub.
 OWN_VARIABLES: dict[str, Callable[[str], str]] = {
     **dict.fromkeys(("LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), paths),
@@ -150,6 +160,7 @@ OWN_VARIABLES: dict[str, Callable[[str], str]] = {
     **dict.fromkeys(("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE"), list_of(DEVICES)),
     **dict.fromkeys(("ACCELERATE_USE_CPU", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), switch),
     "HF_ENDPOINT": address,
+    **LOGS,
 }
 CLEANERS = SHARED_VARIABLES | OWN_VARIABLES
 

@@ -14,6 +14,7 @@ import openmed_nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.plain import from_plain
 from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE, Logbook
+from openmed_nb.runbook.logbook.privacy import kept_variables
 from openmed_nb.runbook.logbook.sections import Hypothesis
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -100,6 +101,31 @@ def test_a_cache_that_is_far_away_is_a_warning(logbooks, kind):
         assert "HF_HOME" in form
     assert (book.report().status, logbooks.WHOLE.report().status) == ("warning", "")
     assert "volume" not in str(logbooks.WHOLE)
+
+
+DEBUG_LOGGING = [
+    ("TRANSFORMERS_VERBOSITY", "debug", True),
+    ("TRANSFORMERS_VERBOSITY", "error", False),
+    ("HF_HUB_VERBOSITY", "DEBUG", True),
+    ("HF_DEBUG", "1", True),
+    ("HF_DEBUG", "0", False),
+    ("TORCH_LOGS", "+dynamo", True),
+    ("TORCH_LOGS", "inductor,+all", True),
+    ("TORCH_LOGS", "-torch", False),
+    ("PYTORCH_DEBUG_MPS_ALLOCATOR", "15", True),
+    ("PYTORCH_DEBUG_MPS_ALLOCATOR", "0", False),
+    ("OMP_NUM_THREADS", "8", False),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "warns"), DEBUG_LOGGING)
+def test_debug_logging_is_a_warning(logbooks, name, value, warns):
+    """A library that logs all that it does is said in every form: it takes time."""
+    book = logbooks.but("", environment=kept_variables({name: value}))
+
+    assert (f"{name} logs" in str(book)) is warns
+    assert (f"{name} logs" in book.markdown()) is warns
+    assert book.report().status == ("warning" if warns else "")
 
 
 DAMAGED = {

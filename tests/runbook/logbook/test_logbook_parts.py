@@ -93,6 +93,10 @@ VALUES = [
     ("HF_ENDPOINT", "https://hub.example/npm_AbCdEfGhIjKlMnOp", "https://hub.example"),
     ("HF_ENDPOINT", "https://hub.example:x/", "***"),
     ("HF_ENDPOINT", NOTE, "***"),
+    ("TRANSFORMERS_VERBOSITY", "debug", "debug"),
+    ("TORCH_LOGS", "+dynamo,aot", "+dynamo,aot"),
+    ("TORCH_LOGS", "asthma", "***"),
+    ("PYTORCH_DEBUG_MPS_ALLOCATOR", "3", "3"),
 ]
 
 
