@@ -129,7 +129,7 @@ def measure(arguments: list[str]) -> tuple[str, int]:
 
 def climb(arguments: list[str]) -> tuple[str, int]:
     """Bring a model up; return how far it came, and the exit status: 1 where a stage is not passed."""
-    from .runbook.bring_up import FOLDER, ladder
+    from .runbook.bring_up import FOLDER, SECONDS, ladder
 
     command = argparse.ArgumentParser(
         "python -m openmed_nb ladder",
@@ -140,8 +140,9 @@ def climb(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"{FOLDER} if left out")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
-    asked = command.parse_args(arguments)
-    found = ladder(asked.model, folder=asked.folder, device=asked.device, training=asked.training)
+    about = f"about how long the sweep, and the comparison, may each take; {SECONDS:g} if left out"
+    command.add_argument("--seconds", type=float, default=SECONDS, help=about)
+    found = ladder(**vars(command.parse_args(arguments)))
     return str(found), found.exit_code
 
 

@@ -47,6 +47,7 @@ def test_mistakes_are_one_line(capsys):
         (str(NOTE.parent),): "cannot be read: Is a directory",
         (str(NOTE.parent / "disease" / "model.safetensors"),): "it is not UTF-8 text",
         ("doctor", "disease_detection_tinny"): "UnknownModel: ",
+        ("ladder", "--seconds", "0"): "seconds",
     }
     for arguments, said in mistakes.items():
         assert main([*arguments]) == 2

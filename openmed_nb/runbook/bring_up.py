@@ -306,7 +306,8 @@ def not_met(judged: Verdict, stage: Stage, seconds: float) -> tuple[str, str]:
     case = Case(judged.evidence, vars(judged.gates))
     for one in () if last else judged.unknown:
         if one.needed and one.rank in stage.ranks and one.blocks(case):
-            remedy = f"Call the same ladder with seconds={2 * seconds:g}, or run {one.first_command}."
+            more = f"seconds={2 * seconds:g} (in a shell, --seconds {2 * seconds:g})"
+            remedy = f"Call the same ladder with {more}, or run {one.first_command}."
             return f"not known: {one.name}.", remedy
     return "", ""
 
