@@ -84,36 +84,43 @@ def note(number: int) -> str:
     return f"Note {number}. {' '.join(sentences)}"
 
 
-def throughput(device: str, dtype: str, texts: list[str], rounds: int) -> dict[str, Any]:
-    """Return the median times of one process, of one worker and of several, in turn, and whether all find the same."""
+def throughput(device: str, texts: list[str], rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield for each type the median times of one process, of one worker and of several, in turn, and what they find."""
     options = {"device": "cpu", "threads": 1} if device == "cpu" else {"device": "cuda"}
     counts = [n for n in (1, 2, 4) if n <= (2 if device == "cpu" else torch.cuda.device_count())]
     ways: dict[str, Any] = {f"{n} workers": lambda n=n: nb.cluster(n=n, **options) for n in counts}
     if device == "cuda":
         ways["one process"] = nullcontext
-    found, times = {}, {name: [] for name in ways}
+    dtypes = ("float32", "bfloat16") if device == "cuda" else ("float32",)
+    found, times = {}, {(dtype, name): [] for dtype in dtypes for name in ways}
     for _round in range(rounds):
         for name, way in ways.items():
             with way() as cluster:  # Each alone: the processes of an idle cluster take some of the CPU.
                 where = {"device": "cuda"} if cluster is None else {"client": cluster.client}
-                nb.annotate(texts[:100], dtype=dtype, progress=False, **where)
-                begin = time.perf_counter()
-                found[name] = nb.annotate(texts, dtype=dtype, progress=False, **where)
-                times[name].append(time.perf_counter() - begin)
-    middle = {name: statistics.median(taken) for name, taken in times.items()}
+                for dtype in dtypes:
+                    nb.annotate(texts[:100], dtype=dtype, progress=False, **where)
+                    begin = time.perf_counter()
+                    found[dtype, name] = nb.annotate(texts, dtype=dtype, progress=False, **where)
+                    times[dtype, name].append(time.perf_counter() - begin)
     if device == "cpu":
-        found["one process"] = nb.annotate(texts, device="cpu", dtype=dtype, progress=False)
-    spans = [[[(one["start"], one["end"]) for one in entities] for entities in each] for each in found.values()]
-    return {
-        "texts": len(texts),
-        "entities": sum(map(len, spans[0])),
-        **{f"{name}, seconds": round(taken, 2) for name, taken in middle.items()},
-        "texts per second": round(len(texts) / min(middle.values())),
-        "texts with the same spans everywhere": sum(
-            all(one == first for one in others) for first, *others in zip(*spans, strict=True)
-        ),
-        **{f"{n} workers / one": round(middle["1 workers"] / middle[f"{n} workers"], 2) for n in counts[1:]},
-    }
+        found["float32", "one process"] = nb.annotate(texts, device="cpu", progress=False)
+    for dtype in dtypes:
+        middle = {name: statistics.median(taken) for (kind, name), taken in times.items() if kind == dtype}
+        answers = [each for (kind, _name), each in found.items() if kind == dtype]
+        spans = [[[(one["start"], one["end"]) for one in entities] for entities in each] for each in answers]
+        yield (
+            f"throughput on {device} in {dtype}",
+            {
+                "texts": len(texts),
+                "entities": sum(map(len, spans[0])),
+                **{f"{name}, seconds": round(taken, 2) for name, taken in middle.items()},
+                "texts per second": round(len(texts) / min(middle.values())),
+                "texts with the same spans everywhere": sum(
+                    all(one == first for one in others) for first, *others in zip(*spans, strict=True)
+                ),
+                **{f"{n} workers / one": round(middle["1 workers"] / middle[f"{n} workers"], 2) for n in counts[1:]},
+            },
+        )
 
 
 def small_model(folder: Path) -> Path:
@@ -154,8 +161,7 @@ def memory(many: int) -> dict[str, Any]:
 def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each measurement with its name."""
     texts = [note(number) for number in range(asked.texts or TEXTS[asked.device])]
-    for dtype in ("float32", "bfloat16") if asked.device == "cuda" else ("float32",):
-        yield f"throughput on {asked.device} in {dtype}", throughput(asked.device, dtype, texts, asked.rounds)
+    yield from throughput(asked.device, texts, asked.rounds)
     if asked.device == "cpu" and asked.many:
         yield "memory of the client", memory(asked.many)
 

@@ -203,6 +203,10 @@ class CorpusRun(Iterator[Any]):
             self._first_texts.append(self._delimiter.join(word for word in words if isinstance(word, str)))
         return text
 
+    def __length_hint__(self) -> int:
+        count = known_length(self._texts)
+        return NotImplemented if count is None else max(0, count - len(self.answers) - len(self._pulled))
+
     def replay(self, earlier: ResultsFile | Annotations) -> None:
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):

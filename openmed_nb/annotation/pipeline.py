@@ -36,6 +36,8 @@ from .tokens import Frame
 # those for mps are a guess between the two, which AnnotationPipeline.calibrate can better.
 BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "cuda": Budget(32768, waste=2048)}
 
+WIDTH = 768  # of the models that the waste on CUDA is for
+
 # The methods of transformers' class that a subclass may override to change answers; ours has another way to the same.
 HOOKS = {
     name: getattr(TokenClassificationPipeline, name)
@@ -180,7 +182,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         self._forward_params["batch_tokens"] = whole("batch_tokens", tokens)
 
     def _tokens_at_once(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
-        measured = self.learned.get(device.type) or device_budget(device).tokens
+        measured = self.learned.get(device.type) or device_budget(device, self.model).tokens
         return int(forward_params.get("batch_tokens", measured))
 
     @property
@@ -345,22 +347,25 @@ class AnnotationPipeline(TokenClassificationPipeline):
         else:
             padding = self._learnt("padding", model, lambda: hides_padding(network, longest))
         tokens = self._tokens_at_once(forward_params, network.device)
-        budget = replace(device_budget(network.device), tokens=tokens, rows=rows, padding=padding)
+        budget = replace(device_budget(network.device, model), tokens=tokens, rows=rows, padding=padding)
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
-        lexicon = (
-            Lexicon(self.tokenizer) if self._learnt("words", self.tokenizer, lambda: serves(self.tokenizer)) else None
-        )
-        return Annotator(
-            network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities, lexicon
-        )
+        served = self._learnt("served", self.tokenizer, lambda: serves(self.tokenizer))
+        lexicon = Lexicon(self.tokenizer) if served else None
+        join = self.aggregate_overlapping_entities
+        return Annotator(network, self.tokenizer, decoder, settings, budget, join, lexicon)
 
 
-def device_budget(device: torch.device) -> Budget:
-    return BUDGETS.get(device.type, BUDGETS["cpu"])
+def device_budget(device: torch.device, model: Any) -> Budget:
+    """Return how much of a model runs at once on a device."""
+    budget = BUDGETS.get(device.type, BUDGETS["cpu"])
+    if device.type != "cuda":
+        return budget
+    # A narrow model computes a token sooner, and to start a batch of it takes as long.
+    return replace(budget, waste=budget.waste * WIDTH // getattr(model.config, "hidden_size", WIDTH))
 
 
 class EachAnswer(Iterator[list[Entity]]):

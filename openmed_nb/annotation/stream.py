@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -98,17 +99,25 @@ class Chunk:
 END = Chunk(0, [])
 
 
-def in_chunks(texts: Iterable[Any], characters: int, first: int = 0, least: int = 1) -> Iterator[Chunk]:
-    """Yield the texts of a stream in order, in chunks of about ``characters``.
+def in_chunks(
+    texts: Iterable[Any],
+    characters: int,
+    first: int = 0,
+    least: int = 1,
+    most: Callable[[], float] = lambda: math.inf,
+) -> Iterator[Chunk]:
+    """Yield the texts of a stream in order, in chunks of about ``characters``; each text counts for ``least`` of them.
 
-    A failure of the stream comes as a value, in a last chunk without texts, so that the texts before it are not lost.
+    ``most`` says how many texts the next chunk has at most, if they are an eighth of a full chunk. A failure of the stream comes
+    as a value, in a last chunk without texts, so that the texts before it are not lost.
     """
-    stream, size, error = iter(texts), max(1, characters // FIRST_PART), None
+    stream, smallest, error = iter(texts), max(1, characters // FIRST_PART), None
+    size = smallest
     while error is None:
         chunk: list[Any] = []
-        left = size
+        left, enough = size, most()
         try:
-            while left > 0:
+            while left > 0 and (len(chunk) < enough or size - left < smallest):
                 chunk.append(next(stream))
                 left -= max(weight(chunk[-1]), least)
         except StopIteration:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import uuid
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from ..annotation.references import Reference, absolute, check_series
@@ -82,7 +84,11 @@ class ClusterAnnotator:
                 if self.client.status != "running":
                     raise lost(self.client)
 
-        return while_workers_last(self.in_order(in_chunks(while_connected(), self.characters, first, LEAST)))
+        def most() -> float:
+            """Return how many texts a chunk may have, so that at the end no worker waits long for the last."""
+            return length_hint(texts, sys.maxsize) / (2 * self.threads())
+
+        return while_workers_last(self.in_order(in_chunks(while_connected(), self.characters, first, LEAST, most)))
 
     def in_order(self, chunks: Iterator[Chunk]) -> Generator[AnswerColumns]:
         """Yield the answers to chunks in their order; chunks under way are cancelled when nobody wants more."""
@@ -106,7 +112,7 @@ class ClusterAnnotator:
 
     def fill(self, under_way: UnderWay, chunks: Iterator[Chunk]) -> Exception | None:
         """Send chunks out until enough are under way or an answer is there; return the error of the stream."""
-        most = AHEAD * max(1, sum(ask_scheduler(self.client, self.client.nthreads).values()))
+        most = AHEAD * self.threads()
         while len(under_way) < most:
             chunk = next(chunks, END)
             if not chunk.texts:
@@ -115,6 +121,11 @@ class ClusterAnnotator:
             if under_way[0][1].done():
                 break
         return None
+
+    def threads(self) -> int:
+        """Return how many chunks run at once; at least one, for a worker that comes."""
+        threads: int = sum(ask_scheduler(self.client, self.client.nthreads).values())
+        return max(1, threads)
 
     def submit(self, chunk: Chunk) -> Future:
         """Send a chunk out with its texts in the task, so that they survive any worker."""

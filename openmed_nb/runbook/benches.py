@@ -209,7 +209,7 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
         if is_quantized(pipe.model):
             raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the model's name.")
         moved = with_model(annotator, copy_of(pipe.model, device).eval())
-        budget = replace(device_budget(place), padding=annotator.budget.padding)
+        budget = replace(device_budget(place, annotator.network.model), padding=annotator.budget.padding)
         return AnnotationBench(name, replace(moved, budget=budget), texts or TEXTS, length)
 
     return Subject(name, ANNOTATION, on)

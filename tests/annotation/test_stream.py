@@ -62,6 +62,20 @@ def test_short_texts_count_more():
     assert sum(len(chunk.texts) for chunk in chunks) == 100
 
 
+def test_the_end_is_shared_out():
+    """Chunks become smaller as far as is asked, but no smaller than an eighth of a full one."""
+    left = [100]
+
+    def most():
+        return left[0] / 4
+
+    sizes = []
+    for chunk in in_chunks(["a"] * 100, characters=64, most=most):
+        sizes.append(len(chunk.texts))
+        left[0] -= sizes[-1]
+    assert sizes == [4, 8, 16, 18, 14, 10, 8, 6, 4, 4, 4, 4]
+
+
 def test_a_chunk_is_not_shown():
     """What shows a chunk shows none of its texts."""
     assert "asthma" not in repr(next(in_chunks(["asthma"], 10)))

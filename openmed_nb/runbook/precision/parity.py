@@ -187,7 +187,7 @@ def pair_of_files(spec: LoadSpec, device: str) -> Pair:
     # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
     pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
     reference = whole_texts(pipe.own_annotator())
-    budget = replace(device_budget(model.device), padding=reference.budget.padding)
+    budget = replace(device_budget(model.device, model), padding=reference.budget.padding)
     candidate = replace(with_model(reference, model), budget=budget)
     return Pair(spec.reference.name, reference, candidate, spec.dtype)
 
