@@ -5,6 +5,7 @@ import copy
 import pickle
 import signal
 import weakref
+from operator import length_hint
 
 import datasets
 import numpy as np
@@ -16,10 +17,11 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
+from openmed_nb.annotation.corpus import CorpusRun
 from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.results import AnnotatedText
-from openmed_nb.annotation.stream import chunk_characters
+from openmed_nb.annotation.stream import Source, chunk_characters
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
 from openmed_nb.session import SESSION
@@ -254,6 +256,15 @@ def test_every_text_has_an_answer_or_a_reason(annotated, pipe, texts):
         with pytest.raises(UnreadableText, match=f"Text {bad[0]} ") as caught:
             annotated(pipe, texts)
         assert words(caught.value.annotations) == words(found)[: bad[0]]
+
+
+def test_texts_that_are_left():
+    """A run says how many texts it has not read yet, where their number is known."""
+    source = Source(lambda *_: iter(()), {"aggregation_strategy": "first", "delimiter": None}, "cpu")
+    run = CorpusRun(["a", "b", "c"], source)
+    next(run)
+    assert length_hint(run, -1) == 2
+    assert length_hint(CorpusRun(iter(["a"]), source), -1) == -1
 
 
 class BrokenStreamError(Exception):
