@@ -84,9 +84,11 @@ class ClusterAnnotator:
                 if self.client.status != "running":
                     raise lost(self.client)
 
+        threads = self.threads()
+
         def most() -> float:
             """Return how many texts a chunk may have, so that at the end no worker waits long for the last."""
-            return length_hint(texts, sys.maxsize) / (2 * self.threads())
+            return length_hint(texts, sys.maxsize) / (2 * threads)
 
         return while_workers_last(self.in_order(in_chunks(while_connected(), self.characters, first, LEAST, most)))
 
