@@ -638,12 +638,11 @@ class Annotations(Shown, Sequence[list[Entity]]):
         if not self.show_text:
             return Report(summary.title, (*summary.sentences, HIDDEN), tables=summary.tables[:1])
         first, count = len(self.first_texts), len(self)
-        shown: tuple[str, ...] = ()
-        spoken: tuple[str, ...] = ()
-        if 0 < first < count:
-            another = "" if self.texts is None else f" found.show({first}) shows another, where found is this result."
-            shown = (f"Shown: the first {first} texts.",)
-            spoken = summary.title, *summary.sentences, f"The first {first} of {count:,} texts.{another}"
+        shown = (f"Shown: the first {first} texts.",) if 0 < first < count else ()
+        rest = [f"The first {first} of {count:,} texts."] if shown else []
+        if first < count and self.texts is not None:
+            rest += [f"found.show({first}) shows {'another' if first else 'one'}, where found is this result."]
+        spoken = (summary.title, *summary.sentences, " ".join(rest)) if rest else ()
         said = (*summary.sentences, *shown)
         return Report(summary.title, said, summary.tables[:1], tuple(self._pieces()), spoken=spoken)
 

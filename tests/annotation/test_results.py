@@ -4,7 +4,9 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -300,6 +302,13 @@ class TestManyTextsShown:
         for shown in (str(many), many._repr_html_()):
             assert f"note {SHOWN_TEXTS - 1} " in shown
             assert f"note {SHOWN_TEXTS} " not in shown
+
+    def test_files_name_what_shows_one(self):
+        """Of files no text is kept; the HTML says what to type to see one, and a hidden text is not promised."""
+        files = replace(found(), first_texts=(), texts=[Path("a.txt")] * 4)
+        assert "found.show(0)" in files._repr_html_()
+        assert "The first 0" not in files._repr_html_()
+        assert "found.show" not in replace(files, show_text=False)._repr_html_() + found()._repr_html_()
 
     def test_texts_stand_apart(self):
         """In the HTML each text is an element of its own with a line above it, so that each has its own direction."""
