@@ -155,6 +155,12 @@ class Score(Plain):
         """The harmonic mean of both."""
         return 2 * self.right / (self.gold + self.found) if self.gold + self.found else 1.0
 
+    @property
+    def in_words(self) -> str:
+        """The counts as a sentence."""
+        of, others = counted(self.gold, "gold entity", "gold entities"), counted(self.found - self.right, "other")
+        return f"It finds {self.right:,} of {of} (recall {100 * self.recall:.0f} %), and {others}."
+
     def __add__(self, other: Score) -> Score:
         return Score(self.gold + other.gold, self.found + other.found, self.right + other.right)
 
@@ -376,7 +382,8 @@ class ParityReport(Shown):
         tables = (findings_table("", self.findings), differing)
         figures = Table("Figures", ("figure", "value"), tuple(self._figures()), folded=True)
         said = (*sentences, *self.notes)
-        spoken = (f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}", *said)
+        gold = (self.gold[1].in_words,) if self.gold else ()
+        spoken = (f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}", *gold, *said)
         return Report(title, said, tables, figures=(figures,), spoken=spoken, status=self.status)
 
     def _figures(self) -> Iterator[tuple[str, str]]:

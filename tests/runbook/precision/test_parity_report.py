@@ -125,6 +125,14 @@ def test_remedy_leaves_the_type_or_the_device():
         assert found == dict(zip(names, remedies, strict=True)), (device, dtype)
 
 
+def test_what_was_found_of_the_gold_stands_on_top():
+    """The HTML says at once how many of the true entities this device finds, and how many others, also where all checks are ok."""
+    gold = replace(GOOD, gold=(Score(10, 12, 9), Score(10, 13, 9)))
+
+    assert gold.report().spoken[1] == "It finds 9 of 10 gold entities (recall 90 %), and 4 others."
+    assert GOOD.report().spoken[1].startswith("20 texts")
+
+
 def test_without_entities_nothing_is_told():
     """Texts in which neither way finds an entity give a warning, not a good result."""
     report = replace(GOOD, spans=Spans())
