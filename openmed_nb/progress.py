@@ -40,6 +40,7 @@ WIDTH = 10  # How many characters the bar of a text has.
 LOADS = IMPORTING, LOADING  # What comes before the work.
 ALONE = IMPORTING, RELEASING  # What lets no other thread run.
 BEAT = 1.2  # Seconds in which the dot pulses once.
+FINISHED = "finished"  # How a line ends whose verb did not fail.
 MANY = 100  # Of so many things, or of an unknown number, the speed is shown too.
 
 
@@ -84,6 +85,12 @@ class Line:
         return f"{self.activity.doing}: {self.activity.name}"
 
     @property
+    def share(self) -> float | None:
+        """How long the bar is, from 0 to 1; once all is finished, the last step that was under way is done too."""
+        total, last = self.activity.total, self.activity.done + 1
+        return 1.0 if self.end == FINISHED and total == last > 1 else self.activity.share
+
+    @property
     def words(self) -> str:
         """What stands behind the bar."""
         time, loading = duration(self.seconds), ""
@@ -97,7 +104,7 @@ class Line:
         return ", ".join(filter(None, (self.activity.count, time + loading, left, speed)))
 
     def __str__(self) -> str:
-        share = self.activity.share
+        share = self.share
         filled = None if share is None else int(WIDTH * share)
         bar = ", " if filled is None else f" {'█' * filled}{'░' * (WIDTH - filled)} "
         return f"{self.heading}{bar}{self.words}"
@@ -107,7 +114,7 @@ class Line:
 
     def _repr_html_(self) -> str:
         """Return the line as HTML that needs no widget; at the end, it is the same in a notebook that is not trusted."""
-        share, label = self.activity.share, escape(self.heading)
+        share, label = self.share, escape(self.heading)
         bar = ", " if share is None else f' <progress max="1" value="{share:.3f}" aria-label="{label}"></progress> '
         # Each drawing replaces the one before, and its dot goes on where that one's was.
         pulse = "" if self.end else PULSE % (self.seconds % BEAT)
@@ -270,7 +277,7 @@ class Progress:
         """Say that the verb is done, or has failed, if anything was shown of it."""
         if self._drawing is not None and threading.current_thread() is threading.main_thread():
             drawing, self._drawing = self._drawing, None  # Also if the end is interrupted.
-            drawing.end("stopped" if stopped else "finished")
+            drawing.end("stopped" if stopped else FINISHED)
 
 
 class Drawing:

@@ -36,6 +36,14 @@ def of_texts(done, total=300):
             "Annotating: bundled on cpu ██████████ 300 texts, finished after 1:06:40 (loading took 12 s), 25 texts/s",
         ),
         (Line(of_texts(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
+        (
+            Line(Activity("Moving to mps", "bundled", 1, 2), 0.5, "finished"),
+            "Moving to mps: bundled ██████████ 2 of 2, finished after 0.5 s",
+        ),
+        (
+            Line(Activity("Comparing", "bundled", 5, 20, "turn"), 12, "finished"),
+            "Comparing: bundled ██░░░░░░░░ turn 6 of 20, finished after 12 s",
+        ),
     ],
 )
 def test_what_a_line_says(line, said):
