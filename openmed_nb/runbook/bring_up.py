@@ -154,7 +154,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "split",
         "what falls back, and whether it is worth it",
-        "At most {fallback_time} of the time falls back, the device is {speed_up} faster than the CPU, and nothing else is open.",
+        "At most {fallback_time} of the time falls back, a GPU is {speed_up} faster than the CPU, and nothing else is open.",
         split,
         frozenset(Area),
         "Leave this work where it runs today.",
@@ -280,7 +280,7 @@ class Ladder(Shown):
         return Report(
             title,
             (self.final, *to_do, *filter(None, (self.note,))),
-            (Table("Stages", ("stage", "state", "criterion"), rows),),
+            (Table("Stages", ("stage", "state", "criterion"), rows, folded=True),),
             figures=(Table("Files", ("stage", "what is measured", "files"), files, folded=True),),
             status=FAILED if stopped else OK if self.complete else WARNING,
             pictures=(Picture("How far", lamps=self.lamps),),

@@ -139,6 +139,7 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
     assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
     assert [one.stage for one in found.rungs] == ["freeze"]
     assert "too late" in found.final
+    assert found.report().tables[0].folded  # The lamps say how far it is.
     assert [one.status for one in found.report().pictures[0].lamps] == ["failed", *["not applicable"] * 4]
     assert "%load_ext openmed_nb" in found.rungs[0].remedy
     assert "Quackenbush" not in written + str(found) + found._repr_html_()

@@ -240,9 +240,7 @@ class Verdict(Shown):
         lamps = tuple(sorted(asked_for, key=lambda one: SEVERITY.index(one.status), reverse=True))
         tables = (
             Table("What led to it", ("figure", "speaks for", "value", "gate", "threshold"), led, folded=True),
-            Table(
-                "What is not known", ("what", "may change the verdict", "how to measure it"), unknown, not self.before
-            ),
+            Table("What is not known", ("what", "may change the verdict", "how to measure it"), unknown, folded=True),
             Table("What else was measured", ("figure", "value"), rest, folded=True),
         )
         return Report(

@@ -508,6 +508,7 @@ def test_tables_of_a_verdict():
         "threshold": "10 %",
     }
     assert (unknown.caption, unknown.columns[1]) == ("What is not known", "may change the verdict")
+    assert all(table.folded for table in (*told.figures, *judge(Evidence()).report().figures))
     assert (measured.caption, measured.columns) == ("What else was measured", ("figure", "value"))
 
 
