@@ -258,7 +258,7 @@ SHORT = 24  # How many characters a cell may have that is not broken into lines.
 NUMBER = re.compile(r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?")
 # What can be typed: a name of the package, perhaps with arguments, or a magic; in text that is escaped already.
 CODE = re.compile(
-    r"^%%?\w(?:[^.]|\.(?=\w))*$|(?<![\w.])(?:found = )?(?:(?:openmed_)?nb|found)(?:\.\w+)+(?:\([^()]*\))?|%%?openmed\w*(?: --?\w+)*"
+    r"^%%?\w(?:[^.]|\.(?=\w))*$|(?<![\w.])(?:found = )?(?:(?:openmed_)?nb(?!\.(?:service|plist)\b)|found)(?:\.\w+)+(?:\([^()]*\))?|masked\[\d+\]|%%?openmed\w*(?: --?\w+)*"
 )
 
 

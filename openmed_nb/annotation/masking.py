@@ -111,16 +111,18 @@ class MaskedTexts(Shown, list[MaskedText]):
     def report(self) -> Report:
         """Return how much was replaced, the first texts with their replacements marked, and what masking does not promise."""
         count = counted(sum(len(one.spans) for one in self), "entity", "entities")
-        first = f"Shown: the first {SHOWN_TEXTS} texts." if len(self) > SHOWN_TEXTS else ""
+        more = len(self) > SHOWN_TEXTS
+        first = f"Shown: the first {SHOWN_TEXTS} texts." if more else ""
+        another = f"The first {SHOWN_TEXTS} of {len(self):,} texts. masked[{SHOWN_TEXTS}] is another, where masked is this result."
         pieces: list[Piece] = []
         for number, one in enumerate(self[:SHOWN_TEXTS]):
             text = one.report()
             said = text.pieces or (Piece(text.sentences[-1]),)
             pieces += [Piece(f"{number}: ", begins=True), *said, Piece("\n")]
         sentences = tuple(filter(None, (NO_GUARANTEE, first)))
-        return Report(
-            f"{count} masked in {counted(len(self), 'text')}", sentences, pieces=tuple(pieces), status=WARNING
-        )
+        title = f"{count} masked in {counted(len(self), 'text')}"
+        spoken = (title, NO_GUARANTEE, another) if more else ()
+        return Report(title, sentences, pieces=tuple(pieces), spoken=spoken, status=WARNING)
 
 
 def checked_policy(replacement: Any) -> Policy:

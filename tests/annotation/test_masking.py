@@ -176,6 +176,11 @@ class TestManyTexts:
         ]
         assert repr(masked) == str(masked)
         assert masked._repr_html_().count(NO_GUARANTEE) == 1
+        assert (
+            "The first 5 of 8 texts. <code>masked[5]</code> is another, where masked is this result."
+            in masked._repr_html_()
+        )
+        assert "where masked" not in nb.annotate("No asthma.", "bundled_small", device="cpu").mask()._repr_html_()
         assert [one["text"] for one in plain(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
 
     def test_hidden_texts_stay_hidden(self):

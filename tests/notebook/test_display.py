@@ -199,6 +199,7 @@ def test_numbers_stand_to_the_right(cells, numeric):
         ("%debug has no frames now.", []),
         ("found = nb.annotate(notes)", ["found = nb.annotate(notes)"]),
         ("The nb of a cell; a.nb.c and 3 % openmed", []),
+        ("masked[5] is another; openmed_nb.service and openmed_nb.plist are files", ["masked[5]"]),
     ],
 )
 def test_what_can_be_typed_is_code(sentence, code):

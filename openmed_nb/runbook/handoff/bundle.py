@@ -70,7 +70,7 @@ CARD = ("README*", "LICENSE*", "NOTICE*")
 
 # What each file is for.
 WHAT = {
-    README: "this text",
+    README: "how it is run",
     RUN: "the golden command: it sets the environment variables and runs the smoke test",
     SMOKE: "the smoke test",
     SERVICE: "the golden command as a unit of systemd",

@@ -39,6 +39,7 @@ def test_what_is_in_a_bundle(handed_over):
     assert changed_files(handed_over.folder) == {}
     assert nb.runbook.Logbook.read(handed_over.folder / "evidence.json").figures == ()
     assert handed_over.to_dict()["golden"]["copied"] is True
+    assert "this text" not in str(handed_over)
 
 
 def test_the_owner_of_the_golden_command_is_named(handed_over):
