@@ -250,7 +250,7 @@ class Profile(StepReport):
     def headline(self) -> str:
         """How long a step takes, and what takes most of it, in a sentence."""
         most = max(self.shares, key=self.shares.__getitem__, default="")
-        share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most else ""
+        share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most not in {"", "step"} else ""
         return f"A step takes {milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
 
     def _time_picture(self) -> Picture:

@@ -103,6 +103,14 @@ def test_what_to_do_about_a_wait():
         assert says in replace(HEALTHY, synchronisations=waits).findings[1].remedy
 
 
+def test_the_headline_names_what_takes_most():
+    """It says which phase takes most of a step, but not that the step does."""
+    headline = "A step takes 125.00 ms on mps"
+
+    assert HEALTHY.headline == f"{headline}: 96 % of it is forward"
+    assert replace(HEALTHY, split=Split({"data": 0.01, "step": 0.99})).headline == headline
+
+
 STARTING = [
     ("mps", {"starting_seconds": 0.05}, OK),
     ("mps", {"starting_seconds": 0.051}, WARNING),
