@@ -20,7 +20,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split
 from traitlets import Bool, Enum, Unicode
 
-from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated, shown_device
+from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
 from ..display import Json, Report, Shown, Table
 from ..errors import MagicError, OpenMedError, cause, given_path, nearest, shorten
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
@@ -187,7 +187,7 @@ class CheatSheet(Shown):
     """What can be typed, and the state of a session.
 
     Attributes:
-        device: The device in force, and why, or why there is none.
+        device: The device in force, and why, as a sentence, or why there is none.
         models: The names of the models in memory.
         simulated: Whether the session runs on a simulated Mac.
     """
@@ -200,13 +200,13 @@ class CheatSheet(Shown):
     def of(cls, session: Session) -> CheatSheet:
         """Look at a session, which loads nothing."""
         choice = session.choice_or_error(confirm=False)
-        device = str(choice) if isinstance(choice, OpenMedError) else f"{shown_device(choice.device)}. {choice.reason}"
+        device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
         return cls(device, session.inventory().names, mps_is_simulated())
 
     def report(self) -> Report:
         """Return the state in two sentences, and a table of what can be typed."""
         models = ", ".join(self.models) if self.models else "none yet; the first use loads one"
-        sentences = (f"Device: {self.device}", f"Models in memory: {models}.")
+        sentences = (self.device, f"Models in memory: {models}.")
         return Report("openmed_nb", sentences, (Table("", ("type", "to see or do"), CHEATS),))
 
 
@@ -402,8 +402,8 @@ class OpenMedMagics(Magics):
             raise MagicError(what, f"Write the text in the lines below it, or see {name} --help.")
         if not given:
             place = "behind it" if cell is None else "in the lines below it"
-            remedy = f"Write the text {place}, or --from and a variable; %%openmed_ner reads the lines of its cell."
-            raise MagicError(f"{name} has no text.", remedy)
+            more = "; %%openmed_ner reads the lines of its cell" if cell is None else ""
+            raise MagicError(f"{name} has no text.", f"Write the text {place}, or --from and a variable{more}.")
         return text if cell is None else cell
 
     def _named(self, name: str | None) -> Any:

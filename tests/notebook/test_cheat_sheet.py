@@ -14,7 +14,7 @@ def test_it_says_the_state_of_this_session(kernel):
     text = kernel.run("%openmed").text
 
     assert "Models in memory: none yet; the first use loads one." in empty
-    assert "  Device: cpu. " in text
+    assert f"  {kernel.value('openmed_nb.device().headline')}." in text
     assert "  Models in memory: bundled_small." in text
     assert len(text.splitlines()) <= 25
     assert max(map(len, text.splitlines())) <= 110

@@ -63,6 +63,7 @@ def test_no_text_is_one_clear_error(kernel, cell):
 
     assert name == "MagicError"
     assert "has no text. Write the text" in value
+    assert value.count("%%openmed_ner") == 1
     assert len(traceback) == 1
 
 
