@@ -309,7 +309,7 @@ def to_html(report: Report) -> str:
     first = f"{badge(report.status)} " if report.status else ""
     title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>' if headline else ""
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
-    pictures, text = "".join(map(drawn, report.pictures)), _html_text(report.pieces) if report.pieces else ""
+    pictures, text = drawn(*report.pictures), _html_text(report.pieces) if report.pieces else ""
     all_tables = (findings_table("", report.wrong), *report.tables)
     tables, figures = ("".join(map(_html_table, filled(some))) for some in (all_tables, report.figures))
     figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""

@@ -179,15 +179,20 @@ def bars_of(
     return Picture(caption, tuple(Bar(label, value, shown(value), strong=label == strong) for label, value in there))
 
 
-def drawn(picture: Picture) -> str:
-    """Return a picture as HTML, empty if there is nothing to draw."""
-    lines = [(line, found) for line in picture.lines if (found := points_of(line))]
+def drawn(*pictures: Picture) -> str:
+    """Return pictures as HTML, one below the other, empty if there is nothing to draw; all lines begin at the same place."""
+    edge = max(map(_edge, pictures), default=0)
+    return "".join(_drawn(picture, edge) for picture in pictures)
+
+
+def _drawn(picture: Picture, edge: int) -> str:
+    lines = _lines_of(picture)
     if picture.bars:
         inside = _bars(picture.bars)
     elif picture.lamps:
         inside = _lamps(picture.lamps)
     elif lines and picture.axes:
-        inside = _lines(picture.caption, lines, picture.axes)
+        inside = _lines(picture.caption, lines, picture.axes, edge)
     else:
         return ""
     caption = f'<figcaption style="{CAPTION}">{escape(picture.caption)}</figcaption>'
@@ -281,14 +286,33 @@ def _lamps(lamps: Iterable[Lamp]) -> str:
     return f'<table style="border:none;margin:0;font-size:1em"><tbody><tr style="border:none;background:none;text-align:left">{cells}</tr></tbody></table>'
 
 
-def _lines(caption: str, lines: Sequence[tuple[Line, Points]], axes: Axes) -> str:
+def _lines_of(picture: Picture) -> list[tuple[Line, Points]]:
+    """Return the lines of a picture that can be drawn, each with its points."""
+    return [(line, found) for line in picture.lines if (found := points_of(line))]
+
+
+def _heights(lines: Sequence[tuple[Line, Points]], axes: Axes) -> tuple[float, ...]:
+    """Return the numbers at the axis upwards."""
+    limits = [one.at for one in axes.limits if is_drawable(one.at)]
+    spreads = [end for line, _ in lines for ends in line.spread for end in ends if is_drawable(end)]
+    return ticks(max([point[1] for _, points in lines for point in points] + limits + spreads, default=0))
+
+
+def _edge(picture: Picture) -> int:
+    """Return how many characters stand to the left of the axes of a picture."""
+    if picture.axes is None:
+        return 0
+    heights = _heights(_lines_of(picture), picture.axes)
+    return max(len(number_of(one)) for one in heights) + len(picture.axes.unit) + 1
+
+
+def _lines(caption: str, lines: Sequence[tuple[Line, Points]], axes: Axes, edge: int) -> str:
     """Return lines in axes: an image of the lines, dots that say their values, and the words of the axes around it."""
     below, limits, marks = (
         [one for one in some if is_drawable(one.at)] for some in (axes.ticks, axes.limits, axes.marks)
     )
     across = [point[0] for _, points in lines for point in points] + [one.at for one in (*below, *marks)]
-    spreads = [end for line, _ in lines for ends in line.spread for end in ends if is_drawable(end)]
-    heights = ticks(max([point[1] for _, points in lines for point in points] + [one.at for one in limits] + spreads))
+    heights = _heights(lines, axes)
     least, most = min(across), max(across)
 
     def x(value: float) -> float:
@@ -328,7 +352,6 @@ def _lines(caption: str, lines: Sequence[tuple[Line, Points]], axes: Axes) -> st
     image = (
         f'<img alt="{escape(words_of(caption, lines, axes))}" src="data:image/svg+xml;base64,{source}" style="{IMAGE}">'
     )
-    edge = max(len(number_of(one)) for one in heights) + len(axes.unit) + 1
     frame = f"position:relative;height:{axes.height:g}em;margin:{1.7 if marks else 0.7}em 1.5em 3em {0.55 * edge + 0.8:.3g}em"
     names = f"<div>{''.join(legend)}</div>" if len(legend) > 1 else ""
     # Where styles are lost, what is hidden stays so.

@@ -42,4 +42,4 @@ def picture(curve: MemoryCurve) -> str:
     """Return a curve as HTML: the pictures, and the verdict with its reason and what to do, which a screen reader reads out."""
     report = curve.marked()
     said = to_html(replace(report, tables=(), pictures=()))
-    return f'{"".join(map(drawn, report.pictures))}<div role="status">{said}</div>'
+    return f'{drawn(*report.pictures)}<div role="status">{said}</div>'

@@ -3,6 +3,7 @@
 import base64
 import math
 import re
+from dataclasses import replace
 from html import unescape
 from itertools import combinations
 from xml.etree import ElementTree as ET
@@ -41,6 +42,18 @@ def lefts(page):
     """Return where bars begin and how long they are, in percent."""
     found = re.findall(r"left:([\d.]+)%;top:0;width:([\d.]+)%", page)
     return [(float(left), float(width)) for left, width in found]
+
+
+def test_axes_below_each_other_begin_at_the_same_place():
+    """Lines that stand below each other have one left edge, that of the longest words, so that their axes can be compared."""
+    memory, speed = (
+        Picture("", lines=(line_of(9.0, most),), axes=replace(axes_of(), unit=unit))
+        for most, unit in ((20.0, "MiB"), (2000.0, "rows/s"))
+    )
+    edges = [re.findall(r"em 1.5em 3em ([\d.]+)em", drawn(*some)) for some in ((memory,), (speed,), (memory, speed))]
+
+    assert edges[0] < edges[1]
+    assert edges[2] == edges[1] * 2
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])

@@ -70,7 +70,7 @@ def section_of(outcome: Outcome) -> str:
         lines = escape("\n".join(outcome.output))
         parts.append(f'<pre tabindex="0" aria-label="The last lines that it printed">{lines}</pre>')
     if outcome.report:
-        parts += map(drawn, outcome.report.pictures)
+        parts.append(drawn(*outcome.report.pictures))
         is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
         whole = f"<summary>All of it ({outcome.seconds:.0f} s)</summary>{wide(replace(outcome.report, pictures=()))}"
         parts.append(f"<details{is_open}>{whole}</details>")
