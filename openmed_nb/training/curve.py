@@ -373,7 +373,10 @@ class MemoryCurve(Shown):
             advice = ADVICE[self.verdict]
             if self.verdict == FLAT and self.trend.total > self.gate:
                 advice = f"It is {100 * self.trend.total:+.0f} % all the same: watch it where you train for longer."
-            return f"{advice} But {suspect}. {DETACH}" if suspect else advice
+            if suspect is None:
+                return advice
+            so_far = "It takes little memory so far, but" if advice == ADVICE[FLAT] else f"{advice} But"
+            return f"{so_far} {suspect}. {DETACH}"
         if suspect and not suspect.graphs:
             return f"{CAUSES['allocated'][0]}: {suspect}. {KEEP_FEWER}"
         figure = "graphs" if suspect and self.measure != "allocated" else self.measure

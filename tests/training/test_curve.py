@@ -137,7 +137,7 @@ ADVICE = {
     ),
     "graphs that a backward pass has emptied": (
         {"allocated": FLAT, "holders": [Holder("losses", "list", 30, 120, 30)]},
-        f"Nothing to do. But losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH}",
+        f"It takes little memory so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH}",
     ),
     "a sawtooth": (
         {"allocated": SAWTOOTH},
