@@ -159,14 +159,14 @@ class SweepReport(StepReport):
         model, method = f"{self.name}, {self.task}{rows}{loader}.", f"Memory: {self.method}." if self.method else ""
         sentences = tuple(filter(None, (model, choice, annotate if self.batch_tokens else "", method)))
         why = (("the knee", self.why), ("the end", self.end)) if self.knee else ()
+        least = "at least " if self.still_rising and self.stopped in {LARGEST, TIME} else ""
+        best = f"The best batch on {self.shown(self.device)} has {least}{counted(self.knee or 0, 'row')}"
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first pass", "timed steps", "")
         table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points), folded=True)
         return Report(
             f"Batch sweep {self.heading}",
             sentences,
-            spoken=(f"The best batch on {self.shown(self.device)} has {counted(self.knee, 'row')}", *sentences)
-            if self.knee
-            else (),
+            spoken=(best, *sentences) if self.knee else (),
             figures=(Table("Why", ("of what", "reason"), why), table),
             pictures=self._pictures(),
         )

@@ -183,6 +183,15 @@ def test_a_single_size_has_no_knee(stopped, seconds, heading):
     assert "seconds" not in alone.to_dict()
 
 
+def test_the_headline_claims_no_more_than_was_tried():
+    """Where a larger batch might be faster still, the headline says that the best one has at least so many rows."""
+    rising = replace(OWN, knee=64)
+
+    assert OWN.report().spoken[0] == "The best batch on cpu has 32 rows"
+    assert rising.report().spoken[0] == "The best batch on cpu has at least 64 rows"
+    assert replace(rising, stopped=OUT_OF_MEMORY).report().spoken[0] == "The best batch on cpu has 64 rows"
+
+
 def test_plain_form():
     """The report as a mapping survives JSON, with its schema and every point."""
     plain = json.loads(json.dumps(FULL.to_dict()))
