@@ -43,7 +43,7 @@ def serves(tokenizer: PreTrainedTokenizerBase) -> bool:
         parts == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
         and prefix_of(tokenizer) is not None
         and len(added) <= MOST_ADDED
-        and not any(token.normalized or len(token.content.split()) != 1 for token in added)
+        and not any(token.normalized or any(map(str.isspace, token.content)) for token in added)
     )
 
 

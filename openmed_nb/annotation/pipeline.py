@@ -353,8 +353,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
-        served = self._learnt("served", self.tokenizer, lambda: serves(self.tokenizer))
-        lexicon = Lexicon(self.tokenizer) if served else None
+        lexicon = Lexicon(self.tokenizer) if serves(self.tokenizer) else None
         join = self.aggregate_overlapping_entities
         return Annotator(network, self.tokenizer, decoder, settings, budget, join, lexicon)
 

@@ -136,10 +136,11 @@ def with_added(*tokens):
     [
         ([], True),
         ([AddedToken("type 2", normalized=False)], False),
+        ([AddedToken(" x", normalized=False)], False),
         ([AddedToken("asthma", normalized=True)], False),
         ([AddedToken(f"q{number}", normalized=False) for number in range(40)], False),
     ],
-    ids=["none", "white space", "normalized", "many"],
+    ids=["none", "white space", "a space before", "normalized", "many"],
 )
 def test_added_tokens(tokens, served):
     """A tokenizer is served if its added tokens are few, have no white space and stand in the text as they are."""
