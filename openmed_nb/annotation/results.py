@@ -163,11 +163,14 @@ class Numbers(dict[str, int]):
 
 
 def grown(column: array[int], numbers: Sequence[int]) -> array[int]:
-    """Return a column with more numbers: of four bytes each, and of eight from the first that four do not hold."""
+    """Return a column with more numbers, of two bytes each; of four or eight from the first that fewer do not hold."""
     try:
         more = array(column.typecode, numbers)
     except OverflowError:
-        column, more = array("q", column), array("q", numbers)
+        wider = {"H": "I", "I": "q"}.get(column.typecode)
+        if wider is None:
+            raise
+        return grown(array(wider, column), numbers)
     column += more
     return column
 
@@ -183,8 +186,8 @@ class Answers(Sequence[list[Entity]]):
         self.errors: dict[int, str] = {}
         self.fingerprints = array("Q")
         self._bounds = array("q", [0])
-        self._starts, self._ends, self._indices = array("I"), array("I"), array("I")
-        self._labels, self._words = array("I"), array("I")
+        self._starts, self._ends, self._indices = array("H"), array("H"), array("H")
+        self._labels, self._words = array("H"), array("H")
         self._numbers = Numbers()  # Each label and word is held once.
         self._scores = array("d")
         self._key = key
@@ -196,8 +199,8 @@ class Answers(Sequence[list[Entity]]):
             answer = ()
         if answer:
             self._key = "entity" if "entity" in answer[0] else "entity_group"
-        self._labels.extend([self._numbers[entity[self._key]] for entity in answer])
-        self._words.extend([self._numbers[entity["word"]] for entity in answer])
+        self._labels = grown(self._labels, [self._numbers[entity[self._key]] for entity in answer])
+        self._words = grown(self._words, [self._numbers[entity["word"]] for entity in answer])
         self._scores.extend([entity["score"] for entity in answer])
         self._starts = grown(self._starts, [entity["start"] for entity in answer])
         self._ends = grown(self._ends, [entity["end"] for entity in answer])
@@ -212,8 +215,8 @@ class Answers(Sequence[list[Entity]]):
         rows = slice(int(answers.bounds[count]))
         self._key = answers.key
         names = [self._numbers[name] for name in answers.names]
-        self._labels.extend(map(names.__getitem__, answers.labels[rows].tolist()))
-        self._words.extend(map(self._numbers.__getitem__, answers.words[rows]))
+        self._labels = grown(self._labels, [names[label] for label in answers.labels[rows].tolist()])
+        self._words = grown(self._words, [self._numbers[word] for word in answers.words[rows]])
         self._scores.frombytes(answers.scores[rows].tobytes())
         self._starts = grown(self._starts, answers.starts[rows].tolist())
         self._ends = grown(self._ends, answers.ends[rows].tolist())

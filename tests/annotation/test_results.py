@@ -60,6 +60,19 @@ class Marks(HTMLParser):
 ASTHMA, DIABETES = placed(7, 13), placed(18, 33, score=0.5)
 
 
+@pytest.mark.parametrize("place", [2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**40])
+def test_places_of_any_size(place):
+    """Places of entities are kept, however long a text is, and those before them too."""
+    answers = Answers()
+    entities = [
+        [{"entity_group": "DISEASE", "score": 0.5, "word": "flu", "start": start, "end": start + 3}]
+        for start in (0, place)
+    ]
+    for entity in entities:
+        answers.add(1, entity)
+    assert list(answers) == entities
+
+
 class TestOneText:
     """It is the sequence of entities that the pipeline gave."""
 
