@@ -8,7 +8,7 @@ Compared are, over invented notes with the bundled model:
   also in bfloat16; beside them one process without Dask;
 - what comes back with what one process finds;
 - on the CPU, the memory of the client for many short texts of a generator against that for 10,000, sampled while they run.
-  Nothing is found in these texts by the small model made for that; of what is found, some 40 bytes for each entity are kept.
+  Nothing is found in these texts by the small model made for that; of what is found, 16 bytes for each entity of a short text are kept.
 
 The faults of workers are tests, with their figures: ``tests/distributed/test_faults.py``.
 """
