@@ -123,7 +123,7 @@ def suits(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 def onednn_gain() -> float:
     """Return how many times faster oneDNN is here than torch's own choice, 0 where it cannot be used.
 
-    Measured once in a process, in some 30 milliseconds.
+    Measured once in a process, in some 30 milliseconds, and in turn: what else this computer does then slows both down.
     """
     import torch
 
@@ -131,15 +131,20 @@ def onednn_gain() -> float:
         return 0.0
     numbers = torch.linspace(-1, 1, 768 * 768).reshape(768, 768)
     product = functools.partial(torch.nn.functional.linear, numbers[:512], numbers)
-    with torch.inference_mode():
-        own, expected = best_seconds(product), product()
+
+    def by_onednn() -> torch.Tensor:
         with linear_mode()():
-            onednn, computed = best_seconds(product), product()
+            return product()
+
+    with torch.inference_mode():
+        expected, computed = product(), by_onednn()
+        turns = [(best_seconds(product, times=1), best_seconds(by_onednn, times=1)) for _ in range(4)]
+    own, onednn = map(min, zip(*turns, strict=True))
     return own / onednn if torch.allclose(computed, expected, rtol=1e-4, atol=1e-3) else 0.0
 
 
-def best_seconds(function: Callable[[], Any], times: int = 4) -> float:
-    """Return the shortest of a few runs, in seconds."""
+def best_seconds(function: Callable[[], Any], times: int) -> float:
+    """Return the shortest of some runs, in seconds."""
     # By the real clock, whatever a block is timed by: the gain is learnt once and holds for the whole process.
     seconds = []
     for _ in range(times):
