@@ -12,13 +12,13 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..devices.backend import TOKENIZER_LOCK
-from .tokens import PART, Tokens, encode, positions, prefix_of, tokenise
+from .tokens import PART, Tokens, names_of, positions, prefix_of, tokenise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +28,6 @@ FEWEST_CHARACTERS = 4096  # For less text the library is quicker.
 LONGEST_WORD = 100
 REMEMBERED = 1 << 16  # After about so many words, all are forgotten.
 MOST_ADDED = 32  # Texts are searched for each added token; with more of them the library is quicker.
-TOGETHER = 64  # So many new words are tokenised as one text, because each text takes longer than a word.
 
 # What a character can be to a tokenizer; a mark is a word of its own.
 SPACE, LETTER, MARK, OTHER = range(4)
@@ -49,45 +48,69 @@ def serves(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The tokens of words; ``W`` words, ``P`` tokens."""
+    """The tokens of words; ``W`` words, of which the first stands for every unknown one, and ``P`` tokens."""
 
-    keys: np.ndarray  # (W,) uint64, ascending
+    keys: np.ndarray  # (W,) uint64
+    slots: np.ndarray  # (S,) int32, the numbers of the words where :func:`hash_table` puts them
     firsts: np.ndarray  # (W,) int64, the first token of each word
     counts: np.ndarray  # (W,) int64
     ids: np.ndarray  # (P,) int64
     starts: np.ndarray  # (P,) int64, in characters of the word
     ends: np.ndarray  # (P,) int64
 
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the word of each key, and whether there is one."""
-        numbers = np.searchsorted(self.keys, keys)
-        found = self.keys.take(numbers, mode="clip") == keys if len(self.keys) else np.zeros(len(keys), bool)
-        return numbers, found
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Return the number of the word of each key, 0 where there is none."""
+        slots = slots_of(keys, len(self.slots))
+        numbers = self.slots[slots]
+        others = np.flatnonzero((self.keys[numbers] != keys) & (numbers > 0))  # Another word has the slot.
+        while len(others):
+            slots[others] = (slots[others] + 1) % len(self.slots)
+            numbers[others] = self.slots[slots[others]]
+            others = others[(self.keys[numbers[others]] != keys[others]) & (numbers[others] > 0)]
+        return numbers
 
     def with_words(self, tokenizer: PreTrainedTokenizerBase, keys: np.ndarray, words: Sequence[str]) -> Pieces:
-        """Return the tokens of more words too."""
-        texts = [" ".join(words[place : place + TOGETHER]) for place in range(0, len(words), TOGETHER)]
-        encodings = encode(tokenizer, texts)
-        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64)
-        offsets = np.fromiter(chain.from_iterable(chain.from_iterable(one.offsets for one in encodings)), np.int64)
-        # As characters of all words in a row, with a space after each.
-        begins = np.array([0, *accumulate(len(word) + 1 for word in words)])
-        spans = offsets.reshape(-1, 2) + np.repeat(begins[:-1:TOGETHER], [*map(len, encodings)])[:, None]
-        bounds = np.searchsorted(spans[:, 0], begins)
-        spans -= np.repeat(begins[:-1], np.diff(bounds))[:, None]
+        """Return the tokens of more words too, which are as the tokenizer changes them."""
+        cut, prefix = tokenizer.backend_tokenizer.model.tokenize, prefix_of(tokenizer) or ""
+        each = [[piece.id for piece in cut(word)] for word in words]
+        counts, ids = np.array([*map(len, each)]), np.fromiter(chain.from_iterable(each), np.int64)
+        firsts, single = np.cumsum(counts) - counts, counts == 1
+        lengths = names_of(tokenizer, ids).lengths[ids] - len(prefix)
+        lengths[firsts] += len(prefix)  # Only the pieces that go on with a word have it.
+        lengths[firsts[single]] = np.array([*map(len, words)])[single]  # Its name may be that of the unknown token.
+        ends = np.cumsum(lengths)
+        ends -= np.repeat(ends[firsts] - lengths[firsts], counts)
         keys = np.append(self.keys, keys)
-        order = np.argsort(keys)
         return Pieces(
-            keys[order],
-            np.append(self.firsts, bounds[:-1] + len(self.ids))[order],
-            np.append(self.counts, np.diff(bounds))[order],
+            keys,
+            hash_table(keys),
+            np.append(self.firsts, firsts + len(self.ids)),
+            np.append(self.counts, counts),
             np.append(self.ids, ids),
-            np.append(self.starts, spans[:, 0]),
-            np.append(self.ends, spans[:, 1]),
+            np.append(self.starts, ends - lengths),
+            np.append(self.ends, ends),
         )
 
 
-NONE = Pieces(np.zeros(0, np.uint64), *[np.zeros(0, np.int64)] * 5)
+def hash_table(keys: np.ndarray) -> np.ndarray:
+    """Return the number of a key in each slot, int32, 0 where there is none: each key has the first free one from its own on."""
+    table = np.zeros(4 << len(keys).bit_length(), np.int32)
+    numbers = np.arange(1, len(keys), dtype=np.int32)
+    slots = slots_of(keys[1:], len(table))
+    while len(numbers):
+        free = table[slots] == 0
+        table[slots[free]] = numbers[free]  # Of those that want one slot, one gets it.
+        left = table[slots] != numbers
+        numbers, slots = numbers[left], (slots[left] + 1) % len(table)
+    return table
+
+
+def slots_of(keys: np.ndarray, size: int) -> np.ndarray:
+    """Return the own slot of each key in a table of a size that is a power of two."""
+    return (keys & np.uint64(size - 1)).astype(np.int64)
+
+
+NONE = Pieces(np.zeros(1, np.uint64), np.zeros(1, np.int32), *[np.zeros(1, np.int64)] * 2, *[np.zeros(0, np.int64)] * 3)
 
 
 class Lexicon:
@@ -98,40 +121,41 @@ class Lexicon:
         self._known = NONE  # Replaced as a whole, because other threads of a worker read it too.
 
     @functools.cached_property
-    def alphabet(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each character of the code page is, and what the tokenizer changes it to, 0 for none; each uint8 of ``(256,)``."""
+    def alphabet(self) -> tuple[bytes, bytes]:
+        """What each character of the code page is, and what the tokenizer changes it to, 0 for none; a byte for each."""
         backend = self.tokenizer.backend_tokenizer
-        kinds, folded = np.full(256, OTHER, np.uint8), np.zeros(256, np.uint8)
+        kinds, folded = bytearray([OTHER] * 256), bytearray(256)
         for code in range(1, 256):
             character = backend.normalizer.normalize_str(bytes([code]).decode("cp1252", "ignore"))
-            if len(as_bytes := western_bytes(character)) == 1:
+            if len(as_bytes := western_bytes(character).strip(b"\0")) == 1:
                 words = backend.pre_tokenizer.pre_tokenize_str(f"a{character}a")
                 kinds[code] = {1: LETTER, 2: SPACE, 3: MARK}[len(words)]
                 folded[code] = 0 if kinds[code] == SPACE else as_bytes[0]
-        return kinds, folded
+        return bytes(kinds), bytes(folded)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of texts, one sequence for each."""
         sizes = np.array([*map(len, texts)])
         if sizes.sum() < FEWEST_CHARACTERS or sizes.max() > PART:
             return tokenise(self.tokenizer, texts)
-        each = [western_bytes(text) for text in texts]
-        joined = b" ".join(each)
-        begins = np.array([0, *accumulate(len(text) + 1 for text in each)])
-        codes, (kinds, folded) = np.frombuffer(joined, np.uint8), self.alphabet
-        firsts, lasts = words_in(kinds[codes])
-        odd = [np.flatnonzero(kinds[codes] == OTHER), firsts[lasts - firsts > LONGEST_WORD], self._added(joined)]
-        by_library = np.diff(begins) - 1 != sizes
-        by_library[owners(np.concatenate(odd), begins)] = True
-        kept = ~by_library[owners(firsts, begins)]
+        joined = " ".join(texts)
+        characters = joined.encode() if joined.isascii() else b" ".join(map(western_bytes, texts))
+        begins = np.append(0, np.cumsum(sizes + 1))
+        kinds, folded = (np.frombuffer(characters.translate(table), np.uint8) for table in self.alphabet)
+        firsts, lasts = words_in(kinds)
+        odd = [np.flatnonzero(kinds == OTHER), firsts[lasts - firsts > LONGEST_WORD], self._added(characters)]
+        by_library = np.zeros(len(texts), bool)
+        by_library[np.searchsorted(begins, np.concatenate(odd), side="right") - 1] = True
+        owners = np.repeat(np.arange(len(texts)), np.diff(np.searchsorted(firsts, begins)))
+        kept = ~by_library[owners]
         if not kept.any():
             return tokenise(self.tokenizer, texts)
-        keys = keys_of(folded[codes], firsts)[kept]
-        firsts, lasts = firsts[kept], lasts[kept]
-        known, numbers = self._looked_up(joined, firsts, lasts, keys)
+        keys = keys_of(folded, firsts)[kept]
+        firsts, lasts, owners = firsts[kept], lasts[kept], owners[kept]
+        known, numbers = self._looked_up(folded, firsts, lasts, keys)
         counts, bounds = known.counts[numbers], np.searchsorted(firsts, begins)
         places = positions(known.firsts[numbers], known.firsts[numbers] + counts)
-        starts, words = known.starts[places], np.repeat(firsts - begins[owners(firsts, begins)], counts)
+        starts, words = known.starts[places], np.repeat(firsts - begins[owners], counts)
         tokens = Tokens(
             known.ids[places],
             starts + words,
@@ -149,34 +173,40 @@ class Lexicon:
         )
 
     def _looked_up(
-        self, joined: bytes, firsts: np.ndarray, lasts: np.ndarray, keys: np.ndarray
+        self, folded: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, keys: np.ndarray
     ) -> tuple[Pieces, np.ndarray]:
         """Return the tokens of words, among them these, and the number of each."""
         known = self._known
-        numbers, found = known.find(keys)
-        if found.all():
+        numbers = known.find(keys)
+        missing = np.flatnonzero(numbers == 0)
+        if not len(missing):
             return known, numbers
-        with TOKENIZER_LOCK:  # Another thread may have learnt the words meanwhile.
-            known = self._known if len(self._known.keys) <= REMEMBERED else NONE
-            missing = np.flatnonzero(~known.find(keys)[1])
+        with TOKENIZER_LOCK:
+            if len(self._known.keys) > REMEMBERED:
+                self._known, missing = NONE, np.arange(len(keys))
             new, places = np.unique(keys[missing], return_index=True)
-            spans = zip(firsts[missing[places]].tolist(), lasts[missing[places]].tolist(), strict=True)
-            words = [joined[first:last].decode("cp1252") for first, last in spans]
-            known = self._known = known.with_words(self.tokenizer, new, words)
-        return known, known.find(keys)[0]
+            unknown = self._known.find(new) == 0  # Another thread may have learnt a word meanwhile.
+            new, places = new[unknown], missing[places[unknown]]
+            if len(new):
+                text = folded.tobytes().decode("cp1252")
+                spans = zip(firsts[places].tolist(), lasts[places].tolist(), strict=True)
+                self._known = self._known.with_words(self.tokenizer, new, [text[first:last] for first, last in spans])
+            known = self._known
+        return known, known.find(keys)
 
-    def _added(self, joined: bytes) -> np.ndarray:
+    def _added(self, characters: bytes) -> np.ndarray:
         """Return where added tokens stand."""
         added = [western_bytes(token.content) for token in self.tokenizer.added_tokens_decoder.values()]
-        return np.array([place for token in added if token for place in places_of(token, joined)], np.int64)
+        found = [place for token in added if token.strip(b"\0") for place in places_of(token, characters)]
+        return np.array(found, np.int64)
 
 
 def western_bytes(text: str) -> bytes:
-    """Return a byte for each character of a text, nothing if a character is not of Western Europe's code page."""
+    """Return a byte for each character of a text, all 0 if one of them is not of Western Europe's code page."""
     try:
         return text.encode("ascii" if text.isascii() else "cp1252")
     except UnicodeEncodeError:
-        return b""
+        return bytes(len(text))
 
 
 def places_of(part: bytes, whole: bytes) -> Iterator[int]:
@@ -187,17 +217,13 @@ def places_of(part: bytes, whole: bytes) -> Iterator[int]:
         place = whole.find(part, place + 1)
 
 
-def owners(places: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Return the number of the text that each character is of."""
-    return np.searchsorted(begins, places, side="right") - 1
-
-
 def words_in(kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where words begin and end among characters of some kinds."""
-    letters, marks = kinds == LETTER, kinds == MARK
-    begins, ends = letters | marks, letters | marks
-    begins[1:] &= ~(letters[1:] & letters[:-1])
-    ends[:-1] &= ~(letters[1:] & letters[:-1])
+    letters = kinds == LETTER
+    begins = letters | (kinds == MARK)
+    ends, joined = begins.copy(), letters[1:] & letters[:-1]
+    begins[1:] &= ~joined
+    ends[:-1] &= ~joined
     return np.flatnonzero(begins), np.flatnonzero(ends) + 1
 
 
@@ -211,10 +237,13 @@ def random_numbers() -> np.ndarray:
 
 def keys_of(codes: np.ndarray, firsts: np.ndarray) -> np.ndarray:
     """Return a key for each word, uint64: sums of random numbers, which are equal for different words once in 2**64 pairs."""
-    lengths = np.diff(np.append(firsts, len(codes)))
-    within = np.minimum(np.arange(firsts[0], len(codes)) - np.repeat(firsts, lengths), LONGEST_WORD - 1)
-    numbers = random_numbers().take(within * 256 + codes[firsts[0] :])
-    keys: np.ndarray = np.add.reduceat(numbers, firsts - firsts[0])
+    codes, firsts = codes[firsts[0] :], (firsts - firsts[0]).astype(np.int32)
+    within = np.arange(len(codes), dtype=np.int32)
+    within -= np.repeat(firsts, np.diff(np.append(firsts, len(codes))))
+    np.minimum(within, LONGEST_WORD - 1, out=within)
+    within *= 256
+    within += codes
+    keys: np.ndarray = np.add.reduceat(random_numbers().take(within), firsts)
     return keys
 
 

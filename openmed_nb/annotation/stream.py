@@ -191,9 +191,10 @@ class Annotator:
         upcoming = Upcoming(in_chunks(texts, chunk_characters(budget), first), self.tokenised)
         with beside(device) as begin:
             upcoming.read(1)
+            first = upcoming.next()  # Alone: other threads would delay it.
             if at_hand:
-                upcoming.read(1 + READ_AHEAD, begin)
-            under_way = self.begun(upcoming.next(), budget)
+                upcoming.read(READ_AHEAD, begin)
+            under_way = self.begun(first, budget)
             while under_way:
                 if decode:
                     yield decode()
@@ -258,16 +259,16 @@ class Annotator:
     def tokenised(self, chunk: Chunk) -> Callable[[], Prepared]:
         """Read and tokenise a chunk of texts, and return what makes it ready for the device."""
         settings, delimiter = self.settings, self.settings.delimiter
-        texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
-        failures: dict[int, OpenMedError] = {}
-        if delimiter is not None or not all_readable(texts):
+        readable, failures = chunk.texts, {}
+        if delimiter is not None or not all_readable(readable):
+            texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
             checked = (
                 (place, unreadable(text, chunk.first + place, delimiter is not None))
                 for place, text in enumerate(texts)
             )
             failures = {place: failure for place, failure in checked if failure}
-        empty: Any = "" if delimiter is None else []
-        readable = [empty if place in failures else text for place, text in enumerate(texts)]
+            empty: Any = "" if delimiter is None else []
+            readable = [empty if place in failures else text for place, text in enumerate(texts)]
         truncation = None
         if settings.stride is not None or settings.truncation:
             side = self.tokenizer.truncation_side
