@@ -291,22 +291,22 @@ def fill(tokens: Tokens, windows: Windows, batch: Batch, network: Network) -> In
     Rows are filled up on the right, also for a tokenizer that does so on the left: a model that counts positions from
     the left edge would count the filling, and its answers would depend on the batch.
     """
-    frame, size = network.frame, (batch.height, batch.length)
-    rows, before = batch.rows, len(network.frame.before)
-    counts = np.zeros((batch.height, 1), np.int64)
-    counts[: len(rows), 0] = windows.lengths[rows]
-    columns = np.broadcast_to(np.arange(batch.length) - before, size)  # 0 is the first token of the window
+    frame, rows, size = network.frame, batch.rows, batch.height * batch.length
+    counts = np.zeros(batch.height, np.int64)
+    counts[: len(rows)] = windows.lengths[rows]
+    begins = np.arange(0, size, batch.length) + len(frame.before)  # where the text of each row begins
+    texts = positions(begins, begins + counts)
     ids, types = np.full(size, frame.padding), np.full(size, frame.padding_type)
-    inside = (columns >= 0) & (columns < counts)
-    ids[inside] = tokens.ids[positions(windows.firsts[rows], windows.lasts[rows])]
-    types[inside] = frame.token_type
-    for place in range(before):
-        column = columns == place - before
-        ids[column], types[column] = frame.before[place], frame.before_types[place]
+    ids[texts] = tokens.ids[positions(windows.firsts[rows], windows.lasts[rows])]
+    types[texts] = frame.token_type
+    for place in range(len(frame.before)):
+        added = begins - len(frame.before) + place
+        ids[added], types[added] = frame.before[place], frame.before_types[place]
     for place in range(len(frame.after)):
-        column = columns == counts + place
-        ids[column], types[column] = frame.after[place], frame.after_types[place]
-    return network.arrays(ids, (columns >= -before) & (columns < counts + len(frame.after)), types)
+        added = begins + counts + place
+        ids[added], types[added] = frame.after[place], frame.after_types[place]
+    mask = np.arange(batch.length) < (counts + frame.size)[:, None]
+    return network.arrays(ids.reshape(mask.shape), mask, types.reshape(mask.shape))
 
 
 def collect(run: ForwardRun, network: Network) -> Outputs:
@@ -338,10 +338,10 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     probabilities = np.zeros((count, network.model.config.num_labels), np.float32) if network.whole else None
     targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
     for batch, arrays in outputs:
-        places, owned = owned_places(run.windows, batch, network.frame)
+        owned, inside = owned_places(run.windows, batch, network.frame)
         given = arrays if len(arrays) == len(targets) else (arrays[0].argmax(-1), arrays[0].max(-1))
         for target, array in zip(targets, given, strict=True):
-            target[places[owned]] = array[: len(batch.rows)][owned]
+            target[owned] = array.reshape(batch.height * batch.length, *array.shape[2:])[inside]
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
@@ -356,11 +356,10 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
 
 
 def owned_places(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Return of each place in the windows of a batch which token it is, and whether its window owns that token."""
-    rows = batch.rows
-    places = np.arange(batch.length) + (windows.firsts[rows] - len(frame.before))[:, None]
-    owned = (places >= windows.owned_firsts[rows][:, None]) & (places < windows.owned_lasts[rows][:, None])
-    return places, owned
+    """Return which tokens the windows of a batch own, and the place of each among all places of the batch."""
+    firsts, lasts = windows.owned_firsts[batch.rows], windows.owned_lasts[batch.rows]
+    begins = np.arange(len(batch.rows)) * batch.length + len(frame.before) + firsts - windows.firsts[batch.rows]
+    return positions(firsts, lasts), positions(begins, begins + lasts - firsts)
 
 
 def hides_padding(network: Network, longest: int) -> bool:

@@ -61,7 +61,7 @@ class Pieces:
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return the number of the word of each key, 0 where there is none."""
         slots = slots_of(keys, len(self.slots))
-        numbers = self.slots[slots]
+        numbers: np.ndarray = self.slots[slots]
         others = np.flatnonzero((self.keys[numbers] != keys) & (numbers > 0))  # Another word has the slot.
         while len(others):
             slots[others] = (slots[others] + 1) % len(self.slots)

@@ -37,7 +37,7 @@ FIRST_PART = 8
 # How many batches of texts, and at least how many tokens, are read, sorted by length and held at a time.
 CHUNK_BATCHES, CHUNK_TOKENS = 8, 16384
 
-# Of texts at hand, so many chunks are tokenised while a GPU computes.
+# Of texts at hand, so many chunks are tokenised before their turn.
 READ_AHEAD = 3
 
 # About how long a token of English text is.
@@ -184,17 +184,17 @@ class Annotator:
     def answers(self, texts: Iterable[Any], first: int = 0, at_hand: bool = False) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
-        While a GPU computes a chunk, other threads tokenise the next ones. Of texts that are ``at_hand`` several chunks are read
+        While a GPU computes a chunk, another thread tokenises the next ones. Of texts that are ``at_hand`` several chunks are read
         ahead, of a stream one: if it is slow, it must not hold up the answers before it.
         """
         device, budget, decode = self.network.device, self.budget, None
         upcoming = Upcoming(in_chunks(texts, chunk_characters(budget), first), self.tokenised)
         with beside(device) as begin:
             upcoming.read(1)
-            first = upcoming.next()  # Alone: other threads would delay it.
+            ready = upcoming.next()  # Before the others: a GPU waits for it.
             if at_hand:
                 upcoming.read(READ_AHEAD, begin)
-            under_way = self.begun(first, budget)
+            under_way = self.begun(ready, budget)
             while under_way:
                 if decode:
                     yield decode()
@@ -259,7 +259,8 @@ class Annotator:
     def tokenised(self, chunk: Chunk) -> Callable[[], Prepared]:
         """Read and tokenise a chunk of texts, and return what makes it ready for the device."""
         settings, delimiter = self.settings, self.settings.delimiter
-        readable, failures = chunk.texts, {}
+        readable = chunk.texts
+        failures: dict[int, OpenMedError] = {}
         if delimiter is not None or not all_readable(readable):
             texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
             checked = (
@@ -346,7 +347,7 @@ def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
     if device.type == "cpu":
         yield functools.partial
         return
-    pool = ThreadPoolExecutor(READ_AHEAD)  # Its threads are started by the first work.
+    pool = ThreadPoolExecutor(1)  # More threads would wait for each other: most of the work is Python's.
     try:
         yield lambda *work: pool.submit(*work).result
     finally:
