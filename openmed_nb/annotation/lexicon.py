@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FEWEST_CHARACTERS = 4096  # For less text the library is quicker.
 LONGEST_WORD = 100
+SEED = np.frombuffer(os.urandom(8), np.uint64)[0]  # of the keys
 REMEMBERED = 1 << 16  # After about so many words, all are forgotten.
 MOST_ADDED = 32  # Texts are searched for each added token; with more of them the library is quicker.
 
@@ -141,7 +142,7 @@ class Lexicon:
         joined = " ".join(texts)
         characters = joined.encode() if joined.isascii() else b" ".join(map(western_bytes, texts))
         begins = np.append(0, np.cumsum(sizes + 1))
-        kinds, folded = (np.frombuffer(characters.translate(table), np.uint8) for table in self.alphabet)
+        kinds = np.frombuffer(characters.translate(self.alphabet[0]), np.uint8)
         firsts, lasts = words_in(kinds)
         odd = [np.flatnonzero(kinds == OTHER), firsts[lasts - firsts > LONGEST_WORD], self._added(characters)]
         by_library = np.zeros(len(texts), bool)
@@ -150,9 +151,8 @@ class Lexicon:
         kept = ~by_library[owners]
         if not kept.any():
             return tokenise(self.tokenizer, texts)
-        keys = keys_of(folded, firsts)[kept]
         firsts, lasts, owners = firsts[kept], lasts[kept], owners[kept]
-        known, numbers = self._looked_up(folded, firsts, lasts, keys)
+        known, numbers = self._looked_up(characters.translate(self.alphabet[1]), firsts, lasts)
         counts, bounds = known.counts[numbers], np.searchsorted(firsts, begins)
         places = positions(known.firsts[numbers], known.firsts[numbers] + counts)
         starts, words = known.starts[places], np.repeat(firsts - begins[owners], counts)
@@ -172,11 +172,9 @@ class Lexicon:
             by_library,
         )
 
-    def _looked_up(
-        self, folded: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, keys: np.ndarray
-    ) -> tuple[Pieces, np.ndarray]:
+    def _looked_up(self, folded: bytes, firsts: np.ndarray, lasts: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the tokens of words, among them these, and the number of each."""
-        known = self._known
+        keys, known = keys_of(folded, firsts, lasts), self._known
         numbers = known.find(keys)
         missing = np.flatnonzero(numbers == 0)
         if not len(missing):
@@ -188,7 +186,7 @@ class Lexicon:
             unknown = self._known.find(new) == 0  # Another thread may have learnt a word meanwhile.
             new, places = new[unknown], missing[places[unknown]]
             if len(new):
-                text = folded.tobytes().decode("cp1252")
+                text = folded.decode("cp1252")
                 spans = zip(firsts[places].tolist(), lasts[places].tolist(), strict=True)
                 self._known = self._known.with_words(self.tokenizer, new, [text[first:last] for first, last in spans])
             known = self._known
@@ -227,24 +225,30 @@ def words_in(kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(begins), np.flatnonzero(ends) + 1
 
 
-@functools.cache
-def random_numbers() -> np.ndarray:
-    """Return a number for each place in a word and each character there, uint64; characters that are none count nothing."""
-    numbers = np.frombuffer(os.urandom(LONGEST_WORD * 256 * 8), np.uint64).reshape(LONGEST_WORD, 256).copy()
-    numbers[:, 0] = 0
-    return numbers.ravel()
+def keys_of(characters: bytes, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+    """Return a key for each word, uint64, from eight characters at a time; no character is 0.
 
-
-def keys_of(codes: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Return a key for each word, uint64: sums of random numbers, which are equal for different words once in 2**64 pairs."""
-    codes, firsts = codes[firsts[0] :], (firsts - firsts[0]).astype(np.int32)
-    within = np.arange(len(codes), dtype=np.int32)
-    within -= np.repeat(firsts, np.diff(np.append(firsts, len(codes))))
-    np.minimum(within, LONGEST_WORD - 1, out=within)
-    within *= 256
-    within += codes
-    keys: np.ndarray = np.add.reduceat(random_numbers().take(within), firsts)
+    Words of up to eight have different keys, others equal ones once in about 2**64 pairs.
+    """
+    eights = np.ndarray(len(characters), "<u8", characters + bytes(8), strides=(1,))  # from each character on
+    keys: np.ndarray = np.full(len(firsts), SEED)
+    words = np.arange(len(firsts))
+    while len(words):
+        beyond = np.maximum(8 - (lasts - firsts), 0)
+        keys[words] = mixed(keys[words] ^ (eights[firsts] << (8 * beyond).astype(np.uint64)))
+        longer = lasts - firsts > 8  # noqa: PLR2004 - the bytes of a key
+        words, firsts, lasts = words[longer], firsts[longer] + 8, lasts[longer]
     return keys
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """Return other numbers, as different as these, in which each bit depends on all: the last step of SplitMix64.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return numbers ^ (numbers >> np.uint64(31))
 
 
 def merged(tokens: Tokens, others: Tokens, elsewhere: np.ndarray) -> Tokens:
