@@ -246,9 +246,9 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-    return numbers ^ (numbers >> np.uint64(31))
+    return numbers
 
 
 def merged(tokens: Tokens, others: Tokens, elsewhere: np.ndarray) -> Tokens:
