@@ -81,11 +81,22 @@ def test_any_text(lowercase, strip_accents, clean_text, calls):
         ["as Zzz", ENOUGH, "a [MASK]as"],
         [ENOUGH, "\x00"],
         ["as" + " " * 300 + "é.", ENOUGH],
+        [ENOUGH + " ".join(length * "a" + end for length in range(1, LONGEST_WORD) for end in ("", "s", "é", "és"))],
     ],
-    ids=["empty", "other letters", "and nothing", "one other letter", "long words", "added", "a control", "much space"],
+    ids=[
+        "empty",
+        "other letters",
+        "and nothing",
+        "one other letter",
+        "long words",
+        "added",
+        "a control",
+        "much space",
+        "words alike",
+    ],
 )
 def test_chosen_texts(texts):
-    """Texts without a word, without a character of the code page, with long words or added tokens are read like others."""
+    """Texts without a word, without a character of the code page, with long words, added tokens or words alike are as others."""
     check(Lexicon(tokenizer_of()), texts)
 
 
