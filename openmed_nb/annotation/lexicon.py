@@ -49,7 +49,7 @@ def serves(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The tokens of words; ``W`` words, of which the first stands for every unknown one, and ``P`` tokens."""
+    """The tokens of words; ``W`` words, of which the first stands for all that are not known, and ``P`` tokens."""
 
     keys: np.ndarray  # (W,) uint64
     slots: np.ndarray  # (S,) int32, the numbers of the words where :func:`hash_table` puts them
@@ -71,7 +71,7 @@ class Pieces:
         return numbers
 
     def with_words(self, tokenizer: PreTrainedTokenizerBase, keys: np.ndarray, words: Sequence[str]) -> Pieces:
-        """Return the tokens of more words too, which are as the tokenizer changes them."""
+        """Return the tokens of more words too; these have the letters that the tokenizer makes of theirs."""
         cut, prefix = tokenizer.backend_tokenizer.model.tokenize, prefix_of(tokenizer) or ""
         each = [[piece.id for piece in cut(word)] for word in words]
         counts, ids = np.array([*map(len, each)]), np.fromiter(chain.from_iterable(each), np.int64)
@@ -176,20 +176,16 @@ class Lexicon:
         """Return the tokens of words, among them these, and the number of each."""
         keys, known = keys_of(folded, firsts, lasts), self._known
         numbers = known.find(keys)
-        missing = np.flatnonzero(numbers == 0)
-        if not len(missing):
+        if numbers.all():
             return known, numbers
-        with TOKENIZER_LOCK:
-            if len(self._known.keys) > REMEMBERED:
-                self._known, missing = NONE, np.arange(len(keys))
+        with TOKENIZER_LOCK:  # Another thread may have learnt words meanwhile, or forgotten them.
+            known = self._known if len(self._known.keys) <= REMEMBERED else NONE
+            missing = np.flatnonzero(known.find(keys) == 0)
             new, places = np.unique(keys[missing], return_index=True)
-            unknown = self._known.find(new) == 0  # Another thread may have learnt a word meanwhile.
-            new, places = new[unknown], missing[places[unknown]]
             if len(new):
                 text = folded.decode("cp1252")
-                spans = zip(firsts[places].tolist(), lasts[places].tolist(), strict=True)
-                self._known = self._known.with_words(self.tokenizer, new, [text[first:last] for first, last in spans])
-            known = self._known
+                spans = zip(firsts[missing[places]].tolist(), lasts[missing[places]].tolist(), strict=True)
+                known = self._known = known.with_words(self.tokenizer, new, [text[first:last] for first, last in spans])
         return known, known.find(keys)
 
     def _added(self, characters: bytes) -> np.ndarray:

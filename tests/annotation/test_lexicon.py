@@ -11,7 +11,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from openmed_nb.annotation.lexicon import FEWEST_CHARACTERS, LONGEST_WORD, REMEMBERED, Lexicon, serves
+from openmed_nb.annotation.lexicon import FEWEST_CHARACTERS, LONGEST_WORD, NONE, REMEMBERED, Lexicon, Pieces, serves
 from openmed_nb.annotation.tokens import tokenise
 
 # Characters of Western Europe's code page, which mostly stay one character, and those that BERT leaves out, changes to several
@@ -133,6 +133,20 @@ def test_threads():
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lexicon.tokens, texts))
     assert [values(one) for one in found] == [values(tokenise(lexicon.tokenizer, some)) for some in texts]
+
+
+def test_words_that_are_forgotten_meanwhile():
+    """Words that another thread makes a lexicon forget, after they were found, are asked for again."""
+    lexicon = Lexicon(tokenizer_of())
+
+    class Forgotten(Pieces):
+        def find(self, keys):
+            lexicon._known = NONE
+            return super().find(keys)
+
+    lexicon.tokens(["as a", ENOUGH])
+    lexicon._known = Forgotten(**vars(lexicon._known))
+    check(lexicon, ["as é", ENOUGH])
 
 
 def with_added(*tokens):
