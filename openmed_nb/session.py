@@ -221,6 +221,7 @@ class Session:
             >>> [one.usable for one in list_devices().candidates if one.device == "cpu"]
             [True]
         """
+        check_flag("confirm", confirm)
         with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
             if isinstance(choice, OpenMedError):
@@ -240,6 +241,7 @@ class Session:
             >>> explain_device().choice.device == device().device
             True
         """
+        check_flag("confirm", confirm)
         with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
             device = self.in_force if isinstance(choice, OpenMedError) else choice.device

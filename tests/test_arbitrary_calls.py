@@ -175,6 +175,26 @@ def test_any_call(data):
     refused(name, *arguments_for(name, lambda count: data.draw(st.integers(0, count - 1))))
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("compat.refine_spans", (None, [])),
+        ("compat.refine_spans", ("asthma", None)),
+        ("compat.refine_spans", ("asthma", {"start": 0})),
+        ("compat.refine_spans", ("asthma", [{"entity_group": "DISEASE", "start": 0, "end": 6}])),
+        ("compat.refine_spans", ("asthma", [{"entity": "DISEASE", "start": 0, "end": 7, "score": 0.9}])),
+        ("epochs", (10**30,)),
+        ("explain_device", (torch.zeros(0),)),
+        ("list_devices", (torch.zeros(0),)),
+        ("training.loader.check", (Refusing, refuse)),
+    ],
+)
+def test_chosen_arguments(name, arguments):
+    """What once failed with an error of Python's own is refused with one of ours."""
+    with pytest.raises(OpenMedError):
+        CALLABLES[name](*arguments)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CALLABLES))
 @given(data=st.data())

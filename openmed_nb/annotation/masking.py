@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..display import WARNING, Piece, Report, Shown, counted
-from ..errors import ConfigurationError, cannot_be, shorten
+from ..errors import ConfigurationError, cannot_be, shorten, wrong_type
 
 REPLACEMENT = "[{label}]"
 SHOWN_TEXTS = 5  # Of many texts; only these are kept.
@@ -246,6 +246,7 @@ LOOKS = {
     "url": re.compile(r"\b(?:https?://|www\.)[^\s,;)\]]+"),
     "phone": re.compile(r"(?:\+?1[\s.-]?)?\(?\d{3}\)?[\s.-]?\d{3}[\s.-]?\d{4}"),
 }
+THOSE_FOUND = "Pass the entities that a pipeline found in this text."
 CONJUNCTION = re.compile(r" (?:and|or)$", re.IGNORECASE)
 
 
@@ -262,22 +263,35 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
     Returns:
         For each, ``entity_group``, ``score``, ``word``, ``start`` and ``end``.
 
+    Raises:
+        ConfigurationError: For what is no text, and for an entity without a score or a place in the text.
+
     Example:
         >>> refine_spans("Mail ann@x.org and call.", [{"entity_group": "private_email", "score": 0.9, "start": 4, "end": 18}])
         [{'entity_group': 'private_email', 'score': 0.9, 'word': 'ann@x.org', 'start': 5, 'end': 14}]
     """
+    if not isinstance(text, str):
+        raise wrong_type("The text", text, "Pass the text that the entities were found in.")
+    if not isinstance(entities, Iterable):
+        raise wrong_type("entities", entities, THOSE_FOUND)
     found = []
     for one in entities:
-        label = str(one.get("entity_group") or one.get("entity") or "")
-        start, end = trimmed(text, *widened(text, int(one["start"]), int(one["end"]), belongs))
+        try:
+            label = str(one.get("entity_group") or one.get("entity") or "")
+            first, last, score = int(one["start"]), int(one["end"]), float(one["score"])
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError("An entity has no start, end or score that is a number.", THOSE_FOUND) from error
+        if not 0 <= first <= last <= len(text):
+            what = f"An entity from {first} to {last} is not in a text of {len(text)} characters."
+            raise ConfigurationError(what, THOSE_FOUND)
+        start, end = trimmed(text, *widened(text, first, last, belongs))
         span = text[start:end]
         looks = (pattern.search(span) for name, pattern in LOOKS.items() if name in label.lower())
         if match := next(filter(None, looks), None):
             start, end = start + match.start(), start + match.end()
         elif label:
             start, end = trimmed(text, start, start + len(CONJUNCTION.sub("", span)))
-        word, score = text[start:end], float(one["score"])
-        found.append({"entity_group": label, "score": score, "word": word, "start": start, "end": end})
+        found.append({"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end})
     return found
 
 

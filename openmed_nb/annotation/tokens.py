@@ -231,6 +231,11 @@ class Joined:
         inside = (self.offsets[:, 0] >= first) & (self.offsets[:, 0] < last)
         return Joined(self.ids[inside], self.offsets[inside])
 
+    def touching(self, first: int, last: int) -> Joined:
+        """Return the tokens that have a character of a stretch of the text."""
+        inside = (self.offsets[:, 1] > first) & (self.offsets[:, 0] < last)
+        return Joined(self.ids[inside], self.offsets[inside])
+
 
 def in_parts(
     tokenizer: PreTrainedTokenizerBase, text: str, length: int = PART, context: int = CONTEXT
@@ -248,7 +253,7 @@ def in_parts(
         (encoding,) = encode(tokenizer, [text[left : end + context]])
         read = Joined(np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2) + left)
         if before is not None:
-            one, other = (part.between(begin - context // 2, begin + context // 2) for part in (before, read))
+            one, other = (part.touching(begin - context // 2, begin + context // 2) for part in (before, read))
             if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)):
                 return encode(tokenizer, [text])[0]
         parts.append(read.between(begin, end))

@@ -176,13 +176,13 @@ class EpochHooks:
             ConfigurationError: For a value that is neither a number of epochs nor an iterable.
         """
         count = whole_number(epochs)
-        if count is not None and count >= 0:
+        if count is not None and 0 <= count <= sys.maxsize:
             epochs = range(count)
         if isinstance(epochs, Sized):
             self.curve = replace(self.curve, planned=self._epochs + len(epochs))
         if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
             return Epochs(self, epochs)
-        raise cannot_be("epochs", epochs, "Pass a whole number from 0.")
+        raise cannot_be("epochs", epochs, "Pass how many there are, such as 10.")
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Return a function that trains an epoch, with the boundary after it; one that raises has not ended an epoch.

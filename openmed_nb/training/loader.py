@@ -363,7 +363,7 @@ def check(
     import torch
 
     name = SESSION.device(device).device
-    if not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
+    if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
         raise wrong_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
         what = f"A {type(loader).__name__} can be gone through once, and would be used up."

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 from transformers import TokenClassificationPipeline
 
@@ -88,6 +88,7 @@ class TestParts:
     WORDS = some.lists(some.one_of(some.text(max_size=9), some.sampled_from(["asthma", " ", "糖尿病", "é" * 70])))
 
     @given(some.sampled_from(KINDS), WORDS)
+    @example("bert", ["é" * 70])  # one word in all parts
     def test_any_text(self, architectures, name, words):
         """The tokens of a text that is read in parts are those of the whole text."""
         text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
