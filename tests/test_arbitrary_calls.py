@@ -187,6 +187,7 @@ def test_any_call(data):
         ("explain_device", (torch.zeros(0),)),
         ("list_devices", (torch.zeros(0),)),
         ("training.loader.check", (Refusing, refuse)),
+        ("training.loader.ladder", ({"x": 1}, None)),
     ],
 )
 def test_chosen_arguments(name, arguments):

@@ -431,8 +431,9 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
             raise ConfigurationError(f"The ladder sets {name} itself.", f"Pass {other}= instead.")
     whole_or_none("batch_size", batch_size, most=sys.maxsize)
     streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
-    if not streams and not (hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")):
-        what = f"The dataset is of type {type(dataset).__name__}, which has no length or no items."
+    sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
+    if not streams and (not sequence or isinstance(dataset, Mapping)):
+        what = f"The dataset is of type {type(dataset).__name__}, which has no length or no items by number."
         raise ConfigurationError(what, "Pass a list, a Dataset with a length, or an IterableDataset.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if max(counts) and method in IMPORTING:
