@@ -347,7 +347,7 @@ def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
     if device.type == "cpu":
         yield functools.partial
         return
-    pool = ThreadPoolExecutor(1)  # More threads would wait for each other: most of the work is Python's.
+    pool = ThreadPoolExecutor(1)  # More threads hold each other up: they share Python's lock.
     try:
         yield lambda *work: pool.submit(*work).result
     finally:

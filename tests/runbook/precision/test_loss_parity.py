@@ -276,6 +276,7 @@ class TestOnTheCpu:
         assert found.reference[8] < found.reference[0]  # Of the same batch.
 
     @pytest.mark.slow
+    @pytest.mark.timeout(900)  # Alone on two cores it takes half of the usual limit.
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_long_training(self, dtype):
         """Two hundred steps of the bundled model stay within the tolerance with another number of threads."""
