@@ -60,10 +60,8 @@ BARS = {"cpu": (1.6, 1.08, 1.08), "cuda": (10.0, 1.35, 1.08)}
 NOTES_AN_HOUR = 45  # millions, with the bundled model on one GPU
 FEW_TEXTS, MANY_TEXTS = 10_000, 100_000
 MANY_NOTES, PASSES, BARE_PASSES = 20_000, 4, 2
-IN_TURN = {
-    "cpu": 1,
-    "cuda": 7,
-}  # how often the pipeline and the bare pass take turns in a round, before transformers' turn
+# How often the pipeline and the bare pass take turns in a round, before transformers' turn.
+IN_TURN = {"cpu": 1, "cuda": 7}
 SHORT = "Patient with type 2 diabetes mellitus and hypertension."
 
 SHORTS = [

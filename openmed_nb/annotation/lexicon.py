@@ -61,13 +61,12 @@ class Pieces:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return the number of the word of each key, 0 where there is none."""
-        slots = slots_of(keys, len(self.slots))
-        numbers: np.ndarray = self.slots[slots]
-        others = np.flatnonzero((self.keys[numbers] != keys) & (numbers > 0))  # Another word has the slot.
-        while len(others):
-            slots[others] = (slots[others] + 1) % len(self.slots)
-            numbers[others] = self.slots[slots[others]]
-            others = others[(self.keys[numbers[others]] != keys[others]) & (numbers[others] > 0)]
+        slots, numbers = slots_of(keys, len(self.slots)), np.zeros(len(keys), np.int32)
+        left = np.arange(len(keys))
+        while len(left):
+            numbers[left] = there = self.slots[slots[left]]
+            left = left[(there > 0) & (self.keys[there] != keys[left])]  # Another word has the slot.
+            slots[left] = (slots[left] + 1) % len(self.slots)
         return numbers
 
     def with_words(self, tokenizer: PreTrainedTokenizerBase, keys: np.ndarray, words: Sequence[str]) -> Pieces:

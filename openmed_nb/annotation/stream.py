@@ -277,7 +277,7 @@ class Annotator:
         if delimiter is not None:
             assembled = functools.partial(tokenise_words, self.tokenizer, readable, delimiter, truncation)
         elif self.lexicon and truncation is None:
-            tokens = self.lexicon.tokens(readable)  # Here, not in ready(): this is hardly work of Python either.
+            tokens = self.lexicon.tokens(readable)  # Here, not in ready(): most of it is numpy's work.
             assembled = functools.partial(lambda: tokens)
         else:
             encodings, owners = encoded(self.tokenizer, readable, truncation)

@@ -379,7 +379,9 @@ class Tally:
         from ...annotation.forward import owned_places
 
         owned = owned_places(prepared.windows, batch, self.pair.candidate.network.frame)[1]
-        ours, theirs = (logits.reshape(-1, logits.shape[-1])[owned] for logits in (reference, candidate))
+        ours, theirs = (
+            logits.reshape(batch.height * batch.length, logits.shape[-1])[owned] for logits in (reference, candidate)
+        )
         if not np.isfinite(ours).all():
             what = f"The model {self.pair.name!r} computes no numbers (NaN) on the CPU in float32."
             raise ModelUnusable(what, "Use another model: there is nothing to compare with.")
