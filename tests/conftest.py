@@ -169,7 +169,7 @@ def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
     """A function that returns so many texts of up to so many words, the same every time."""
 
     def sentences(count: int, longest: int = 50, seed: int = 0) -> list[str]:
-        generator = random.Random(seed)  # noqa: S311 - texts for tests
+        generator = random.Random(seed)
         words = [word for word in tiny.VOCABULARY if word not in tiny.SPECIAL and not word.startswith("##")]
         lengths = (generator.randint(1, longest) for _ in range(count))
         return [" ".join(generator.choices([*words, "hypertension"], k=length)) for length in lengths]

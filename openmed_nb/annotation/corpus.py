@@ -21,7 +21,7 @@ from ..session import SESSION, Session
 from .loading import create_pipeline
 from .masking import SHOWN_TEXTS
 from .references import Reference, check_series, fingerprint_of, stream_of
-from .results import AnnotatedText, Annotations, Answers
+from .results import AnnotatedText, Annotations, Answered, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
 
 if TYPE_CHECKING:
@@ -143,13 +143,16 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
 ) -> AnnotatedText:
     """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
     with session.told_after():
-        from .stream import check_text
+        from .stream import check_text, entities_of
 
         check_text(text)
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
         session.tell(Activity("Annotating", model))
-        return AnnotatedText(text, tuple(pipe(text)), model, shown_device(str(pipe.device)), show_text)
+        (answers,) = pipe.own_annotator().answers([text])
+        entities = tuple(entities_of(answers[0]))
+        dropped = answers.dropped.get(0, ())
+        return AnnotatedText(text, entities, model, shown_device(str(pipe.device)), show_text, dropped)
 
 
 def source_here(
@@ -232,7 +235,8 @@ class CorpusRun(Iterator[Any]):
             fingerprints = [self._pulled.popleft() for _ in range(stop)]
             if file:
                 answers = (str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk)
-                file.append(zip(fingerprints, answers, strict=False))
+                dropped = (chunk.dropped.get(place, ()) for place in range(stop))
+                file.append(map(Answered, fingerprints, answers, dropped))
             self.answers.extend(fingerprints, chunk)
             tell(len(self.answers))
             if stop < len(chunk):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .results import AnswerColumns
+from .results import AnswerColumns, DroppedSpan
 from .tokens import Tokens, names_of, positions
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ class Decoder:
         edges = group_edges(tokens, units, self.tables)
         scores = np.add.reduceat(units.scores, edges[:-1], dtype=np.float64) / (edges[1:] - edges[:-1])
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
-        firsts, lasts = units.firsts[edges[kept]], units.lasts[edges[kept + 1] - 1]
+        firsts = units.firsts[edges[kept]]
+        lasts = units.lasts[edges[kept + 1] - 1]
         return AnswerColumns(
             "entity_group",
             self.tables.groups,
@@ -123,7 +124,38 @@ class Decoder:
             ),
             starts=tokens.starts[firsts],
             ends=tokens.ends[lasts - 1],
+            dropped=self.dropped(tokens, predictions, firsts, lasts),
         )
+
+    def dropped(
+        self, tokens: Tokens, predictions: Predictions, firsts: np.ndarray, lasts: np.ndarray
+    ) -> dict[int, tuple[DroppedSpan, ...]]:
+        """Return for each sequence the labeled tokens that are in none of the entities, neighbors of one kind as one span."""
+        left = self.tables.group_kept[predictions.labels]
+        inside = positions(firsts, lasts)
+        counts = lasts - firsts
+        # Offsets may go back (byte-level BPE behind an added token), so a token can reach out of its own entity.
+        left[inside] &= (tokens.starts[inside] < np.repeat(tokens.starts[firsts], counts)) | (
+            tokens.ends[inside] > np.repeat(tokens.ends[lasts - 1], counts)
+        )
+        places = np.flatnonzero(left)
+        if not len(places):
+            return {}
+        sequences = tokens.sequences(places)
+        kinds = self.tables.kinds[predictions.labels[places]]
+        apart = np.ones(len(places), bool)
+        apart[1:] = (np.diff(places) > 1) | (np.diff(sequences) > 0) | (np.diff(kinds) != 0)
+        first = np.flatnonzero(apart)
+        labels = predictions.labels[places[first]].tolist()
+        scores = np.maximum.reduceat(predictions.scores[places], first).tolist()
+        starts = np.minimum.reduceat(tokens.starts[places], first).tolist()
+        ends = np.maximum.reduceat(tokens.ends[places], first).tolist()
+        spans: dict[int, list[DroppedSpan]] = {}
+        for number, sequence in enumerate(sequences[first].tolist()):
+            label = self.tables.groups[labels[number]]
+            span = DroppedSpan(label, scores[number], starts[number], ends[number])
+            spans.setdefault(sequence, []).append(span)
+        return {sequence: tuple(found) for sequence, found in spans.items()}
 
 
 def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:

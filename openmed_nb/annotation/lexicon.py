@@ -34,8 +34,13 @@ MOST_ADDED = 32  # Texts are searched for each added token; with more of them th
 SPACE, LETTER, MARK, OTHER = range(4)
 
 
-def serves(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a tokenizer cuts texts into words as BERT's does."""
+def serves(tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = False) -> bool:
+    """Tell whether a tokenizer cuts texts into words as BERT's does.
+
+    By the boundaries of transformers, an unknown word starts a word only if the tokenizer's ``unk_token`` is the one of its model.
+    """
+    if transformers_boundaries and tokenizer.unk_token != getattr(tokenizer.backend_tokenizer.model, "unk_token", None):
+        return False
     backend = tokenizer.backend_tokenizer
     parts = [type(part).__name__ for part in (backend.normalizer, backend.pre_tokenizer, backend.model)]
     added = tokenizer.added_tokens_decoder.values()
@@ -116,8 +121,9 @@ NONE = Pieces(np.zeros(1, np.uint64), np.zeros(1, np.int32), *[np.zeros(1, np.in
 class Lexicon:
     """What a tokenizer makes of the words of one call; another call does not know the words of its texts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = False) -> None:
         self.tokenizer = tokenizer
+        self._transformers_boundaries = transformers_boundaries
         self._known = NONE  # Replaced as a whole, because other threads of a worker read it too.
 
     @functools.cached_property
@@ -137,7 +143,7 @@ class Lexicon:
         """Return the tokens of texts, one sequence for each."""
         sizes = np.array([*map(len, texts)])
         if sizes.sum() < FEWEST_CHARACTERS or sizes.max() > PART:
-            return tokenise(self.tokenizer, texts)
+            return self._by_library(texts)
         joined = " ".join(texts)
         characters = joined.encode() if joined.isascii() else b" ".join(map(western_bytes, texts))
         begins = np.append(0, np.cumsum(sizes + 1))
@@ -149,7 +155,7 @@ class Lexicon:
         owners = np.repeat(np.arange(len(texts)), np.diff(np.searchsorted(firsts, begins)))
         kept = ~by_library[owners]
         if not kept.any():
-            return tokenise(self.tokenizer, texts)
+            return self._by_library(texts)
         firsts, lasts, owners = firsts[kept], lasts[kept], owners[kept]
         known, numbers = self._looked_up(characters.translate(self.alphabet[1]), firsts, lasts)
         counts, bounds = known.counts[numbers], np.searchsorted(firsts, begins)
@@ -167,9 +173,12 @@ class Lexicon:
             return tokens
         return merged(
             tokens,
-            tokenise(self.tokenizer, [texts[number] for number in np.flatnonzero(by_library).tolist()]),
+            self._by_library([texts[number] for number in np.flatnonzero(by_library).tolist()]),
             by_library,
         )
+
+    def _by_library(self, texts: Sequence[str]) -> Tokens:
+        return tokenise(self.tokenizer, texts, transformers_boundaries=self._transformers_boundaries)
 
     def _looked_up(self, folded: bytes, firsts: np.ndarray, lasts: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the tokens of words, among them these, and the number of each."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import string
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..display import WARNING, Piece, Report, Shown, counted
 from ..errors import ConfigurationError, cannot_be, shorten, wrong_type
+from .boundaries import JOINER, is_mark, whole_words
 
 REPLACEMENT = "[{label}]"
 SHOWN_TEXTS = 5  # Of many texts; only these are kept.
@@ -156,17 +156,31 @@ def checked_policy(replacement: Any) -> Policy:
     return replacement
 
 
+class LabeledSpan(NamedTuple):
+    """Characters with a label, the start and the end in characters of the text."""
+
+    start: int
+    end: int
+    label: str
+    continues: bool = False  # whether it continues a span of its label that it touches
+
+
 def bare(label: str) -> str:
-    """Return a label without the prefix of a token: ``B-NAME`` is NAME."""
+    """Return a token's label without its prefix: ``B-NAME`` is NAME."""
     prefix, dash, rest = label.partition("-")
     return rest if dash and prefix in set("BIESLU") and rest else label
 
 
-def masked_text(text: str, spans: Iterable[tuple[int, int, str]], policy: Policy, show_text: bool = True) -> MaskedText:
-    """Return a text in which spans, each two places and a label, are replaced.
+def continues_entity(label: str) -> bool:
+    """Return whether a token's label continues the entity before it; ``B-NAME``, ``S-NAME`` and ``U-NAME`` start another."""
+    return not (bare(label) != label and label[0] in "BSU")
 
-    A span that begins or ends inside a word takes the whole word, because the rest of a name still tells it. Spans that overlap
-    are replaced once, with the label of the longest; those of one label that touch, too.
+
+def masked_text(text: str, spans: Iterable[tuple[Any, ...]], policy: Policy, show_text: bool = True) -> MaskedText:
+    """Return a text in which spans, each a :class:`LabeledSpan` or its values, are replaced.
+
+    White space at the ends of a span stays. A span that starts or ends inside a word takes the whole word, because the rest of a
+    name still identifies it. Spans that overlap are replaced once, with the label of the longest.
 
     Example:
         >>> masked_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
@@ -176,11 +190,16 @@ def masked_text(text: str, spans: Iterable[tuple[int, int, str]], policy: Policy
     """
     templates: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
     usual = policy if isinstance(policy, str) else REPLACEMENT
-    there = ((*widened(text, start, end, is_inside), bare(label)) for start, end, label in spans if end > start)
+    replaced: list[LabeledSpan] = []
+    for given in spans:
+        span = LabeledSpan(*given)
+        start, end = whole_words(text, span.start, span.end)
+        if end > start and templates.get(span.label, usual) is not None:
+            replaced.append(span._replace(start=start, end=end))
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0
-    for start, end, label in joined([one for one in there if templates.get(one[-1], usual) is not None]):
+    for start, end, label, _continues in joined(replaced):
         template = templates.get(label, usual) or ""
         before, replacement = text[position:start], template.format(label=label)
         begin = length + len(before)
@@ -191,54 +210,37 @@ def masked_text(text: str, spans: Iterable[tuple[int, int, str]], policy: Policy
     return MaskedText("".join((*parts, text[position:])), tuple(found), show_text=show_text)
 
 
-def joined(spans: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def joined(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
     """Return spans that do not overlap, in order: those that did are one, with the label of the longest."""
-    found: list[tuple[int, int, str]] = []
+    found: list[LabeledSpan] = []
     longest = 0
-    for start, end, label in sorted(spans, key=lambda one: (one[0], -one[1])):
-        begin, last, former = found[-1] if found else (-1, -1, "")
-        if start < last or (start == last and label == former):
-            found[-1] = begin, max(end, last), label if end - start > longest else former
-            longest = max(longest, end - start)
+    for span in sorted(spans, key=lambda one: (one.start, -one.end)):
+        length = span.end - span.start
+        last = found[-1] if found else LabeledSpan(-1, -1, "")
+        if span.start < last.end or (span.start == last.end and span.label == last.label and span.continues):
+            label = span.label if length > longest else last.label
+            found[-1] = last._replace(end=max(span.end, last.end), label=label)
+            longest = max(longest, length)
         else:
-            found.append((start, end, label))
-            longest = end - start
+            found.append(span)
+            longest = length
     return found
 
 
-def widened(text: str, start: int, end: int, is_within: Callable[[str, int], bool]) -> tuple[int, int]:
-    """Return a span that begins and ends at no place within something, such as a word."""
+def belongs(text: str, position: int) -> bool:
+    """Return whether a character belongs to the one before it, as an accent does, or as a joiner joins them."""
+    return is_mark(text[position]) or JOINER in text[position - 1 : position + 1]
+
+
+def widened(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span that starts and ends at no position between a letter and its marks."""
     start, end = max(0, start), min(len(text), end)
-    while 0 < start < len(text) and is_within(text, start):
+    while 0 < start < len(text) and belongs(text, start):
         start -= 1
-    while 0 < end < len(text) and is_within(text, end):
+    while 0 < end < len(text) and belongs(text, end):
         end += 1
     return start, end
 
-
-def is_inside(text: str, place: int) -> bool:
-    """Tell whether a place is inside a word, or between a letter and its accents.
-
-    In scripts that write no spaces between words none is inside: a whole sentence would be one.
-    """
-    both = text[place - 1], text[place]
-    return belongs(text, place) or all((one.isalnum() or is_mark(one)) and not UNSPACED.match(one) for one in both)
-
-
-def belongs(text: str, place: int) -> bool:
-    """Tell whether the character at a place belongs to the letter before it, as an accent does, or what a joiner joins."""
-    return is_mark(text[place]) or JOINER in text[place - 1 : place + 1]
-
-
-def is_mark(character: str) -> bool:
-    return unicodedata.category(character).startswith("M")
-
-
-JOINER = "\u200d"
-
-# Where the scripts begin and end in Unicode whose words have no spaces between them: Thai, Lao, Myanmar, Khmer; and from the
-# radicals of Han to the ideographs with Hiragana, Katakana and Bopomofo, their compatibility forms and the planes of Han.
-UNSPACED = re.compile(r"[\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u2E80-\u9FFF\uF900-\uFAFF\U00020000-\U0003FFFF]")
 
 # By what the label of a privacy filter holds: how such a thing looks, so that a span with more around it shrinks to that.
 LOOKS = {
@@ -284,7 +286,7 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         if not 0 <= first <= last <= len(text):
             what = f"An entity from {first} to {last} is not in a text of {len(text)} characters."
             raise ConfigurationError(what, THOSE_FOUND)
-        start, end = trimmed(text, *widened(text, first, last, belongs))
+        start, end = trimmed(text, *widened(text, first, last))
         span = text[start:end]
         looks = (pattern.search(span) for name, pattern in LOOKS.items() if name in label.lower())
         if match := next(filter(None, looks), None):

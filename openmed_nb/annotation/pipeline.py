@@ -20,7 +20,7 @@ from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
 from ..drawing import bars_of
-from ..errors import ConfigurationError, cause, whole, whole_or_none
+from ..errors import ConfigurationError, cause, check_flag, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
@@ -46,6 +46,9 @@ HOOKS = {
         *("aggregate_words", "group_sub_entities", "get_tag", "group_entities"),
     )
 }
+
+# Options of preprocessing that transformers' own steps do not know.
+OWN_OPTIONS = {"truncation", "transformers_boundaries"}
 
 # The numbers of tokens that are tried, from the smallest up, and how long the rows are.
 LADDER = tuple(256 * 2**power for power in range(9))
@@ -123,7 +126,7 @@ class Compilation(Shown):
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
-    """transformers' ``TokenClassificationPipeline`` near the speed of the bare model, with the same answers.
+    r"""transformers' ``TokenClassificationPipeline`` near the speed of the bare model, with the same answers.
 
     It takes and returns what that class does, with every argument of it. What differs:
 
@@ -134,13 +137,17 @@ class AnnotationPipeline(TokenClassificationPipeline):
       but for 1 in a call, which is also transformers' default.
     - ``pipe.device`` is always the device of ``pipe.model``, and setting it moves the model.
     - Scores are Python floats, so that answers can be written as JSON.
-    - No warning if a tokenizer does not mark words (byte-level BPE, Unigram): spaces then say what a word is.
+    - ``first``, ``average`` and ``max`` label a word as a whole, and a word starts where the tokenizer's pre-tokenizer starts a
+      piece: for WordPiece at a token without ``##``, for byte-level BPE and Unigram also after white space and punctuation.
+      transformers compares lengths, or sees spaces alone: it takes ``"cc:\tAnna"`` for one word with the label of ``cc``,
+      and drops the name. ``transformers_boundaries=True`` or ``stride`` gives its boundaries.
     - Several threads may call it at once; all work on the device runs under one lock.
     - A subclass that overrides a step of transformers' class, such as ``postprocess``, runs transformers' steps.
 
     Args:
         kwargs: Those of transformers' class, and ``batch_tokens``: how many tokens run at once, by default what suits
-            the device; ``truncation``: whether what is longer than the model takes is dropped. ``load_pipeline`` also
+            the device; ``truncation``: whether what is longer than the model takes is dropped;
+            ``transformers_boundaries``: whether words start where transformers has them start. ``load_pipeline`` also
             takes ``compile``: whether to try ``torch.compile`` (see :meth:`compile`).
 
     Attributes:
@@ -248,7 +255,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return self.compilation
 
     def _sanitize_parameters(
-        self, batch_tokens: int | None = None, truncation: bool | None = None, **kwargs: Any
+        self,
+        batch_tokens: int | None = None,
+        truncation: bool | None = None,
+        transformers_boundaries: bool | None = None,
+        **kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if kwargs.get("aggregation_strategy") is not None:
             kwargs["aggregation_strategy"] = check_strategy(kwargs["aggregation_strategy"])
@@ -263,6 +274,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
             forward["batch_tokens"] = whole("batch_tokens", batch_tokens)
         if truncation is not None:
             preprocess["truncation"] = bool(truncation)
+        if transformers_boundaries is not None:
+            check_flag("transformers_boundaries", transformers_boundaries)
+            preprocess["transformers_boundaries"] = transformers_boundaries
         return preprocess, forward, postprocess
 
     def forward(self, model_inputs: Any, **_forward_params: Any) -> Any:
@@ -291,7 +305,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         texts if a step of transformers is overridden.
         """
         if "offset_mapping" in preprocess_params or self.frame is None or self.overridden:
-            reading = {name: value for name, value in preprocess_params.items() if name != "truncation"}
+            reading = {name: value for name, value in preprocess_params.items() if name not in OWN_OPTIONS}
             theirs: Iterator[list[Entity]] = super().get_iterator(
                 inputs, num_workers, batch_size, reading, {}, postprocess_params
             )
@@ -338,6 +352,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
             stride=whole_or_none("stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, limit - 1),
             truncation=preprocess_params.get("truncation", False),
+            transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
         network = Network(model, frame, names, settings.aggregation_strategy == "average")
@@ -353,7 +368,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
-        lexicon = Lexicon(self.tokenizer) if serves(self.tokenizer) else None
+        theirs = settings.has_transformers_boundaries
+        lexicon = Lexicon(self.tokenizer, theirs) if serves(self.tokenizer, theirs) else None
         join = self.aggregate_overlapping_entities
         return Annotator(network, self.tokenizer, decoder, settings, budget, join, lexicon)
 

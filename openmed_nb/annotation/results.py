@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..display import Json, Piece, Report, Shown, Table, counted, to_text
 from ..drawing import bars_of
@@ -24,7 +24,17 @@ from ..errors import (
     whole,
 )
 from ..errors import number as in_range
-from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text
+from .masking import (
+    REPLACEMENT,
+    LabeledSpan,
+    MaskedText,
+    MaskedTexts,
+    Policy,
+    bare,
+    checked_policy,
+    continues_entity,
+    masked_text,
+)
 from .references import Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
@@ -44,8 +54,29 @@ SHOWN_CHARACTERS = 2000
 # As transformers gives it: a mapping with label, score, word, start and end.
 Entity = dict[str, Any]
 
-# The fingerprint of a text, and its entities or why it has none.
-Answered = tuple[int, list[Entity] | str]
+
+class DroppedSpan(NamedTuple):
+    """Characters that a model labeled, but that are in no entity: an aggregation strategy labels whole words.
+
+    Attributes:
+        label: The label, without a prefix such as ``B-``.
+        score: The highest score of its tokens, from 0 to 1.
+        start: The first character.
+        end: The end, one past the last character.
+    """
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class Answered(NamedTuple):
+    """What is stored of a text."""
+
+    fingerprint: int
+    answer: list[Entity] | str  # its entities, or why it has none
+    dropped: tuple[DroppedSpan, ...] = ()
 
 
 def span_of(entity: Mapping[str, Any]) -> tuple[int, int, str]:
@@ -57,6 +88,42 @@ def span_of(entity: Mapping[str, Any]) -> tuple[int, int, str]:
     """
     label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
     return int(entity["start"]), int(entity["end"]), str(label)
+
+
+def masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
+    """Return what masking replaces for an entity, or for a token that was not merged into one."""
+    start, end, label = span_of(entity)
+    if "entity_group" in entity:
+        return LabeledSpan(start, end, label)
+    return LabeledSpan(start, end, bare(label), continues=continues_entity(label))
+
+
+def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:
+    """Return what masking replaces in a text: its entities, and what else its model labeled."""
+    spans = [masked_span(entity) for entity in entities]
+    return spans + [LabeledSpan(span.start, span.end, span.label, continues=True) for span in dropped]
+
+
+def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
+    """Return the span of an entity."""
+    span = masked_span(entity)
+    return DroppedSpan(span.label, float(entity["score"]), span.start, span.end)
+
+
+def uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
+    """Return the spans that are not wholly inside one of the entities, in order, each once."""
+    inside = [span_of(entity)[:2] for entity in entities]
+    left = {span for span in spans if not any(start <= span.start and span.end <= end for start, end in inside)}
+    return tuple(sorted(left, key=lambda span: (span.start, span.end)))
+
+
+def by_text(dropped: Mapping[int, tuple[DroppedSpan, ...]], owners: np.ndarray) -> dict[int, tuple[DroppedSpan, ...]]:
+    """Return the dropped spans of sequences by the number of the text of each."""
+    found: dict[int, tuple[DroppedSpan, ...]] = {}
+    for sequence, spans in dropped.items():
+        text = int(owners[sequence])
+        found[text] = found.get(text, ()) + spans
+    return found
 
 
 def is_entity(value: Any) -> bool:
@@ -92,6 +159,7 @@ class AnswerColumns(Sequence[Answer]):
     ends: np.ndarray  # (E,) int64
     indices: np.ndarray | None = None  # (E,) int64, of tokens that are not joined
     failures: Mapping[int, OpenMedError] = field(default_factory=dict)  # Such a text has no entities.
+    dropped: Mapping[int, tuple[DroppedSpan, ...]] = field(default_factory=dict)  # by text, those that have any
 
     @classmethod
     def of(cls, answers: Sequence[Answer], key: str = "entity_group") -> AnswerColumns:
@@ -184,6 +252,7 @@ class Answers(Sequence[list[Entity]]):
 
     def __init__(self, key: str = "entity_group") -> None:
         self.errors: dict[int, str] = {}
+        self.dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         self.fingerprints = array("Q")
         self._bounds = array("q", [0])
         self._starts, self._ends, self._indices = array("H"), array("H"), array("H")
@@ -192,8 +261,10 @@ class Answers(Sequence[list[Entity]]):
         self._scores = array("d")
         self._key = key
 
-    def add(self, fingerprint: int, answer: Sequence[Entity] | str) -> None:
+    def add(self, fingerprint: int, answer: Sequence[Entity] | str, dropped: tuple[DroppedSpan, ...] = ()) -> None:
         """Add the answer to the next text: its entities, or why it has none."""
+        if dropped:
+            self.dropped[len(self)] = dropped
         if isinstance(answer, str):
             self.errors[len(self)] = answer
             answer = ()
@@ -223,15 +294,17 @@ class Answers(Sequence[list[Entity]]):
         if answers.indices is not None:
             self._indices = grown(self._indices, answers.indices[rows].tolist())
         errors = {len(self) + place: str(error) for place, error in answers.failures.items() if place < count}
+        dropped = {len(self) + place: spans for place, spans in answers.dropped.items() if place < count}
         # Only from here on the answers count: adding them may be interrupted.
         self.fingerprints.extend(fingerprints)
         self.errors.update(errors)
+        self.dropped.update(dropped)
         self._bounds.frombytes((answers.bounds[1 : count + 1] + before).tobytes())
 
     def items(self) -> Iterator[Answered]:
-        """Yield the fingerprint and the answer of each text, in the form that :meth:`add` takes."""
+        """Yield what is stored of each text, in the form that :meth:`add` takes."""
         for number, fingerprint in zip(range(len(self)), self.fingerprints, strict=False):
-            yield fingerprint, self.errors.get(number, self[number])
+            yield Answered(fingerprint, self.errors.get(number, self[number]), self.dropped.get(number, ()))
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -258,6 +331,10 @@ class Answers(Sequence[list[Entity]]):
         kept = np.isin(self._labels[:count], numbers) if labels else np.ones(count, bool)
         kept &= np.array(self._scores[:count]) >= score
         found.errors, found.fingerprints, found._numbers = dict(self.errors), self.fingerprints[:], self._numbers
+        for text, spans in self.dropped.items():
+            chosen = [span for span in spans if span.score >= score and (not labels or span.label.casefold() in labels)]
+            if chosen:
+                found.dropped[text] = tuple(chosen)
         bounds = np.concatenate(([0], np.cumsum(kept)))[np.array(self._bounds)]
         found._bounds = array("q", bounds.tobytes())
         for name in ("_starts", "_ends", "_indices", "_labels", "_words", "_scores"):
@@ -309,6 +386,7 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         model: The name of the model.
         device: The device that it ran on.
         show_text: Whether the text, and the words in it, are part of what is shown.
+        dropped: What the model labeled too, but no entity has; see :attr:`Annotations.dropped`.
     """
 
     text: str
@@ -316,6 +394,7 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     model: str
     device: str
     show_text: bool = True
+    dropped: tuple[DroppedSpan, ...] = ()
 
     def __len__(self) -> int:
         return len(self.entities)
@@ -326,7 +405,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def to_dict(self) -> dict[str, Any]:
         """Return text, entities, model and device as plain mappings, lists, strings and numbers."""
         entities = [{**entity, "score": float(entity["score"])} for entity in self.entities]
-        return {"text": self.text, "entities": entities, "model": self.model, "device": self.device}
+        dropped = {"dropped": [span._asdict() for span in self.dropped]} if self.dropped else {}
+        return {"text": self.text, "entities": entities, **dropped, "model": self.model, "device": self.device}
 
     def report(self) -> Report:
         """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
@@ -346,7 +426,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
             >>> annotate("She has asthma.", "bundled_small", device="cpu").mask("[{label}]").text
             'She has [DISEASE].'
         """
-        return masked_text(self.text, map(span_of, self.entities), checked_policy(replacement), self.show_text)
+        spans = masked_spans(self.entities, self.dropped)
+        return masked_text(self.text, spans, checked_policy(replacement), self.show_text)
 
     def _table(self) -> Table:
         rows = []
@@ -471,13 +552,31 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """Why texts have no answer, by their number."""
         return dict(self.answers.errors)
 
+    @property
+    def dropped(self) -> Mapping[int, tuple[DroppedSpan, ...]]:
+        """What the model labeled but no entity has, by the number of the text; :meth:`mask` replaces it too.
+
+        ``first``, ``average`` and ``max`` give each word one label, so the label of another token of that word is in no
+        entity. Labels in ``ignore_labels`` are not counted.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> annotate(["She has asthma."], "bundled_small", device="cpu").dropped
+            {}
+        """
+        return dict(self.answers.dropped)
+
     def to_dict(self) -> dict[str, Any]:
         """Return model, device, and for each text its entities or its error, as plain mappings and lists."""
-        errors = self.answers.errors
-        texts = [
-            {"error": errors[number]} if number in errors else {"entities": entities}
-            for number, entities in enumerate(self)
-        ]
+        texts: list[dict[str, Any]] = []
+        for number, entities in enumerate(self):
+            if number in self.answers.errors:
+                texts.append({"error": self.answers.errors[number]})
+                continue
+            text: dict[str, Any] = {"entities": entities}
+            if number in self.answers.dropped:
+                text["dropped"] = [span._asdict() for span in self.answers.dropped[number]]
+            texts.append(text)
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -526,7 +625,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
         if why := self.answers.errors.get(which):
             raise UnreadableText(why, "Read another text; .errors has those without an answer.")
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
-        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text)
+        dropped = self.answers.dropped.get(which, ())
+        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text, dropped)
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
         """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
@@ -562,7 +662,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
                 masked.append(MaskedText("", error=why))
                 continue
             text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
-            masked.append(masked_text(text, map(span_of, entities), policy, self.show_text))
+            spans = masked_spans(entities, self.answers.dropped.get(which, ()))
+            masked.append(masked_text(text, spans, policy, self.show_text))
         return masked
 
     def _text(self, which: int) -> str:

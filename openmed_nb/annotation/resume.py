@@ -13,6 +13,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import zlib
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError, cause, given_path
 from ..models.loading import packed_layers
-from .results import Answered, Answers, is_entity
+from .results import Answered, Answers, DroppedSpan, is_entity
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -132,9 +133,12 @@ class ResultsFile:
     def append(self, answers: Iterable[Answered]) -> None:
         """Write answers so that they survive whatever happens to the process next."""
         try:
-            for fingerprint, answer in answers:
+            for fingerprint, answer, dropped in itertools.starmap(Answered, answers):
                 kind = "error" if isinstance(answer, str) else "entities"
-                self._file.write(with_checksum(line_of({"fingerprint": f"{fingerprint:016x}", kind: answer})))
+                value: dict[str, Any] = {"fingerprint": f"{fingerprint:016x}", kind: answer}
+                if dropped:
+                    value["dropped"] = [span._asdict() for span in dropped]
+                self._file.write(with_checksum(line_of(value)))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -169,13 +173,22 @@ class ResultsFile:
             if not (whole and checked):
                 raise ValueError(number)  # noqa: TRY301 - one error for every damage
             fingerprint = int(value["fingerprint"], 16)
+            dropped = tuple(dropped_span_of(span) for span in value.get("dropped", ()))
             Answers().add(fingerprint, answer)  # Its numbers have a size.
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise self._unusable(f"is damaged in line {number}", "Delete the file from that line on.") from error
-        return fingerprint, answer
+        return Answered(fingerprint, answer, dropped)
 
     def _unusable(self, what: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
+
+
+def dropped_span_of(value: Mapping[str, Any]) -> DroppedSpan:
+    """Return a span that a line of the file has; an error of Python's own for anything else."""
+    span = DroppedSpan(**value)
+    if [type(part) for part in span] != [str, float, int, int] or not math.isfinite(span.score):
+        raise ValueError(len(value))
+    return span
 
 
 def answers_in(path: str | os.PathLike[str]) -> int:

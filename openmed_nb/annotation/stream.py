@@ -23,7 +23,7 @@ from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .lexicon import Lexicon
 from .references import Reference, read
-from .results import Answer, AnswerColumns, Entity
+from .results import Answer, AnswerColumns, Entity, by_text, dropped_span, uncovered
 from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
 
 if TYPE_CHECKING:
@@ -156,6 +156,12 @@ class Settings:
     delimiter: str | None = None  # joins words, if texts come as lists of words
     stride: int | None = None  # the overlap of transformers' windows; None for our own
     truncation: bool = False  # whether what is longer than the model takes is dropped
+    transformers_boundaries: bool = False  # whether words start where transformers has them start
+
+    @property
+    def has_transformers_boundaries(self) -> bool:
+        """Whether words start where transformers has them start; with a stride, everything is as there."""
+        return self.transformers_boundaries or self.stride is not None
 
 
 @dataclass(frozen=True)
@@ -275,13 +281,22 @@ class Annotator:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.frame, settings.limit, settings.stride, side)
         if delimiter is not None:
-            assembled = functools.partial(tokenise_words, self.tokenizer, readable, delimiter, truncation)
+            assembled = functools.partial(
+                tokenise_words, self.tokenizer, readable, delimiter, truncation, settings.has_transformers_boundaries
+            )
         elif self.lexicon and truncation is None:
             tokens = self.lexicon.tokens(readable)  # Here, not in ready(): most of it is numpy's work.
             assembled = functools.partial(lambda: tokens)
         else:
             encodings, owners = encoded(self.tokenizer, readable, truncation)
-            assembled = functools.partial(assemble, self.tokenizer, encodings, owners, readable)
+            assembled = functools.partial(
+                assemble,
+                self.tokenizer,
+                encodings,
+                owners,
+                readable,
+                transformers_boundaries=settings.has_transformers_boundaries,
+            )
 
         def ready() -> Prepared:
             tokens = assembled()
@@ -307,12 +322,23 @@ class Annotator:
         # The sequences of a text stand together.
         firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
         several = firsts[1:] - firsts[:-1] > 1
-        found = replace(found, bounds=found.bounds[firsts])
+        found = replace(found, bounds=found.bounds[firsts], dropped=by_text(found.dropped, tokens.owners))
         if not failures and not several.any():
             return found
-        lists = map(entities_of, found)
-        joined = [self.join(one) if both else one for one, both in zip(lists, several.tolist(), strict=True)]
-        return AnswerColumns.of([failures.get(place, one) for place, one in enumerate(joined)], found.key)
+        answers: list[Answer] = []
+        dropped = {place: spans for place, spans in found.dropped.items() if place not in failures}
+        for place, entities in enumerate(map(entities_of, found)):
+            if place in failures:
+                answers.append(failures[place])
+            elif several[place]:
+                merged = self.join(entities)
+                answers.append(merged)
+                # Of two overlapping entities one is removed; its characters are labeled all the same.
+                labeled = [*found.dropped.get(place, ()), *map(dropped_span, entities)]
+                dropped[place] = uncovered(labeled, merged)
+            else:
+                answers.append(entities)
+        return replace(AnswerColumns.of(answers, found.key), dropped=dropped)
 
 
 class Upcoming:

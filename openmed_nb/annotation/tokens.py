@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices.backend import TOKENIZER_LOCK
+from .boundaries import beside_separators
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -222,19 +223,26 @@ class Joined:
 
     ids: np.ndarray  # (T,) int64
     offsets: np.ndarray  # (T, 2) int64, in characters
+    starts_piece: np.ndarray  # (T,) bool, whether the tokenizer's pre-tokenizer starts a piece there
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def word_ids(self) -> np.ndarray:
+        """The number of the piece of each token."""
+        return np.cumsum(self.starts_piece)
+
     def between(self, first: int, last: int) -> Joined:
         """Return the tokens that begin in a stretch of the text."""
-        inside = (self.offsets[:, 0] >= first) & (self.offsets[:, 0] < last)
-        return Joined(self.ids[inside], self.offsets[inside])
+        return self._only((self.offsets[:, 0] >= first) & (self.offsets[:, 0] < last))
 
     def touching(self, first: int, last: int) -> Joined:
         """Return the tokens that have a character of a stretch of the text."""
-        inside = (self.offsets[:, 1] > first) & (self.offsets[:, 0] < last)
-        return Joined(self.ids[inside], self.offsets[inside])
+        return self._only((self.offsets[:, 1] > first) & (self.offsets[:, 0] < last))
+
+    def _only(self, inside: np.ndarray) -> Joined:
+        return Joined(self.ids[inside], self.offsets[inside], self.starts_piece[inside])
 
 
 def in_parts(
@@ -251,19 +259,33 @@ def in_parts(
     for begin, end in pairwise([0, *cuts, len(text) + 1]):
         left = max(0, begin - context)
         (encoding,) = encode(tokenizer, [text[left : end + context]])
-        read = Joined(np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2) + left)
+        read = Joined(
+            np.array(encoding.ids, np.int64),
+            np.array(encoding.offsets, np.int64).reshape(-1, 2) + left,
+            changes(piece_numbers([encoding], len(encoding))),
+        )
         if before is not None:
             one, other = (part.touching(begin - context // 2, begin + context // 2) for part in (before, read))
             if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)):
                 return encode(tokenizer, [text])[0]
         parts.append(read.between(begin, end))
         before = read
-    return Joined(np.concatenate([part.ids for part in parts]), np.concatenate([part.offsets for part in parts]))
+    return Joined(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        np.concatenate([part.starts_piece for part in parts]),
+    )
 
 
-def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None = None) -> Tokens:
+def tokenise(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    truncation: Truncation | None = None,
+    transformers_boundaries: bool = False,
+) -> Tokens:
     """Return the tokens of some texts, one sequence for each or for each piece of it."""
-    return assemble(tokenizer, *encoded(tokenizer, texts, truncation), texts)
+    encodings, owners = encoded(tokenizer, texts, truncation)
+    return assemble(tokenizer, encodings, owners, texts, transformers_boundaries=transformers_boundaries)
 
 
 def encoded(
@@ -280,6 +302,7 @@ def tokenise_words(
     texts: Sequence[Sequence[str]],
     delimiter: str,
     truncation: Truncation | None = None,
+    transformers_boundaries: bool = False,
 ) -> Tokens:
     """Return the tokens of texts that are split into words; offsets count in the words joined by the delimiter."""
     encodings, owners = in_pieces(encode(tokenizer, texts, truncation, words=True), truncation)
@@ -289,7 +312,8 @@ def tokenise_words(
         for owner, encoding in zip(owners.tolist(), encodings, strict=True)
     ]
     joined = [delimiter.join(words) for words in texts]
-    return assemble(tokenizer, encodings, owners, joined, np.concatenate([np.zeros(0, np.int64), *shifts]))
+    shift = np.concatenate([np.zeros(0, np.int64), *shifts])
+    return assemble(tokenizer, encodings, owners, joined, shift=shift, transformers_boundaries=transformers_boundaries)
 
 
 def in_pieces(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
@@ -300,29 +324,71 @@ def in_pieces(encodings: list[Encoding], truncation: Truncation | None) -> tuple
     return list(chain.from_iterable(pieces)), np.repeat(np.arange(len(pieces)), [*map(len, pieces)])
 
 
-def assemble(
+def assemble(  # noqa: PLR0913 - the last two are options
     tokenizer: PreTrainedTokenizerBase,
     encodings: Sequence[Encoding | Joined],
     owners: np.ndarray,
     texts: Sequence[str],
+    *,
     shift: np.ndarray | None = None,
+    transformers_boundaries: bool = False,
 ) -> Tokens:
-    """Return encodings as one flat value; ``shift`` says at which character the word of each token begins, if texts are split."""
+    """Return encodings as one flat value.
+
+    Args:
+        tokenizer: The tokenizer that made them.
+        encodings: The encodings, one for each sequence.
+        owners: int64 of ``(S,)``, the number of the text of each sequence.
+        texts: The texts.
+        shift: int64 of ``(T,)``, the first character of the word of each token, if texts are split into words.
+        transformers_boundaries: Whether words start where transformers has them start, see :func:`transformers_subwords`.
+    """
     bounds = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, bounds[-1])
     offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
     starts, ends = np.fromiter(offsets, np.int64).reshape(-1, 2).T
     if shift is not None:
         starts, ends = starts + shift, ends + shift
-    # A token that is longer than its piece of the text, by a prefix such as ``##``, goes on with a word: the rule of
-    # transformers' TokenClassificationPipeline.gather_pre_entities.
+    text_numbers = np.repeat(owners, np.diff(bounds))
+    if transformers_boundaries:
+        lengths = ends - starts
+        subwords = transformers_subwords(tokenizer, ids, lengths, without_space(texts, starts, text_numbers))
+        return Tokens(ids, starts, ends, subwords, bounds, owners)
+    starts_word = changes(piece_numbers(encodings, int(bounds[-1])))
     if prefix_of(tokenizer):
-        subwords = names_of(tokenizer, ids).lengths[ids] != ends - starts
+        starts_word |= ~names_of(tokenizer, ids).continues[ids]
     else:
-        subwords = without_space(texts, starts, np.repeat(owners, np.diff(bounds)))
+        # A token that shares a character with the one before it continues that character, whatever it is.
+        shares_character = np.append(False, starts[1:] < ends[:-1])
+        starts_word |= beside_separators(texts, starts, text_numbers) & ~shares_character
+    return Tokens(ids, starts, ends, ~starts_word, bounds, owners)
+
+
+def transformers_subwords(
+    tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, lengths: np.ndarray, inside: np.ndarray
+) -> np.ndarray:
+    """Return for each token whether it continues a word by the rule of ``TokenClassificationPipeline.gather_pre_entities``.
+
+    A token does whose name is longer than its part of the text, by a prefix such as ``##``; without such a prefix, a token
+    that no space starts or precedes, as ``inside`` tells. The unknown token never does.
+    """
+    subwords: np.ndarray = names_of(tokenizer, ids).lengths[ids] != lengths if prefix_of(tokenizer) else inside
     if tokenizer.unk_token_id is not None:
         subwords &= ids != tokenizer.unk_token_id
-    return Tokens(ids, starts, ends, subwords, bounds, owners)
+    return subwords
+
+
+def piece_numbers(encodings: Sequence[Encoding | Joined], count: int) -> np.ndarray:
+    """Return for each token the number of the piece that the pre-tokenizer has made of its text, -1 without one."""
+    numbers = chain.from_iterable(encoding.word_ids for encoding in encodings)
+    return np.fromiter((-1 if number is None else number for number in numbers), np.int64, count)
+
+
+def changes(numbers: np.ndarray) -> np.ndarray:
+    """Return for each number whether it is not the one before it; true for the first."""
+    changed = np.ones(len(numbers), bool)
+    changed[1:] = numbers[1:] != numbers[:-1]
+    return changed
 
 
 @dataclass(frozen=True)
@@ -331,6 +397,7 @@ class Names:
 
     names: np.ndarray  # of strings, None for tokens that no text had
     lengths: np.ndarray  # int64
+    continues: np.ndarray  # bool, whether a name has the prefix of tokens that continue a word
 
 
 def names_of(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Names:
@@ -338,11 +405,14 @@ def names_of(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Names:
     size = max(len(tokenizer), 1 + int(ids.max(initial=0)))
     known = KNOWN_NAMES.get(tokenizer)
     if known is None or len(known.names) < size:
-        known = KNOWN_NAMES[tokenizer] = Names(np.full(size, None), np.zeros(size, np.int64))
+        known = Names(np.full(size, None), np.zeros(size, np.int64), np.zeros(size, bool))
+        KNOWN_NAMES[tokenizer] = known
     missing = ids[known.lengths[ids] == 0]
     if len(missing):
         new = np.flatnonzero(np.bincount(missing))  # np.unique imports numpy.ma.
         names = known.names[new] = tokenizer.convert_ids_to_tokens(new.tolist())
+        if prefix := prefix_of(tokenizer):
+            known.continues[new] = [name.startswith(prefix) for name in names]
         known.lengths[new] = [*map(len, names)]  # Last: it tells other threads that the names are known.
     return known
 

@@ -6,6 +6,7 @@ Everything is random but fixed, and all labels occur: that is what comparing two
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -74,6 +75,31 @@ def byte_pairs(add_prefix_space: bool, names: dict[str, str] = ROBERTA, **settin
         ends = [(names[name], pieces.index(names[name])) for name in ("sep", "cls")]
         tokenizer.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=add_prefix_space)
     return wrapped(tokenizer, names, "{cls} $A {sep}" if names is BERT else "", **settings)
+
+
+def sentence_pieces(**settings: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as Llama 2 and Mistral have one: BPE over the whole text, spaces as ``▁``, bytes for the rest."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    pieces = learned(trained, trainers.BpeTrainer, ROBERTA)
+    merges = [tuple(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
+    single_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, *single_bytes])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=ROBERTA["unk"], byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return wrapped(tokenizer, ROBERTA, "{cls} $A", **settings)
+
+
+def metaspace_pairs(**settings: Any) -> PreTrainedTokenizerFast:
+    """Return a BPE tokenizer with a pre-tokenizer that splits at spaces alone."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    learned(tokenizer, trainers.BpeTrainer, ROBERTA, unk_token=ROBERTA["unk"])
+    return wrapped(tokenizer, ROBERTA, "{cls} $A {sep}", **settings)
 
 
 def unigrams(frame: str = "{cls} $A {sep}", **settings: Any) -> PreTrainedTokenizerFast:
@@ -176,6 +202,68 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 }
 
 
+BOUNDARY_KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "WordPiece": word_pieces,
+    "byte-level BPE": partial(byte_pairs, False),
+    "byte-level BPE, add_prefix_space": partial(byte_pairs, True),
+    "byte-level BPE, untrimmed": partial(byte_pairs, False, BERT),
+    "Unigram": unigrams,
+    "SentencePiece BPE": sentence_pieces,
+    "Metaspace BPE": metaspace_pairs,
+}
+"""Tokenizers by how they show where a word starts."""
+
+
+@cache
+def boundary_pipes(kind: str, strategy: str, theirs: bool = False) -> AnnotationPipeline:
+    """Return a pipeline over a random BERT with a tokenizer of a kind; with ``theirs``, that of transformers and ours like it."""
+    tokenizer = boundary_tokenizer(kind)
+    model = boundary_model(kind)
+    if theirs:
+        return pipelines(model, tokenizer, strategy)
+    return AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
+
+
+@cache
+def boundary_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of a kind."""
+    return BOUNDARY_KINDS[kind]()
+
+
+@cache
+def boundary_model(kind: str, labels: tuple[str, ...] = PREFIXED) -> PreTrainedModel:
+    """Return a BERT whose predictions are arbitrary but fixed, for the tokenizer of a kind."""
+    return built("bert", boundary_tokenizer(kind), labels)
+
+
+def labeler(tokenizer: PreTrainedTokenizerBase, labels: dict[str, str]) -> PreTrainedModel:
+    """Return a BERT that gives each token of a vocabulary one label, ``O`` where none is given.
+
+    Args:
+        tokenizer: The tokenizer.
+        labels: The label of tokens, by their names in the vocabulary.
+    """
+    names = ("O", *sorted({*labels.values()}))
+    model = built("bert", tokenizer, names, num_hidden_layers=1)
+    with torch.no_grad():
+        words = model.bert.embeddings.word_embeddings.weight
+        words[:, : len(names)] = 0
+        for token, label in labels.items():
+            words[tokenizer.convert_tokens_to_ids(token), names.index(label)] = 50
+        model.bert.embeddings.position_embeddings.weight.zero_()
+        model.bert.embeddings.token_type_embeddings.weight.zero_()
+        layer = model.bert.encoder.layer[0]
+        for silent in (layer.attention.output.dense, layer.output.dense):
+            silent.weight.zero_()
+            silent.bias.zero_()
+        model.classifier.weight.zero_()
+        model.classifier.bias.zero_()
+        model.classifier.bias[0] = 20
+        for number in range(1, len(names)):
+            model.classifier.weight[number, number] = 10
+    return model
+
+
 @cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of an architecture."""
@@ -185,10 +273,15 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 @cache
 def model_of(name: str, labels: tuple[str, ...] = PREFIXED) -> PreTrainedModel:
     """Return a model whose predictions are arbitrary but fixed, and change with a token's context."""
+    return built(name, tokenizer_of(name), labels, **{**ARCHITECTURES, **RARE, **READING_PADDING}[name])
+
+
+def built(name: str, tokenizer: PreTrainedTokenizerBase, labels: tuple[str, ...], **settings: Any) -> PreTrainedModel:
+    """Return a small model of a type of transformers, with random but fixed weights, for a tokenizer."""
     torch.manual_seed(0)
-    padding = tokenizer_of(name).pad_token_id
+    padding = tokenizer.pad_token_id
     settings = {
-        "vocab_size": len(tokenizer_of(name)),
+        "vocab_size": len(tokenizer),
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
@@ -197,12 +290,12 @@ def model_of(name: str, labels: tuple[str, ...] = PREFIXED) -> PreTrainedModel:
         "type_vocab_size": 4,
         "pad_token_id": padding,
         "initializer_range": 0.2,  # With 1, attention looks at single tokens, and magnifies rounding a hundredfold.
-        **{**ARCHITECTURES, **RARE, **READING_PADDING}[name],
+        **settings,
     }
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     given = {setting: value for setting, value in settings.items() if value is not None}
     model = AutoModelForTokenClassification.from_config(AutoConfig.for_model(name, **given, **names)).eval()
-    level(model, tokenizer_of(name))
+    level(model, tokenizer)
     return model
 
 
@@ -227,9 +320,9 @@ def both(
 def pipelines(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, strategy: str = "simple", **options: Any
 ) -> tuple[TokenClassificationPipeline, AnnotationPipeline]:
-    """Return transformers' own pipeline and ours over a model."""
+    """Return transformers' own pipeline and ours over a model, ours with the word boundaries of transformers."""
     shared = {"model": model, "tokenizer": tokenizer, "device": -1, "aggregation_strategy": strategy, **options}
-    return TokenClassificationPipeline(**shared), AnnotationPipeline(**shared)
+    return TokenClassificationPipeline(**shared), AnnotationPipeline(**shared, transformers_boundaries=True)
 
 
 def changed(name: str, **settings: Any) -> PreTrainedTokenizerFast:

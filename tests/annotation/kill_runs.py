@@ -52,7 +52,7 @@ def end(child: int, file: Path, name: str, target: str) -> None:
     least = max(int(target), size(file) + 1)
     while size(file) < least:
         time.sleep(0.005)
-    time.sleep(random.Random(target).random() / 50)  # noqa: S311 - a moment of a test
+    time.sleep(random.Random(target).random() / 50)
     os.kill(child, getattr(signal, name))
 
 

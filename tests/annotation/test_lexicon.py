@@ -29,14 +29,14 @@ def tokenizer_of(lowercase=True, strip_accents=None, clean_text=True):
     pieces = [*LETTERS, *(2 * letter for letter in LETTERS), "as"]
     names = ["[PAD]", "[UNK]", "[MASK]", "Zz", *pieces, *(f"##{piece}" for piece in pieces)]
     vocabulary = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    backend = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106 - no password
+    backend = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
     backend.normalizer = BertNormalizer(
         lowercase=lowercase, strip_accents=strip_accents, clean_text=clean_text, handle_chinese_chars=True
     )
     backend.pre_tokenizer = BertPreTokenizer()
     backend.add_special_tokens([AddedToken("[MASK]", lstrip=True)])
     backend.add_tokens([AddedToken("Zz", rstrip=True, normalized=False)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
 
 
 def values(tokens):

@@ -26,7 +26,7 @@ CASES = [
     ("Jose\u0301 coughs", [(0, 4, "NAME")], "X", "X coughs"),
     ("李明咳嗽", [(0, 2, "NAME")], "[{label}]", "[NAME]咳嗽"),
     ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None}, "on 3 May, [NAME]"),
-    ("on 3 May, Jo", [(3, 8, "B-DATE"), (10, 12, "NAME")], {"DATE": ""}, "on , [NAME]"),
+    ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": ""}, "on , [NAME]"),
     ("Jo", [(0, 0, "NAME")], "X", "Jo"),
     ("Jo", [(0, 99, "NAME")], "X", "X"),
     ("Jo", [], "X", "Jo"),

@@ -20,6 +20,7 @@ from openmed_nb.annotation.results import (
     SHOWN_ROWS,
     AnnotatedText,
     Annotations,
+    Answered,
     Answers,
     Summary,
 )
@@ -539,7 +540,7 @@ def test_what_goes_in_comes_out(answers):
     """Every entity comes back with the same values and its keys in transformers' order, and every error with its number."""
     columns = held(answers)
 
-    assert list(columns.items()) == list(enumerate(answers))
+    assert list(columns.items()) == [Answered(number, answer) for number, answer in enumerate(answers)]
     assert {tuple(entity) for entities in columns for entity in entities} <= KEYS
     assert columns.errors == {number: answer for number, answer in enumerate(answers) if isinstance(answer, str)}
 
@@ -580,7 +581,7 @@ def test_answer_that_was_only_begun_does_not_count():
         columns.add(2, [FOUND_ASTHMA, {"entity_group": "DISEASE", "word": "pain"}])
 
     assert len(columns) == 2
-    assert list(columns.items()) == [(0, [FOUND_ASTHMA]), (1, "an error")]
+    assert list(columns.items()) == [Answered(0, [FOUND_ASTHMA]), Answered(1, "an error")]
     assert (list(columns.labels), list(columns.words), list(columns.counts())) == (["DISEASE"], ["asthma"], [1, 0])
     assert {len(column) for column in columns.columns().values()} == {1}
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as some
 
 import openmed_nb as nb
 from openmed_nb.annotation.pipeline import BUDGETS
+from openmed_nb.annotation.results import Answered
 from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, line_of, with_checksum
 from openmed_nb.errors import ConfigurationError, Interrupted
 
@@ -69,7 +70,7 @@ class TestCutOff:
     def test_at_every_byte(self, tmp_path):
         """From every beginning of a file, exactly its whole lines count, and a new answer follows the last of them."""
         entity = {"entity_group": "D", "score": 0.5, "word": "ü", "start": 0, "end": 1}
-        file, settings, answers = tmp_path / "run.jsonl", {"model": "a"}, [(1, []), (2, [entity]), (3, "why")]
+        file, settings, answers = tmp_path / "run.jsonl", {"model": "a"}, [Answered(1, []), Answered(2, [entity]), Answered(3, "why")]
         with ResultsFile(file, settings) as results:
             results.append(answers)
         whole = file.read_bytes()
@@ -151,7 +152,7 @@ class TestContent:
 
     def test_letters_stay_readable(self, tmp_path):
         """Letters beyond ASCII stand in the file as they are, and come back."""
-        answer = (7, [{"entity_group": "D", "score": 0.5, "word": "ménière\u2028", "start": 0, "end": 8}])
+        answer = Answered(7, [{"entity_group": "D", "score": 0.5, "word": "ménière\u2028", "start": 0, "end": 8}])
         with ResultsFile(tmp_path / "run.jsonl", {}) as results:
             list(results.earlier())
             results.append([answer])

@@ -301,7 +301,7 @@ class TestAnyText:
     @pytest.mark.slow
     def test_100_000_characters(self, architectures):
         """A text of 100,000 characters has the answers of transformers with ``stride``, and is read whole without."""
-        pieces = random.Random(0).choices([*architectures.CORPUS, *TEXTS], k=3000)  # noqa: S311 - texts for tests
+        pieces = random.Random(0).choices([*architectures.CORPUS, *TEXTS], k=3000)
         text = " ".join(pieces)[:99_990] + " asthma no"
         theirs, ours = architectures.both("bert", "average")
         architectures.assert_same([ours(text, stride=4)], [theirs(text, stride=4)])

@@ -39,7 +39,7 @@ class Rows(list):
 class Both(tuple):  # noqa: SLOT001 - it has an attribute
     """A tuple that is made of something else than its items."""
 
-    def __new__(cls, first, second):  # noqa: D102
+    def __new__(cls, first, second):
         made = super().__new__(cls, [first, second])
         made.source = "loader"
         return made

@@ -151,7 +151,7 @@ def test_one_spelling_of_a_device():
         assert kind_of(spelling) == kind_of(device) in {"cpu", "mps", "cuda"}
 
 
-SECRET = "tRuStNo1"  # noqa: S105
+SECRET = "tRuStNo1"
 
 SECRET_NAMES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_PASSWORD", "PGPASSFILE_PWD"),

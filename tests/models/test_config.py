@@ -50,7 +50,7 @@ def test_spellings_of_a_setting():
 
 def test_token_is_not_shown():
     """The token is no part of how the settings are shown."""
-    assert "hf_abc" not in repr(OpenMedConfig(hf_token="hf_abc"))  # noqa: S106
+    assert "hf_abc" not in repr(OpenMedConfig(hf_token="hf_abc"))
 
 
 def test_task():

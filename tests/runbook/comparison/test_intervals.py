@@ -37,7 +37,7 @@ def test_any_number_of_values():
 def test_interval_of_twenty():
     """Of twenty values, the sixth from below and the sixth from above enclose the median."""
     values = [float(value) for value in range(1, 21)]
-    random.Random(1).shuffle(values)  # noqa: S311 - no secret
+    random.Random(1).shuffle(values)
 
     interval = median_interval(values)
 
@@ -48,7 +48,7 @@ def test_interval_of_twenty():
 
 def test_interval_covers_as_often_as_it_says():
     """Of many series of a skewed distribution with a known median, the share of intervals that hold it is the level."""
-    numbers = random.Random(2)  # noqa: S311 - no secret
+    numbers = random.Random(2)
     median = 0.6931471805599453  # of the exponential distribution with mean 1: ln 2
     held = [median_interval([numbers.expovariate(1) for _ in range(20)]).holds(median) for _ in range(4000)]
 

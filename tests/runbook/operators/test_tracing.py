@@ -123,7 +123,7 @@ def fails(model, inputs):
     """Forecast a model that draws random numbers of all kinds, and tell whether it failed."""
 
     def draw(*_args):
-        random.random()  # noqa: S311 - no secret
+        random.random()
         np.random.rand()  # noqa: NPY002 - the state that a model can use
 
     handle = model.register_forward_pre_hook(draw)

@@ -27,7 +27,7 @@ class Made:
     asked: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)  # noqa: S311 - no secret
+        self.random = random.Random(self.seed)
 
     def measure(self, rows: int) -> Point:
         """Return a point, as a measurement would."""

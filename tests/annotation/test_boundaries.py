@@ -1,0 +1,345 @@
+"""Where words start for each kind of tokenizer, and that masking replaces every character that a model labels."""
+
+import random
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import openmed_nb as nb
+from openmed_nb.annotation.boundaries import is_ignorable, whole_words
+from openmed_nb.annotation.lexicon import Lexicon
+from openmed_nb.annotation.masking import masked_text
+from openmed_nb.annotation.pipeline import AnnotationPipeline
+from openmed_nb.annotation.tokens import in_parts, tokenise
+from openmed_nb.errors import ConfigurationError
+
+STRATEGIES = ("simple", "first", "average", "max")
+KINDS = (
+    "WordPiece",
+    "byte-level BPE",
+    "byte-level BPE, add_prefix_space",
+    "byte-level BPE, untrimmed",
+    "Unigram",
+    "SentencePiece BPE",
+    "Metaspace BPE",
+)
+NAMES = ("Anna", "Smith", "Carl", "Jones")
+
+
+def byte_level(trim=True, prefix=False):
+    """Return a byte-level BPE tokenizer in which each name is one token, with and without a space."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens, merges = ["<unk>", "<pad>", *alphabet], []
+    for name in NAMES:
+        for word in (name, f"Ġ{name}"):
+            for length in range(1, len(word)):
+                pair = (word[:length], word[length])
+                merges += [pair] if pair not in merges else []
+                tokens += ["".join(pair)] if "".join(pair) not in tokens else []
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix, trim_offsets=trim)
+    tokenizer.decoder = decoders.ByteLevel()
+    if trim:
+        from tokenizers import processors
+
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", model_max_length=48)
+
+
+def unigram():
+    """Return a Unigram tokenizer in which each name is one token, with and without a space."""
+    letters = sorted({*"ccPatientDoctor:()-./'患者" + "▁\n\t"})
+    pieces = [("<unk>", 0.0), ("<pad>", 0.0), *((letter, -9.0) for letter in letters)]
+    pieces += [(word, -1.0) for name in NAMES for word in (name, f"▁{name}")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", model_max_length=48
+    )
+
+
+def names_pipe(architectures, tokenizer, strategy="first", **options):
+    """Return a pipeline over a model that labels the names."""
+    known = tokenizer.get_vocab()
+    labels = {word: "B-NAME" for name in NAMES for word in (name, f"Ġ{name}", f"▁{name}") if word in known}
+    model = architectures.labeler(tokenizer, labels)
+    return AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy, **options)
+
+
+def masked(pipe, text):
+    """Return a text without its names."""
+    return nb.annotate([text], pipe, progress=False).mask()[0].text
+
+
+SEPARATED = {
+    "Patient:\nAnna Smith\nDoctor:\tCarl Jones\n": "Patient:\n[NAME] [NAME]\nDoctor:\t[NAME] [NAME]\n",
+    "cc: (Anna Smith)": "cc: ([NAME] [NAME])",
+    "cc/Anna": "cc/[NAME]",
+    "-Anna-Smith.Carl": "-[NAME]-[NAME]",
+    "'Anna'": "'[NAME]'",
+    "患者Anna": "患者[NAME]",
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("text", SEPARATED)
+@pytest.mark.parametrize("kind", [byte_level, lambda: byte_level(trim=False), lambda: byte_level(prefix=True), unigram])
+def test_annotate_finds_names_after_any_separator(architectures, kind, text, strategy):
+    found = nb.annotate([text], names_pipe(architectures, kind(), strategy), progress=False)
+    spans = {(entity["start"], entity["end"]) for entity in found[0]}
+    starts = {text[start:end].strip() for start, end in spans}
+
+    assert found.dropped == {}
+    assert starts == {name for name in NAMES if name in text}
+    assert found.mask()[0].text == SEPARATED[text]
+
+
+def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architectures):
+    text = "cc: (Anna Smith)"
+    pipe = names_pipe(architectures, byte_level(), transformers_boundaries=True)
+    found = nb.annotate([text], pipe, progress=False)
+
+    assert [entity["word"].strip() for entity in found[0]] == ["Smith)"]
+    assert [(span.label, span.start, span.end) for span in found.dropped[0]] == [("NAME", 5, 9)]
+    assert found.mask()[0].text == "cc: ([NAME] [NAME]"
+    assert found.to_dict()["texts"][0]["dropped"][0]["start"] == 5
+    assert found.show(0).dropped == found.dropped[0]
+    assert found.show(0).mask().text == "cc: ([NAME] [NAME]"
+
+
+def test_transformers_boundaries_must_be_a_flag(architectures):
+    with pytest.raises(ConfigurationError):
+        names_pipe(architectures, byte_level(), transformers_boundaries="yes")
+
+
+def test_dropped_spans_survive_a_resume_file(architectures, tmp_path):
+    texts = ["cc: (Anna Smith)", "(Carl)", "cc"]
+    pipe = names_pipe(architectures, byte_level(), transformers_boundaries=True)
+    first = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
+    again = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
+    in_memory = nb.annotate(texts, pipe, progress=False, resume=again)
+
+    assert again.dropped == in_memory.dropped == first.dropped
+    assert {*first.dropped} == {0, 1}
+    assert [text.text for text in in_memory.mask()] == [text.text for text in first.mask()]
+
+
+def test_only_filters_dropped_spans_by_label_and_score(architectures):
+    found = nb.annotate(list(architectures.CORPUS), architectures.boundary_pipes("Unigram", "first"), progress=False)
+    spans = [span for spans in found.dropped.values() for span in spans]
+
+    kept = [span for spans in found.only("drug", score=0.4).dropped.values() for span in spans]
+
+    assert kept == [span for span in spans if span.label == "DRUG" and span.score >= 0.4]
+    assert 0 < len(kept) < len(spans)
+
+
+def word_piece(normalizer, unk_token="[UNK]", own_unk_token="[UNK]"):
+    """Return a WordPiece tokenizer that knows "asthma" in two pieces."""
+    tokens = ["[UNK]", "[PAD]", "as", "##thma", "##t", "##h", "##ma", "no", ".", "[OOV]"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unk_token))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token=own_unk_token, pad_token="[PAD]", model_max_length=48
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "ignored", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\x00", "\x07", "\u0301"]
+)
+def test_word_with_characters_that_the_tokenizer_drops_is_one_entity(architectures, ignored, strategy):
+    tokenizer = word_piece(normalizers.BertNormalizer())
+    labels = {"as": "B-DISEASE", "##t": "I-DISEASE", "##h": "I-DISEASE", "##thma": "I-DISEASE", "##ma": "I-DISEASE"}
+    model = architectures.labeler(tokenizer, labels)
+    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
+    text = f"no a{ignored}st{ignored}hma."
+    found = nb.annotate([text], pipe, progress=False)
+
+    assert [(entity["start"], entity["end"]) for entity in found[0]] == [(3, len(text) - 1)]
+    assert found.mask()[0].text == "no [DISEASE]."
+
+
+@pytest.mark.parametrize("own_unk_token", [None, "[OOV]", "[UNK]"])
+def test_word_cache_has_the_subwords_of_the_library(own_unk_token):
+    tokenizer = word_piece(normalizers.BertNormalizer(), own_unk_token=own_unk_token)
+    texts = ["asthma no unknown asunknown. " * 20] * 10
+
+    cached, asked = Lexicon(tokenizer).tokens(texts), tokenise(tokenizer, texts)
+
+    assert [column.tolist() for column in astuple(cached)] == [column.tolist() for column in astuple(asked)]
+
+
+def test_words_of_a_long_text_are_those_of_the_text_at_once(architectures):
+    text = "\n".join(architectures.CORPUS) * 30
+    for kind in KINDS:
+        tokenizer = architectures.boundary_tokenizer(kind)
+        (joined,) = [in_parts(tokenizer, text, length=2000, context=200)]
+        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        changed = np.diff(encoding.word_ids) != 0
+        assert np.array_equal(np.diff(joined.word_ids) != 0, changed), kind
+
+
+# What people write between and inside names, and what tokenizers treat in ways of their own.
+PARTS = (
+    *("Anna", "Smith", "asthma", "O'Brien", "john_smith", "Schmi\u00addtberg", "Él", "e\u0301", "II-b", "3.5", "A.B."),
+    *(" ", "  ", "\n", "\t", "\r\n", "\u00a0", "(", ")", ":", ",", ".", "-", "/", "'", "\u2019", "_", "“", "#", "##"),
+    *(
+        "\u00ad",
+        "\u200b",
+        "\u200c",
+        "\u200d",
+        "\u2060",
+        "\ufeff",
+        "\x00",
+        "\ufffd",
+        "患者",
+        "糖尿病",
+        "です",
+        "🙂",
+        "👩‍⚕️",
+    ),
+    *("المريض", "המטופל", "▁", "Ġ", "<unk>", "[UNK]", "ﬁ", "½"),
+)
+
+
+def unmasked(text, masked):
+    """Return the positions of a text that masking left in it."""
+    replaced = {place for span in masked.spans for place in range(span.start, span.end)}
+    return {place for place in range(len(text)) if place not in replaced}
+
+
+def check_all_labeled_characters_are_masked(architectures, kind, strategy, texts):
+    """Annotate texts twice: as tokens, which tell what the model labels, and by a strategy, whose masked texts must lack it."""
+    tokens = nb.annotate(texts, architectures.boundary_pipes(kind, "none"), progress=False)
+    found = nb.annotate(texts, architectures.boundary_pipes(kind, strategy), progress=False)
+    for text, labeled, hidden in zip(texts, tokens, found.mask(), strict=True):
+        left = unmasked(text, hidden)
+        for token in labeled:
+            for place in range(token["start"], token["end"]):
+                assert place not in left or text[place].isspace(), (kind, strategy, text, place)
+        for span in hidden.spans:  # No word is cut, and no white space is taken with it.
+            assert whole_words(text, span.start, span.end) == (span.start, span.end)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from(STRATEGIES),
+    st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), min_size=1, max_size=6),
+)
+def test_masking_replaces_every_labeled_character(architectures, kind, strategy, texts):
+    check_all_labeled_characters_are_masked(architectures, kind, strategy, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_masking_replaces_every_labeled_character_of_100_000_texts(architectures, kind):
+    """A hundred thousand texts over all kinds of tokenizers and strategies."""
+    choose = random.Random(kind)
+    for strategy in STRATEGIES:
+        texts = ["".join(choose.choices(PARTS, k=choose.randint(1, 12))) for _ in range(3600)]
+        check_all_labeled_characters_are_masked(architectures, kind, strategy, texts)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "none"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+def test_entities_equal_transformers_by_its_boundaries(architectures, kind, strategy):
+    theirs, ours = architectures.boundary_pipes(kind, strategy, True)
+    choose = random.Random(kind)
+    texts = ["".join(choose.choices(PARTS, k=choose.randint(1, 12))) for _ in range(60)]
+
+    architectures.assert_same(ours(texts, truncation=True), theirs(texts))
+
+
+WORDS = [
+    ("by Schmi\u00addtberg", 3, 8, "Schmi\u00addtberg"),
+    ("O'Brien came", 2, 7, "O'Brien"),
+    ("O\u2019Brien came", 0, 1, "O\u2019Brien"),
+    ("to john_smith", 3, 7, "john_smith"),
+    ("to john.smith.", 3, 7, "john.smith"),
+    ("Dr.Smith", 3, 8, "Dr.Smith"),
+    ("on 3.5.2020", 3, 4, "3.5.2020"),
+    ("of 1,500", 3, 4, "1,500"),
+    ("Patient:Smith", 8, 13, "Smith"),
+    ("Ann-Lee", 0, 3, "Ann"),
+    ("  Anna Smith ", 0, 13, "Anna Smith"),
+    ("x \u200bAnna", 3, 7, "Anna"),
+    ("Anna\u200b\u2060\ufeffLee x", 0, 4, "Anna\u200b\u2060\ufeffLee"),
+    ("Schmi\x00dt", 0, 5, "Schmi\x00dt"),
+    ("Jose\u0301\u0302 x", 0, 4, "Jose\u0301\u0302"),
+    ("ע\u05f4מ ח", 0, 1, "ע\u05f4מ"),
+    ("張三先生", 0, 2, "張三"),
+    ("👩\u200d⚕️x", 0, 1, "👩\u200d⚕️"),
+]
+
+
+@pytest.mark.parametrize(("text", "start", "end", "word"), WORDS)
+def test_whole_words_follows_uax_29(text, start, end, word):
+    start, end = whole_words(text, start, end)
+
+    assert text[start:end] == word
+
+
+@given(st.text(st.sampled_from("aB3.,:'_- \n\u00ad\u200b\u0301中é"), max_size=30), st.data())
+def test_whole_words_is_idempotent_and_covers_the_span(text, data):
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    first, last = whole_words(text, start, end)
+
+    assert whole_words(text, first, last) == (first, last)
+    assert all(first <= place < last for place in range(start, end) if not text[place].isspace())
+
+
+def test_whole_words_takes_linear_time_in_ignorable_characters():
+    text = "Schmi" + "\u00ad" * 300_000 + "dt"
+
+    assert whole_words(text, 0, 2) == (0, len(text))
+    assert whole_words(text, len(text) - 1, len(text)) == (0, len(text))
+    assert is_ignorable("\u00ad")
+
+
+def test_mask_keeps_neighbors_apart_and_white_space(architectures):
+    """With untrimmed offsets, entities have the white space before them; two people stay two."""
+    pipe = names_pipe(architectures, byte_level(trim=False), "simple")
+    found = nb.annotate(["Staff: Anna Smith Carl Jones"], pipe, progress=False)
+
+    assert found.mask()[0].text == "Staff: [NAME] [NAME] [NAME] [NAME]"
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "left"),
+    [
+        ("Staff: Anna Smith Carl Jones", [(6, 17, "NAME"), (17, 28, "NAME")], "Staff: [NAME] [NAME]"),
+        ("張三李四", [(0, 2, "NAME"), (2, 4, "NAME")], "[NAME][NAME]"),
+        ("張三李四", [(0, 1, "NAME"), (1, 2, "NAME", True)], "[NAME]李四"),
+        ("a\n", [(1, 2, "NAME")], "a\n"),
+        ("Anna\n", [(0, 5, "NAME")], "[NAME]\n"),
+    ],
+)
+def test_masked_text_trims_spans_before_it_merges_them(text, spans, left):
+    assert masked_text(text, spans, "[{label}]").text == left
+
+
+@pytest.mark.parametrize("label", ["E-MAIL", "L-NAME", "S-NUMBER", "B-SIDE", "I-CARD"])
+@pytest.mark.parametrize("strategy", ["none", "simple", "first"])
+def test_mask_keeps_hyphens_of_labels(architectures, label, strategy):
+    tokenizer = byte_level()
+    model = architectures.labeler(tokenizer, {"Anna": f"B-{label}", "Ġ": f"I-{label}", "Smith": f"I-{label}"})
+    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
+    found = nb.annotate(["Anna Smith"], pipe, progress=False)
+    expected = f"[{label}] [{label}]" if strategy == "none" else f"[{label}]"
+
+    assert found.mask()[0].text == expected
+    assert found.mask({label: None})[0].text == "Anna Smith"
