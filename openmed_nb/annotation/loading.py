@@ -43,9 +43,9 @@ def load_pipeline(
         progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: ``aggregation_strategy``, how tokens become entities: ``"first"`` (also the default, because ``"simple"``
             breaks words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``; ``batch_tokens``, how many tokens run at once;
-            ``truncation``, whether to drop what is longer than the model takes; ``compile``, whether to try
-            ``torch.compile`` and keep it if it pays; those of :func:`openmed_nb.load_model`; and those of transformers'
-            pipeline, such as ``ignore_labels`` or ``stride``.
+            ``truncation``, whether to drop what is longer than the model takes; ``transformers_boundaries``, whether words
+            start where transformers has them start; ``compile``, whether to try ``torch.compile`` and keep it if it pays;
+            those of :func:`openmed_nb.load_model`; and those of transformers' pipeline, such as ``ignore_labels`` or ``stride``.
 
     Raises:
         ModelError: If the model cannot be found or loaded.

@@ -70,7 +70,11 @@ class TestCutOff:
     def test_at_every_byte(self, tmp_path):
         """From every beginning of a file, exactly its whole lines count, and a new answer follows the last of them."""
         entity = {"entity_group": "D", "score": 0.5, "word": "ü", "start": 0, "end": 1}
-        file, settings, answers = tmp_path / "run.jsonl", {"model": "a"}, [Answered(1, []), Answered(2, [entity]), Answered(3, "why")]
+        file, settings, answers = (
+            tmp_path / "run.jsonl",
+            {"model": "a"},
+            [Answered(1, []), Answered(2, [entity]), Answered(3, "why")],
+        )
         with ResultsFile(file, settings) as results:
             results.append(answers)
         whole = file.read_bytes()

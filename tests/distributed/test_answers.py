@@ -76,6 +76,19 @@ def same(on_pool, here, rounded):
     return same
 
 
+def test_dropped_spans_come_from_workers(on_pool, here):
+    texts = ["the patient has atension", "no asthma", "atension and hypertension"]
+    found = on_pool(texts)
+
+    assert [(number, span.start, span.end) for number, (span,) in found.dropped.items()] == [(0, 17, 24), (2, 1, 8)]
+    assert found.dropped == here(texts).dropped
+    assert [text.text for text in found.mask()] == [
+        "the patient has [DISEASE]",
+        "no [DISEASE]",
+        "[DISEASE] and [DISEASE]",
+    ]
+
+
 class Text(str):
     """A string of a class of its own."""
 
