@@ -5,10 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Sequence
-from itertools import accumulate
-
-import numpy as np
 
 JOINER = "\u200d"  # of emoji
 
@@ -50,29 +46,6 @@ def is_separator(code: int) -> bool:
     if UNSPACED.match(character):
         return True
     return not (character.isalnum() or is_ignorable(character))
-
-
-def beside_separators(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Return for each token whether a separator is its first character or the one before it.
-
-    Args:
-        texts: The texts.
-        starts: int64 of ``(T,)``, the first character of each token.
-        owners: int64 of ``(T,)``, the number of the text of each token.
-
-    Returns:
-        bool of ``(T,)``; also true for the first token of a text.
-    """
-    codes = np.frombuffer("".join(f"\n{text}\0" for text in texts).encode("utf-32-le"), np.uint32)
-    text_starts = np.array([1, *accumulate(len(text) + 2 for text in texts)])
-    text_starts[1:] += 1
-    positions = text_starts[owners] + starts
-    pairs = np.stack([codes[positions - 1], codes[positions]])
-    distinct = sorted(set(pairs.ravel().tolist()))
-    separators = np.array([is_separator(code) for code in distinct], bool)
-    before, at = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)]
-    beside: np.ndarray = before | at
-    return beside
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices.backend import TOKENIZER_LOCK
-from .boundaries import beside_separators
+from .boundaries import is_separator
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -421,6 +421,29 @@ def prefix_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return what begins the name of a token that goes on with a word, ``None`` if the names do not tell that."""
     prefix: str | None = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
     return prefix or None
+
+
+def beside_separators(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Return for each token whether a separator is its first character or the one before it.
+
+    Args:
+        texts: The texts.
+        starts: int64 of ``(T,)``, the first character of each token.
+        owners: int64 of ``(T,)``, the number of the text of each token.
+
+    Returns:
+        bool of ``(T,)``; also true for the first token of a text.
+    """
+    codes = np.frombuffer("".join(f"\n{text}\0" for text in texts).encode("utf-32-le"), np.uint32)
+    text_starts = np.array([1, *accumulate(len(text) + 2 for text in texts)])
+    text_starts[1:] += 1
+    positions = text_starts[owners] + starts
+    pairs = np.stack([codes[positions - 1], codes[positions]])
+    distinct = sorted(set(pairs.ravel().tolist()))
+    separators = np.array([is_separator(code) for code in distinct], bool)
+    before, at = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)]
+    beside: np.ndarray = before | at
+    return beside
 
 
 def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
