@@ -65,7 +65,7 @@ def texts_with_secrets(draw):
         start, whole = len(text), draw(st.booleans())
         secret = draw(ANY if whole else WORD)
         text += secret
-        secrets |= {*secret}
+        secrets |= {character for character in secret if not character.isspace()}  # Masking keeps white space at ends.
         cut = start + draw(st.integers(1, len(secret)))
         spans.append((start, cut, draw(st.sampled_from(("NAME", "B-NAME", "DATE", "E-ID")))))
         if whole or draw(st.booleans()):
