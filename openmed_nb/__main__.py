@@ -13,11 +13,12 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from .activity import Activity
 from .annotation.corpus import annotate_text
 from .display import Json
-from .errors import ConfigurationError, Interrupted, OpenMedError, cause
+from .errors import ConfigurationError, Interrupted, OpenMedError, cause, parser_problem
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
@@ -31,6 +32,13 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors do not quote the line."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(parser_problem(message))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,7 +83,7 @@ def printed(text: str) -> bool:
 
 def annotate(arguments: list[str]) -> tuple[str, int]:
     """Annotate a note; return the device, the reason and what was found, and the exit status."""
-    command = argparse.ArgumentParser(
+    command = _Parser(
         "python -m openmed_nb",
         description="Find diseases in a note, offline.",
         epilog="'python -m openmed_nb doctor' looks at the computer instead, 'report' measures it, 'ladder' brings a model up; see 'report --help'.",
@@ -93,7 +101,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
 
 def examine(arguments: list[str]) -> tuple[str, int]:
     """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
-    command = argparse.ArgumentParser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
+    command = _Parser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
     models = command.add_mutually_exclusive_group()
     models.add_argument("model", nargs="?", help="an alias, a hub id or a folder of a model to look at too")
     models.add_argument(
@@ -112,7 +120,7 @@ def measure(arguments: list[str]) -> tuple[str, int]:
     """Measure this computer; return what the report says, and the exit status: 1 where a step has no answer."""
     from .runbook.report.report import FOLDER, LOOK_FIRST, report
 
-    command = argparse.ArgumentParser(
+    command = _Parser(
         "python -m openmed_nb report",
         description="Measure this computer from end to end, each step in a process of its own.",
         epilog="Nothing is sent or written anywhere but to FOLDER. Status 1 where a step has no answer.",
@@ -131,7 +139,7 @@ def climb(arguments: list[str]) -> tuple[str, int]:
     """Bring a model up; return how far it came, and the exit status: 1 where a stage is not passed."""
     from .runbook.bring_up import FOLDER, SECONDS, ladder
 
-    command = argparse.ArgumentParser(
+    command = _Parser(
         "python -m openmed_nb ladder",
         description="Bring a model up on the device in five stages, each with an exit criterion.",
         epilog="The same command goes on at the first stage that is not passed. Status 1 until all are.",

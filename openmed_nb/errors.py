@@ -33,7 +33,8 @@ real error: it stops "Run All", and nbval and nbclient see it.
 
 The checks stand below the errors: ``whole``, ``whole_or_none``, ``number`` and ``given_path`` return what a person passed as
 an argument, ``check_flag`` and ``choice`` only look at it, and all refuse it with ``cannot_be``; ``wrong_type`` refuses without
-the value. What an error says is made with ``shorten``, ``cause`` (of an error of someone else), ``nearest`` and ``offered`` (of words that are known).
+the value. Any argument may be a note that was passed in the wrong place, so an error describes a value with ``describe_value``
+alone, and the message of another library with ``cause``; ``nearest`` and ``offered`` suggest words that are known.
 ``warn`` says what may go wrong at the person's own line.
 """
 
@@ -42,10 +43,11 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 
@@ -253,6 +255,98 @@ def shorten(text: str, length: int = 60) -> str:
     return line if len(line) <= length else line[:length] + "…"
 
 
+# The longest value that an error shows, and the longest name with dots or slashes: a model on the hub, a class of Python.
+MAX_SHOWN_CHARACTERS = 40
+MAX_DOTTED_NAME_CHARACTERS = 96
+
+# What an error shows of a string: visible ASCII characters without a space, as in names, numbers and paths.
+IDENTIFIER_PATTERN = re.compile(r"[!-~]*")
+DOTTED_NAME_PATTERN = re.compile(r"(<class ')?[\w-]+([./][\w.-]+)+('>)?", re.ASCII)
+
+# A part of a message in quotation marks, an apostrophe inside a word not being one.
+QUOTED_PATTERN = re.compile(r"""(?<!\w)(['"`])(.*?)\1(?!\w)""", re.DOTALL)
+
+
+def is_identifier(text: str) -> bool:
+    """Return whether a text is short and without spaces, so that an error may show it."""
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return IDENTIFIER_PATTERN.fullmatch(text) is not None
+    return len(text) <= MAX_DOTTED_NAME_CHARACTERS and DOTTED_NAME_PATTERN.fullmatch(text) is not None
+
+
+def describe_value(value: Any) -> str:
+    """Return a value as an error may show it: what may be a note is described, not quoted.
+
+    Shown are ``None``, truth values, numbers, short strings of ASCII without spaces, and paths to what exists.
+
+    Example:
+        >>> describe_value("cuad"), describe_value(0.5), describe_value("Has asthma."), describe_value(["asthma"])
+        ("'cuad'", '0.5', 'a string of 11 characters', 'a list of 1 item')
+    """
+    kind = type(value)
+    if value is None or kind in {bool, int, float, complex, type(...), range}:
+        described = repr(value)
+        if len(described) > MAX_SHOWN_CHARACTERS:
+            described = "a number of many digits"
+    elif isinstance(value, (str, PurePath)):
+        text = str.__str__(value) if isinstance(value, str) else str(value)
+        is_shown = is_identifier(text) or (isinstance(value, PurePath) and os.path.lexists(text))
+        noun = "string" if isinstance(value, str) else "path"
+        described = repr(text) if is_shown else f"a {noun} of {len(text):,} characters"
+    elif kind in {list, tuple, set, frozenset, dict}:
+        described = f"a {kind.__name__} of {len(value):,} item{'' if len(value) == 1 else 's'}"
+    elif kind in {bytes, bytearray}:
+        described = f"{len(value):,} bytes"
+    elif kind.__module__ == "torch" and kind.__name__ in {"dtype", "device"}:
+        described = str(value)
+    else:
+        described = f"an object of type {short_type_name(value)}"
+    return described
+
+
+def describe_file(path: PurePath) -> str:
+    """Return the name of a file as an error may show it: one that does not exist may be a note.
+
+    Example:
+        >>> describe_file(Path("results.json")), describe_file(Path("Has asthma."))
+        ("'results.json'", "'…'")
+    """
+    return repr(path.name) if is_identifier(path.name) or os.path.lexists(path) else "'…'"
+
+
+def short_type_name(value: Any) -> str:
+    """Return the name of a value's type, unless a program has made it of a text."""
+    name = type(value).__name__
+    return name if is_identifier(name) else "a class with a long name"
+
+
+def without_quotes(message: str) -> str:
+    """Return a message of another library without what it quotes, if that may be a note.
+
+    Example:
+        >>> without_quotes("invalid int value: 'Has asthma.'"), without_quotes("can't find 'cuda'")
+        ("invalid int value: '…'", "can't find 'cuda'")
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        return match[0] if is_identifier(match[2]) else f"{match[1]}…{match[1]}"
+
+    return QUOTED_PATTERN.sub(shown, message)
+
+
+def parser_problem(message: str) -> str:
+    """Return what argparse says of a line, without the words of the line: they may be part of a note.
+
+    Example:
+        >>> parser_problem("unrecognized arguments: Has asthma"), parser_problem("argument --length: expected one argument")
+        ('2 unexpected arguments', 'argument --length: expected one argument')
+    """
+    kind, _, words = message.partition(": ")
+    if kind == "unrecognized arguments":
+        return f"{len(words.split())} unexpected arguments"
+    return "an ambiguous option" if kind == "ambiguous option" else without_quotes(message)
+
+
 def check_is_real(module: Any, needs: str, error: type[OpenMedError] = ConfigurationError) -> None:
     """Check that an imported module is the package of that name, and not a file of the person's own beside the notebook."""
     if not hasattr(module, needs):
@@ -262,12 +356,12 @@ def check_is_real(module: Any, needs: str, error: type[OpenMedError] = Configura
 
 def cannot_be(name: str, value: Any, remedy: str) -> ConfigurationError:
     """Return the error for an argument that has a wrong value."""
-    return ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", remedy)
+    return ConfigurationError(f"{name} cannot be {describe_value(value)}.", remedy)
 
 
 def wrong_type(name: str, value: Any, remedy: str) -> ConfigurationError:
     """Return the error for an argument of a wrong type, which does not show the value."""
-    return ConfigurationError(f"{name} cannot be of type {type(value).__name__}.", remedy)
+    return ConfigurationError(f"{name} cannot be of type {short_type_name(value)}.", remedy)
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -390,10 +484,10 @@ def given_path(path: Any, what: str) -> Path:
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text that names a file"
         unusable = f"What was passed as {what} is not a usable path: {reason}."
-        raise ConfigurationError(unusable, "Pass another path.") from error
+        raise ConfigurationError(unusable, "Pass another path.") from None  # It quotes the path.
     return found
 
 
 def cause(error: BaseException) -> str:
-    """Return what an error of someone else says, in one short line without a full stop at its end."""
-    return shorten(str(error), 200).rstrip(".") or type(error).__name__
+    """Return what an error of another library says, in one short line without a full stop, and without what may be a note."""
+    return shorten(without_quotes(str(error)), 200).rstrip(".") or short_type_name(error)

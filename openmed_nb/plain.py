@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .display import plain
-from .errors import ConfigurationError, cause
+from .errors import ConfigurationError, cause, describe_file
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
     try:
         return from_plain(kind, json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file.name!r} is not {what}: {cause(error)}.", remedy) from error
+        raise ConfigurationError(f"{describe_file(file)} is not {what}: {cause(error)}.", remedy) from None
 
 
 def utc() -> str:
@@ -167,8 +167,8 @@ def save(file: Path, text: str) -> None:
     try:
         write_whole(file, text)
     except (OSError, UnicodeEncodeError) as error:  # The latter for half a character.
-        what = f"{file.name!r} cannot be written: {getattr(error, 'strerror', None) or cause(error)}."
-        raise ConfigurationError(what, "Use a folder that is there and can be written.") from error
+        what = f"{describe_file(file)} cannot be written: {getattr(error, 'strerror', None) or cause(error)}."
+        raise ConfigurationError(what, "Use a folder that is there and can be written.") from None
 
 
 def save_in(folder: Path, texts: Mapping[str, str], what: str) -> None:
@@ -182,5 +182,5 @@ def save_in(folder: Path, texts: Mapping[str, str], what: str) -> None:
         for name, text in texts.items():
             write_whole(folder / name, text)
     except OSError as error:
-        what = f"{what} cannot be written into {folder.name!r}: {cause(error)}."
-        raise ConfigurationError(what, "Name a folder that can be written, on a disk with room.") from error
+        what = f"{what} cannot be written into {describe_file(folder)}: {cause(error)}."
+        raise ConfigurationError(what, "Name a folder that can be written, on a disk with room.") from None

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
-from openmed_nb.errors import ConfigurationError, OpenMedError, cause, check_flag, one_line, shorten, whole
+from openmed_nb.errors import (
+    ConfigurationError,
+    OpenMedError,
+    cause,
+    check_flag,
+    describe_value,
+    one_line,
+    shorten,
+    whole,
+)
 
 
 def family(kind):
@@ -135,7 +144,7 @@ def test_shortened_text(text, length):
 def test_a_flag_is_true_or_false(value):
     """What is neither True nor False is refused as a flag, with the value."""
     with pytest.raises(
-        ConfigurationError, match=rf"training cannot be {re.escape(repr(value))}\. Pass True or False\."
+        ConfigurationError, match=rf"training cannot be {re.escape(describe_value(value))}\. Pass True or False\."
     ):
         check_flag("training", value)
 

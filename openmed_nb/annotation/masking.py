@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..display import WARNING, Piece, Report, Shown, counted
-from ..errors import ConfigurationError, cannot_be, shorten, wrong_type
+from ..errors import ConfigurationError, cannot_be, describe_value, shorten, wrong_type
 from .boundaries import JOINER, is_mark, whole_words
 
 REPLACEMENT = "[{label}]"
@@ -149,7 +149,7 @@ def checked_policy(replacement: Any) -> Policy:
             fields = [one[1:] for one in string.Formatter().parse(text or "") if one[1] is not None]
         except ValueError as error:
             remedy = "Write {{ and }} for braces, and {label} for the label."
-            raise ConfigurationError(f"{shorten(repr(text))} is no replacement: {error}.", remedy) from error
+            raise ConfigurationError(f"{describe_value(text)} is no replacement: {error}.", remedy) from None
         if wrong := next((one for one in fields if one != ("label", "", None)), None):
             what = f"A replacement has no field {shorten(':'.join(filter(None, wrong)))!r}."
             raise ConfigurationError(what, f"Use {{label}}, as in {REPLACEMENT!r}.")
@@ -281,8 +281,8 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         try:
             label = str(one.get("entity_group") or one.get("entity") or "")
             first, last, score = int(one["start"]), int(one["end"]), float(one["score"])
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError("An entity has no start, end or score that is a number.", THOSE_FOUND) from error
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
+            raise ConfigurationError("An entity has no start, end or score that is a number.", THOSE_FOUND) from None
         if not 0 <= first <= last <= len(text):
             what = f"An entity from {first} to {last} is not in a text of {len(text)} characters."
             raise ConfigurationError(what, THOSE_FOUND)

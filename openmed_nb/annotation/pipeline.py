@@ -20,7 +20,7 @@ from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
 from ..drawing import bars_of
-from ..errors import ConfigurationError, cause, check_flag, whole, whole_or_none
+from ..errors import ConfigurationError, cause, check_flag, describe_value, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
@@ -267,7 +267,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         except (TypeError, ValueError) as error:
             what = f"The pipeline does not take these options: {cause(error)}."
-            raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from error
+            raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from None
         if "ignore_labels" in postprocess:
             postprocess["ignore_labels"] = checked_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:
@@ -413,7 +413,7 @@ def checked_labels(labels: Any) -> tuple[str, ...]:
         names = tuple(labels)
         if all(isinstance(name, str) for name in names):
             return tuple(sorted({*names}))
-    raise ConfigurationError(f"ignore_labels cannot be {labels!r}.", "Use a list of labels.")
+    raise ConfigurationError(f"ignore_labels cannot be {describe_value(labels)}.", "Use a list of labels.")
 
 
 def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
@@ -445,7 +445,7 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         what = f"The pipeline does not take these options: {cause(error)}."
-        raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from error
+        raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from None
     return pipe
 
 

@@ -18,6 +18,7 @@ from ..errors import (
     OpenMedError,
     UnreadableText,
     cannot_be,
+    describe_value,
     offered,
     shorten,
     warn,
@@ -713,7 +714,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
             if not isinstance(label, str):
                 raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
             if there and label.casefold() not in there:
-                what = f"No entity has the label {shorten(label)!r}."
+                what = f"No entity has the label {describe_value(label)}."
                 warn(f"{what} {offered(label.casefold(), sorted(there))}")
         named = " or ".join(map(shorten, labels))
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..activity import uninterrupted
-from ..errors import ConfigurationError, shorten
+from ..errors import ConfigurationError, describe_value
 from .backend import import_torch
 from .machine import mps_is_simulated
 from .request import kind_of
@@ -152,7 +152,7 @@ def capture_name(name: Any) -> str:
     """
     given = name.removesuffix(CAPTURE) if isinstance(name, str) else ""
     if not given or Path(given).name != given:
-        what = f"A Metal capture cannot be called {shorten(repr(name))}."
+        what = f"A Metal capture cannot be called {describe_value(name)}."
         raise ConfigurationError(what, "Pass a name without a folder, such as 'step'.")
     return given
 

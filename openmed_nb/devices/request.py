@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from ..display import Plain
-from ..errors import ConfigurationError, UnknownDevice, cannot_be, nearest, shorten
+from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value, nearest
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
@@ -87,7 +87,8 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         if kind.startswith(("apple", "metal")):  # Whose GPU it is, and what drives it: by these names it is asked for.
             near = "mps"
         suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
-        what = f"{shorten(masked(source, str(spelling)))!r} (from {source}) names no device."
+        shown = masked(source, spelling) if isinstance(spelling, str) else spelling
+        what = f"{describe_value(shown)} (from {source}) names no device."
         raise UnknownDevice(what, f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}.")
 
 

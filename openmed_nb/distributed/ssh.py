@@ -17,7 +17,15 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer, cannot_be, cause, shorten, whole_or_none
+from ..errors import (
+    ClusterUnusable,
+    ConfigurationError,
+    WorkersDiffer,
+    cannot_be,
+    cause,
+    describe_value,
+    whole_or_none,
+)
 from . import tethered
 from .members import SAME_VERSION, WorkerPlan, plan_hosts, versions_here, visible_gpus
 
@@ -106,7 +114,7 @@ class Login:
         remedy = "Name the file of a private key, without .pub."
         key = checked_file("key", key, remedy)
         if key is not None and key.endswith(".pub"):
-            raise ConfigurationError(f"key={shorten(repr(key))} is a public key.", remedy)
+            raise ConfigurationError(f"key={describe_value(key)} is a public key.", remedy)
         port = whole_or_none("port", port, 1, 65535, ", or leave it out")
         known_hosts = checked_file("known_hosts", known_hosts, "Name the file of the keys of known hosts.")
         return cls(user, key, port, known_hosts, checked_text("remote_python", python) or sys.executable)
@@ -140,7 +148,7 @@ def checked_file(name: str, value: Any, remedy: str) -> str | None:
     path = None if text is None else os.path.expanduser(text)  # noqa: PTH111 - pathlib's fails for an unknown user
     if path is None or os.path.isfile(path):  # noqa: PTH113 - as above
         return path
-    raise ConfigurationError(f"{name}={shorten(repr(path))} is not a file on this computer.", remedy)
+    raise ConfigurationError(f"{name}={describe_value(path)} is not a file on this computer.", remedy)
 
 
 @contextlib.asynccontextmanager

@@ -182,7 +182,7 @@ class Certificate(Shown):
     def of(cls, stored: Any) -> Certificate:
         """Return the certificate that a mapping holds; for anything else a ValueError says what is wrong."""
         if not isinstance(stored, Mapping) or stored.get("format") != FORMAT:
-            raise ValueError(f"it does not say {FORMAT!r}")
+            raise ValueError(f"it does not say {FORMAT}")
         found: Certificate = from_plain(cls, {name: value for name, value in stored.items() if name != "format"})
         return found
 

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from ..devices.request import DeviceRequest, device_of
-from ..errors import ConfigurationError, offered, shorten, warn
+from ..errors import ConfigurationError, describe_value, offered, short_type_name, warn
 
 Settings = TypeVar("Settings", bound=type)
 
@@ -141,10 +141,10 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
     def __post_init__(self) -> None:
         backend = str(self.backend)
         if elsewhere := BACKENDS_ELSEWHERE.get(backend):
-            what = f"The backend {backend!r} is not part of openmed_nb, which runs PyTorch models."
+            what = f"The backend {describe_value(backend)} is not part of openmed_nb, which runs PyTorch models."
             raise ConfigurationError(what, f"Use it through the openmed package: {elsewhere}.")
         if self.backend not in (BACKEND, None):
-            raise ConfigurationError(f"There is no backend {backend!r}.", f"Use {BACKEND!r}.")
+            raise ConfigurationError(f"There is no backend {describe_value(backend)}.", f"Use {BACKEND!r}.")
         if self.device is not None:
             object.__setattr__(self, "device", device_of(self.device))
             DeviceRequest.parse(str(self.device), "OpenMedConfig")
@@ -157,7 +157,9 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         object.__setattr__(self, "remote_code_allowed", allowed)
         dtype = dtype_name(self.dtype)
         if dtype not in DTYPES:
-            raise ConfigurationError(f"Models cannot be loaded as {dtype!r}.", f"Use one of {', '.join(DTYPES)}.")
+            raise ConfigurationError(
+                f"Models cannot be loaded as {describe_value(dtype)}.", f"Use one of {', '.join(DTYPES)}."
+            )
         object.__setattr__(self, "dtype", dtype)
 
     @classmethod
@@ -179,7 +181,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         known = [*(one.name for one in fields(cls)), *ELSEWHERE]
         for name in settings:
             if name not in known:
-                raise ConfigurationError(f"There is no setting {shorten(repr(name))}.", offered(str(name), known))
+                raise ConfigurationError(f"There is no setting {describe_value(name)}.", offered(str(name), known))
         return cls(**meant_here(settings, ELSEWHERE))
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     """Check a setting; the error does not show its value, which could be a token."""
     if not isinstance(value, types):
         accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
-        raise ConfigurationError(f"{name!r} cannot be {type(value).__name__}.", f"Use {accepted}.")
+        raise ConfigurationError(f"{name!r} cannot be {short_type_name(value)}.", f"Use {accepted}.")
 
 
 def dtype_name(dtype: object) -> str:
@@ -210,7 +212,7 @@ def dtype_name(dtype: object) -> str:
 def check_task(task: str) -> str:
     """Return the task under its full name."""
     if task not in TASKS:
-        raise ConfigurationError(f"The task {task!r} is not supported.", f"Use {TASKS[0]!r}.")
+        raise ConfigurationError(f"The task {describe_value(task)} is not supported.", f"Use {TASKS[0]!r}.")
     return TASKS[0]
 
 
@@ -220,7 +222,7 @@ def check_strategy(strategy: str | None) -> str:
         return DEFAULT_STRATEGY
     name = str(getattr(strategy, "value", strategy)).lower()
     if name not in STRATEGIES:
-        what = f"There is no aggregation strategy {strategy!r}."
+        what = f"There is no aggregation strategy {describe_value(strategy)}."
         raise ConfigurationError(what, f"Use one of {', '.join(STRATEGIES)}.")
     return name
 

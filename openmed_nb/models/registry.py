@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..devices.request import masked
-from ..errors import ModelError, ModelUnreachable, UnknownModel, cause, shorten
+from ..errors import ModelError, ModelUnreachable, UnknownModel, cause, describe_value
 from .config import OpenMedConfig
 
 # The models inside this package; they work offline.
@@ -106,7 +106,7 @@ def unknown_model(name: str, hint: str = "") -> UnknownModel:
     known = {one.lower(): one for one in ("bundled_small", *aliases, *aliases.values())}
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
     offered = "".join(f"{known[one]!r}, " for one in nearest) + ("or " if nearest else "")
-    what = f"There is no model named {shorten(name)!r}: no folder, alias or hub id."
+    what = f"There is no model named {describe_value(name)}: no folder, alias or hub id."
     return UnknownModel(what, f"{hint} Use {offered}'bundled', which works offline.".strip())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -22,7 +23,15 @@ from traitlets import Bool, Enum, Unicode
 
 from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
 from ..display import Json, Report, Shown, Table
-from ..errors import MagicError, OpenMedError, cause, given_path, nearest, shorten
+from ..errors import (
+    MagicError,
+    OpenMedError,
+    describe_file,
+    describe_value,
+    given_path,
+    nearest,
+    parser_problem,
+)
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION, Session
 
@@ -93,17 +102,23 @@ def examples(name: str) -> list[str]:
 
 
 def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
-    """Return the options at the beginning of a line, and what stands behind them, as it is written.
+    """Return the options at the start of a line, and the text after them, unchanged.
+
+    The text starts at the first word without a dash, at a dash alone, or after ``--``.
 
     Example:
         >>> parser = argparse.ArgumentParser()
         >>> _ = parser.add_argument("--model")
         >>> split(parser, "--model 'my model' The patient's asthma; # 2")
         ("--model 'my model'", "The patient's asthma; # 2")
+        >>> split(parser, "-- -HIV positive"), split(parser, "- asthma")
+        (('', '-HIV positive'), ('', '- asthma'))
     """
     actions, place = parser._actions, 0  # noqa: SLF001 - argparse has no name
     with_value = {flag for action in actions for flag in action.option_strings if action.nargs != 0}
-    while (word := WORD.match(line, place)) and word[1].startswith("-"):
+    while (word := WORD.match(line, place)) and word[1].startswith("-") and word[1] != "-":
+        if word[1] == "--":
+            return line[:place], line[word.end() :].strip()
         place = word.end()
         if word[1] in with_value and (value := WORD.match(line, place)):
             place = value.end()
@@ -116,14 +131,16 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     try:
         arguments, others = parser.parse_known_args(words(line))
     except (UsageError, ValueError) as error:
-        raise _mistake(magic, f"cannot read its line: {cause(error)}") from None
+        raise _mistake(magic, f"cannot read its line: {parser_problem(str(error))}") from None
     options = [action for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
     # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options):
         raise _mistake(magic, "got an option without its value")
     if flags := [word for word in others if word.startswith("-")]:
         meant = nearest(flags[0], [flag for option in options for flag in option.option_strings], cutoff=0.6)
-        raise _mistake(magic, f"has no option {shorten(flags[0])}", meant)
+        # The word itself may be part of a note, such as "-HIV".
+        remedy = f"Use {meant}" if meant else NO_OPTION_REMEDIES.get(magic.__name__, "")
+        raise _mistake(magic, "does not have this option", remedy)
     if others:  # They may be part of a note, so they are only counted.
         raise _mistake(magic, f"got {len(others)} words too many")
     return arguments
@@ -162,9 +179,12 @@ def clean(line: str) -> str:
     return line.strip().removesuffix(";").strip()
 
 
-def _mistake(magic: Callable[..., Any], what: str, meant: str = "") -> MagicError:
+NO_OPTION_REMEDIES = {"openmed_ner": "Write -- before a text that starts with a dash"}
+
+
+def _mistake(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicError:
     name = f"%{magic.__name__}"
-    remedy = f"Use {meant}, or see {name} --help." if meant else f"See {name} --help."
+    remedy = f"{remedy}, or see {name} --help." if remedy else f"See {name} --help."
     return MagicError(f"{name} {what}.", remedy)
 
 
@@ -174,7 +194,7 @@ SIMULATIONS = ("mps", "off")
 def simulate(device: str, memory: str | None) -> Any:
     """Begin or end a simulation, and return the device that is then in force."""
     if device not in SIMULATIONS:
-        raise MagicError(f"{shorten(device)!r} cannot be simulated.", "Write --simulate mps, or --simulate off.")
+        raise MagicError(f"{describe_value(device)} cannot be simulated.", "Write --simulate mps, or --simulate off.")
     if device == "off":
         SESSION.end_simulation()
     else:
@@ -251,7 +271,7 @@ class OpenMedMagics(Magics):
         if arguments.memory is not None and arguments.simulate != "mps":
             raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
         if len(asked) + (arguments.device is not None) > 1:
-            said = " and ".join([*asked, *([arguments.device] if arguments.device else [])])
+            said = " and ".join([*asked, *(["a device"] if arguments.device is not None else [])])
             raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
@@ -270,7 +290,7 @@ class OpenMedMagics(Magics):
         texts = self._texts(arguments.variable, text, cell)
         out = arguments.out
         if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
-            raise MagicError(f"{shorten(out)!r} is not a valid variable name.", "Use a name such as 'found'.")
+            raise MagicError(f"{describe_value(out)} is not a valid variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
         from ..annotation.corpus import annotate, annotate_text
@@ -343,7 +363,7 @@ class OpenMedMagics(Magics):
         from ..runbook.logbook.logbook import Logbook
 
         if arguments.file is not None and given_path(arguments.file, "the file of a logbook").exists():
-            what = f"{shorten(arguments.file)!r} is there already, and its figures would be gone."
+            what = f"{describe_file(Path(arguments.file))} is there already, and its figures would be gone."
             raise MagicError(what, "Write another name, or --diff before it to compare.")
         former = None if arguments.diff is None else Logbook.read(arguments.diff)
         book = logbook()
@@ -395,7 +415,7 @@ class OpenMedMagics(Magics):
             if variable not in self.shell.user_ns:
                 meant = nearest(variable, [one for one in self.shell.user_ns if not one.startswith("_")])
                 remedy = f"Did you mean {meant}?" if meant else "Name a variable that holds a text, or many."
-                raise MagicError(f"No variable is called {shorten(variable)!r}.", remedy)
+                raise MagicError(f"No variable is called {describe_value(variable)}.", remedy)
             return self.shell.user_ns[variable]
         if cell is not None and text:  # It may be part of a note, so its words are only counted.
             what = f"{name} got {len(text.split())} words too many in its first line."

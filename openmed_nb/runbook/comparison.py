@@ -16,7 +16,7 @@ from ..devices.machine import mps_is_simulated, now, shown_device
 from ..devices.request import canonical, kind_of
 from ..display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
 from ..drawing import Bar, Picture
-from ..errors import ConfigurationError, DeviceUnavailable, number, whole, whole_or_none
+from ..errors import ConfigurationError, DeviceUnavailable, describe_value, number, whole, whole_or_none
 from ..session import SESSION
 from .sweep import rate
 from .utilisation import Utilisation, load_on, time_to_watch
@@ -184,7 +184,7 @@ class Comparison(StepReport):
             if canonical(one.device) == canonical(device):
                 return one
         names = ", ".join(one.device for one in self.devices)
-        raise ConfigurationError(f"{device!r} was not compared.", f"Use one of {names}.")
+        raise ConfigurationError(f"{describe_value(device)} was not compared.", f"Use one of {names}.")
 
     @property
     def findings(self) -> tuple[Finding, ...]:

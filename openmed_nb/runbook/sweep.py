@@ -11,7 +11,7 @@ from ..devices.machine import mps_is_simulated, now
 from ..devices.request import canonical
 from ..display import UNITS, Report, Table, counted, in_bytes, plain
 from ..drawing import Axes, Line, Mark, Picture
-from ..errors import ConfigurationError, number, shorten, whole_or_none
+from ..errors import ConfigurationError, describe_value, number, shorten, whole_or_none
 from ..models.registry import is_named
 from ..session import SESSION
 from ..training.curve import NEAR, memory_exponent, needing
@@ -287,7 +287,7 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     begin, seconds = now(), number("seconds", seconds, above=0, such_as="30")
     if number("gain", gain, 1, above=0, such_as="0.03") == 1:
-        raise ConfigurationError(f"gain must be a fraction, got {shorten(repr(gain))}.", "Pass one such as 0.03.")
+        raise ConfigurationError(f"gain must be a fraction, got {describe_value(gain)}.", "Pass one such as 0.03.")
     largest, smallest = whole_or_none("largest", largest), whole_or_none("smallest", smallest)
     if largest and smallest and smallest > largest:
         what = f"smallest={smallest} is more than largest={largest}."

@@ -28,7 +28,7 @@ from ..devices.environment import FALLBACK, variables_kept
 from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine
 from ..devices.profilers import modes_on
 from ..display import Report, Shown, Table, counted
-from ..errors import ConfigurationError, DeviceUnavailable, check_flag, shorten
+from ..errors import ConfigurationError, DeviceUnavailable, check_flag, describe_value
 from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
 from .operators import Defect, Fallbacks, OperatorCall, checked_defects
@@ -179,7 +179,7 @@ def parse_memory(memory: str | int) -> int:
     number = float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())) if match else memory
     if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
         return int(number)
-    raise ConfigurationError(f"{shorten(repr(memory))} is not an amount of memory.", "Use one such as '8 GiB'.")
+    raise ConfigurationError(f"{describe_value(memory)} is not an amount of memory.", "Use one such as '8 GiB'.")
 
 
 class SimulatedTorch:

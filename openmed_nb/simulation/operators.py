@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigurationError, level_outside, shorten
+from ..errors import ConfigurationError, describe_value, level_outside
 
 # The commit that torch 2.13.0 was built from, which its own message names.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -351,6 +351,6 @@ def checked_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
     names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
     for name in names:
         if not isinstance(name, str) or name not in KNOWN:
-            what = f"A simulated MPS device cannot have the silent error {shorten(repr(name))}."
+            what = f"A simulated MPS device cannot have the silent error {describe_value(name)}."
             raise ConfigurationError(what, f"It can have {', '.join(KNOWN)}.")
     return tuple(KNOWN[name] for name in dict.fromkeys(names))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import random_numbers_from, random_states
 from ..display import Report, Shown
-from ..errors import ConfigurationError, shorten
+from ..errors import ConfigurationError, describe_value
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
     chosen: dict[str, torch.nn.Module] = {}
     for name in names:
         if not isinstance(name, str) or name not in known or not name:
-            raise ConfigurationError(f"The model has no module {shorten(repr(name))}.", f"Use some of {some}.")
+            raise ConfigurationError(f"The model has no module {describe_value(name)}.", f"Use some of {some}.")
         listed = isinstance(known[name], (torch.nn.ModuleList, torch.nn.ModuleDict))
         chosen |= {f"{name}.{key}": one for key, one in known[name].named_children()} if listed else {name: known[name]}
     if not chosen:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.moving import unwrapped
 from ..display import counted
-from ..errors import BatchRefused, ConfigurationError, cannot_be, offered, shorten, whole, whole_number
+from ..errors import BatchRefused, ConfigurationError, cannot_be, describe_value, offered, whole, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
     known, found = tuple(field.name for field in fields(ModelLimits)), {}
     for name, value in given.items():
         if name not in known:
-            raise ConfigurationError(f"Guards take no limit {shorten(name)!r}.", offered(name, known))
+            raise ConfigurationError(f"Guards take no limit {describe_value(name)}.", offered(name, known))
         if value is None:
             continue
         if name in LEAST:

@@ -25,6 +25,7 @@ from ..errors import (
     cannot_be,
     check_flag,
     choice,
+    describe_value,
     number,
     shorten,
     warn,
@@ -323,7 +324,7 @@ def named(function: Callable[..., Any]) -> str:
 def _checked_hooks(hooks: Any) -> list[Hook]:
     found = list(hooks) if isinstance(hooks, Iterable) else None
     if found is None or not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in found):
-        what = f"Hooks must be functions in a list, got {shorten(repr(hooks))}."
+        what = f"Hooks must be functions in a list, got {describe_value(hooks)}."
         raise ConfigurationError(what, "Pass functions that take the curve, in a list.")
     return found
 

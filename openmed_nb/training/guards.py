@@ -17,7 +17,7 @@ from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
-from ..errors import ConfigurationError, NonFinite, given_path, offered, shorten, warn
+from ..errors import ConfigurationError, NonFinite, describe_value, given_path, offered, warn
 from .batch_checks import (
     BEFORE_2_14,
     CHECKS,
@@ -130,7 +130,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
         names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
         for name in names:
             if name not in NAMES:
-                raise ConfigurationError(f"There is no guard {shorten(str(name))!r}.", offered(str(name), NAMES))
+                raise ConfigurationError(f"There is no guard {describe_value(str(name))}.", offered(str(name), NAMES))
         self.on = tuple(name for name in NAMES if name not in names)
         self.folder = given_path(folder, "folder")
         self._given = checked_limits(limits)
@@ -322,7 +322,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
 def checked_guards(guards: Guards | None) -> Guards:
     if guards is not None and not isinstance(guards, Guards):
         raise ConfigurationError(
-            f"guards must be nb.Guards(...), got {shorten(repr(guards))}.",
+            f"guards must be nb.Guards(...), got {describe_value(guards)}.",
             "Pass nb.Guards(off=[...]) with the names of those to switch off.",
         )
     return guards or Guards()

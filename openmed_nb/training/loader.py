@@ -22,7 +22,7 @@ from ..devices.backend import finish
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
 from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
-from ..errors import ConfigurationError, cause, shorten, whole, whole_or_none, wrong_type
+from ..errors import ConfigurationError, cause, describe_value, whole, whole_or_none, wrong_type
 from ..session import SESSION
 
 if TYPE_CHECKING:
@@ -419,11 +419,11 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     known = multiprocessing.get_all_start_methods()
     method = pythons_start_method() if start_method is None else start_method
     if method not in known:
-        what = f"No worker starts by {shorten(repr(start_method))}."
+        what = f"No worker starts by {describe_value(start_method)}."
         raise ConfigurationError(what, f"Use one of {', '.join(known)}.")
     counts = list(workers) if isinstance(workers, Iterable) else []
     if not counts or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in counts):
-        what = f"{shorten(repr(workers))} workers cannot be tried."
+        what = f"{describe_value(workers)} workers cannot be tried."
         raise ConfigurationError(what, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
     whole("batches", batches, most=sys.maxsize)
     for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
@@ -456,7 +456,7 @@ def check_sendable(settings: Mapping[str, Any]) -> None:
         except (pickle.PicklingError, TypeError, AttributeError) as error:  # What pickle raises for what it cannot do.
             what = f"{name} cannot be sent to a worker process: {cause(error)}."
             remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
-            raise ConfigurationError(what, remedy) from error
+            raise ConfigurationError(what, remedy) from None
 
 
 def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> Rung:
@@ -468,7 +468,7 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
         loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
     except (TypeError, ValueError) as error:
         what = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
-        raise ConfigurationError(what, "Pass what help(torch.utils.data.DataLoader) names.") from error
+        raise ConfigurationError(what, "Pass what help(torch.utils.data.DataLoader) names.") from None
     return time_batches(loader, batches)[0]
 
 

@@ -24,7 +24,7 @@ from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
 from ..display import Report, Shown
-from ..errors import ConfigurationError, cause, check_flag, number, warn, whole, wrong_type
+from ..errors import ConfigurationError, cause, check_flag, describe_value, number, warn, whole, wrong_type
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
 
@@ -132,7 +132,7 @@ def autocast_policy(
     spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
     if spelling not in SPELLINGS:
         accepted = ", ".join(repr(one) for one in SPELLINGS)
-        raise ConfigurationError(f"The precision cannot be {requested!r}.", f"Use one of {accepted}.")
+        raise ConfigurationError(f"The precision cannot be {describe_value(requested)}.", f"Use one of {accepted}.")
     kind, dtype, why = kind_of(device), SPELLINGS[spelling], "was asked for"
     default = f"float32 is the default: {FLOAT32_REASONS[kind]}."
     if dtype == "auto":
@@ -243,7 +243,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
         return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"torch.optim.AdamW refuses its arguments: {cause(error)}."
-        raise ConfigurationError(what, "Pass what help(torch.optim.AdamW) names.") from error
+        raise ConfigurationError(what, "Pass what help(torch.optim.AdamW) names.") from None
 
 
 def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> FusedSupport:

@@ -24,7 +24,7 @@ from openmed_nb.devices.request import (
     precedence,
     shown_variables,
 )
-from openmed_nb.errors import ConfigurationError, UnknownDevice
+from openmed_nb.errors import ConfigurationError, UnknownDevice, describe_value
 
 MEANINGS = {
     **{name: name for name in ("cpu", "cuda", "cuda:0", "cuda:7", "mps", "gpu")},
@@ -68,7 +68,7 @@ def test_unknown_spelling():
             with pytest.raises(UnknownDevice) as caught:
                 DeviceRequest.parse(spelling, source)
 
-            assert caught.value.what == f"{spelling!r} (from {source}) names no device."
+            assert caught.value.what == f"{describe_value(spelling)} (from {source}) names no device."
             assert caught.value.remedy == f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}."
 
 

@@ -171,8 +171,8 @@ def damaged(**changes):
 DAMAGED = {
     "nothing": ("", "Expecting value"),
     "half of it": ('{"format": "openmed_nb certif', "Unterminated string"),
-    "no mapping": ("[]", f"it does not say {FORMAT!r}"),
-    "another format": ('{"format": "something else"}', f"it does not say {FORMAT!r}"),
+    "no mapping": ("[]", f"it does not say {FORMAT}"),
+    "another format": ('{"format": "something else"}', f"it does not say {FORMAT}"),
     "no identity": (damaged(identity=None), "its identity cannot be NoneType"),
     "a field less": (damaged().replace('"missing": 0, ', ""), "its evidence has no missing"),
     "a field more": (damaged(evidence={"x": 1}), "its evidence has fields of another kind"),

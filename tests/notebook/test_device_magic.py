@@ -138,14 +138,14 @@ ERRORS = [
     ("banana", "UnknownDevice", "'banana' (from %openmed_device) names no device."),
     ("mpss", "UnknownDevice", "Use 'mps'"),
     ("cuda:999", "DeviceUnavailable", "'cuda:999' (asked for by %openmed_device) cannot be used"),
-    ("--bogus", "MagicError", "--bogus"),
-    ("--lsit", "MagicError", "%openmed_device has no option --lsit. Use --list, or see %openmed_device --help."),
+    ("--bogus", "MagicError", "does not have this option"),
+    ("--lsit", "MagicError", "%openmed_device does not have this option. Use --list, or see %openmed_device --help."),
     ("cpu auto", "MagicError", "See %openmed_device --help."),
-    ("--reset cpu", "MagicError", "--reset and cpu at once"),
+    ("--reset cpu", "MagicError", "--reset and a device at once"),
     ("--list --explain", "MagicError", "--list and --explain at once"),
     ("--json=yes", "MagicError", "--json"),
     ("'cpu", "MagicError", "No closing quotation"),
-    ("a" * 500, "UnknownDevice", "…"),
+    ("a" * 500, "UnknownDevice", "a string of 500 characters"),
 ]
 
 

@@ -100,7 +100,7 @@ def test_a_variable_with_many_texts(kernel, made):
     [
         ("--from patient_nte", "No variable is called 'patient_nte'. Did you mean patient_note?"),
         ("--from patient_note asthma", "--from reads a variable, and there is a text too. Leave one of them out."),
-        ("--modl bundled asthma", "has no option --modl. Use --model, or see %openmed_ner --help."),
+        ("--modl bundled asthma", "does not have this option. Use --model, or see %openmed_ner --help."),
     ],
 )
 def test_a_wrong_line_says_what_to_do(kernel, line, says):
@@ -150,7 +150,7 @@ def test_config_sets_the_model_and_the_strategy(kernel):
 
 
 ERRORS = [
-    ("--bogus", "MagicError", "has no option --bogus"),
+    ("--bogus", "MagicError", "does not have this option"),
     ("The patient has leprosy", "MagicError", "got 4 words too many"),
     ("--model", "MagicError", "expected one argument"),
     ("--model nosuchmodel", "UnknownModel", "'nosuchmodel'"),

@@ -94,7 +94,7 @@ def test_help(notebook, line):
 
 
 MISTAKES = [
-    ("--modell x", "%openmed_panel has no option --modell. Use --model, or see %openmed_panel --help."),
+    ("--modell x", "%openmed_panel does not have this option. Use --model, or see %openmed_panel --help."),
     ("--close=yes", "%openmed_panel cannot read its line"),
     ("--model", "%openmed_panel cannot read its line"),
     ("--model=--", "%openmed_panel got an option without its value"),

@@ -220,7 +220,7 @@ class TestMagic:
             "--simulate=": "cannot be simulated",
             "--memory 8GiB": "is for a simulated Mac",
             "--simulate off --memory 8GiB": "is for a simulated Mac",
-            "--simulate mps cpu": "cannot do --simulate and cpu at once",
+            "--simulate mps cpu": "cannot do --simulate and a device at once",
             "--simulate mps --reset": "cannot do --reset and --simulate at once",
             "--simulate mps --memory lots": "is not an amount of memory",
         }

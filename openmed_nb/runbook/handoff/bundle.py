@@ -28,7 +28,7 @@ from ...activity import Activity
 from ...devices.machine import distribution_of
 from ...devices.request import MASK
 from ...display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
-from ...errors import ConfigurationError, cause, check_flag, given_path
+from ...errors import ConfigurationError, cause, check_flag, describe_file, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ...models.registry import is_named
@@ -274,8 +274,8 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
             with new_folder(target) as place:
                 write_bundle(place, golden, {**files, **traced}, contents, book.simulated)
         except OSError as error:
-            what = f"The bundle {target.name!r} cannot be written: {cause(error)}."
-            raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from error
+            what = f"The bundle {describe_file(target)} cannot be written: {cause(error)}."
+            raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from None
         written = sorted(file for file in target.rglob("*") if file.is_file())
         files_written = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
         return Handoff(target, golden, book, trial, files_written)
@@ -306,7 +306,7 @@ def trace_file(trace: Any) -> dict[str, Path]:
     file = given_path(trace, "the file of a trace")
     ending = next((one for one in TRACES if file.name.endswith(one)), None)
     if ending is None or not file.is_file():
-        what = f"{file.name!r} is not the file of a trace."
+        what = f"{describe_file(file)} is not the file of a trace."
         raise ConfigurationError(what, "Pass the one that nb.runbook.profile(..., trace='trace.json') wrote.")
     return {f"trace{ending}": file}
 
@@ -317,9 +317,9 @@ def free_folder(folder: Any) -> Path:
     above = next(one for one in (target, *target.parents) if one.exists())
     readable = above.is_dir() and os.access(above, os.R_OK | os.X_OK)
     if above == target and (not above.is_dir() or (readable and any(above.iterdir()))):
-        raise ConfigurationError(f"{target.name!r} is there already and not empty.", "Name a new folder.")
+        raise ConfigurationError(f"{describe_file(target)} is there already and not empty.", "Name a new folder.")
     if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigurationError(f"Nothing can be written into {above.name!r}.", "Name another folder.")
+        raise ConfigurationError(f"Nothing can be written into {describe_file(above)}.", "Name another folder.")
     return target
 
 

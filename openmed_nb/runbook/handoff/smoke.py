@@ -43,8 +43,9 @@ from ...errors import (
     UnknownDevice,
     UnknownModel,
     cause,
+    describe_file,
+    describe_value,
     given_path,
-    shorten,
     whole,
 )
 from ...models.config import OpenMedConfig
@@ -131,7 +132,7 @@ class Golden:
         try:
             return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
         except UnknownModel as error:
-            what = f"The model {shorten(name)!r} is not in the bundle, and not here."
+            what = f"The model {describe_value(name)} is not in the bundle, and not here."
             raise ConfigurationError(what, "Say where it is: --model FOLDER.") from error
 
 
@@ -246,9 +247,9 @@ def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
 
     try:
         text = (bundle / SUMS).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"{bundle.name!r} is not a bundle: its {SUMS} cannot be read."
-        raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from error
+    except (OSError, UnicodeDecodeError):
+        what = f"{describe_file(bundle)} is not a bundle: its {SUMS} cannot be read."
+        raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from None
     wanted = {name: checksum for checksum, name in re.findall(r"([0-9a-f]{64})  (.+)", text)}
     found = {name: state(bundle / name, checksum) for name, checksum in wanted.items()}
     bare = dict.fromkeys((name for name in needed if name not in wanted), "without a checksum")
@@ -547,7 +548,7 @@ def read_golden(bundle: Path) -> Golden:
         checked_sizes(golden.batch_size, golden.rounds, golden.steps)
     except (ValueError, RecursionError) as error:  # A ConfigurationError is a ValueError.
         reason = error.what if isinstance(error, ConfigurationError) else f"{cause(error)}."
-        raise ConfigurationError(f"The {GOLDEN} of {bundle.name!r} is damaged: {reason}", AGAIN) from error
+        raise ConfigurationError(f"The {GOLDEN} of {describe_file(bundle)} is damaged: {reason}", AGAIN) from error
     return golden
 
 

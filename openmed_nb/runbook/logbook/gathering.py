@@ -33,7 +33,7 @@ from ...devices.machine import (
 from ...devices.memory import allocator
 from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
-from ...errors import ConfigurationError, check_flag, given_path, shorten
+from ...errors import ConfigurationError, check_flag, describe_value, given_path
 from ...models.certificates import validation_of
 from ...models.loading import dtype_of, model_folder
 from ...models.registry import is_named
@@ -341,7 +341,7 @@ def seeds_of(seeds: Any) -> dict[str, int]:
         if not isinstance(name, str) or not SEED_NAME.fullmatch(name):
             raise ConfigurationError("The name of a seed is not a short word.", SEEDS)
         if type(seed) is not int or abs(seed) >= LARGEST:
-            raise ConfigurationError(f"The seed {shorten(name)!r} is {type(seed).__name__}, or too large.", SEEDS)
+            raise ConfigurationError(f"The seed {describe_value(name)} is {type(seed).__name__}, or too large.", SEEDS)
     return dict(named)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
-from ...errors import ConfigurationError, cause, given_path, one_line
+from ...errors import ConfigurationError, cause, describe_file, given_path, one_line
 from ...plain import from_plain, save, to_json
 from .privacy import ALL_LOGGED, CLEANERS, LOGS
 from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
@@ -110,7 +110,7 @@ class Logbook(Sections, Shown):
             what = f"A logbook cannot be written as {file.suffix or 'a file without an ending'!r}."
             raise ConfigurationError(what, "Use .json or .md.")
         if file.exists() and not is_logbook(file):
-            raise ConfigurationError(f"{file.name!r} already exists and is not a logbook.", "Use another name.")
+            raise ConfigurationError(f"{describe_file(file)} already exists and is not a logbook.", "Use another name.")
         save(file, writer(self))  # One made by hand may have half a character, which no file can hold.
         return str(file)
 
@@ -126,16 +126,18 @@ class Logbook(Sections, Shown):
             text = file.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigurationError(f"The logbook {file.name!r} cannot be read: {reason}.", ANOTHER) from error
+            raise ConfigurationError(f"The logbook {describe_file(file)} cannot be read: {reason}.", ANOTHER) from None
         try:
             stored = json.loads(text, object_pairs_hook=_each_name_once)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{file.name!r} {_what_else(text)}.", ANOTHER) from error
+        except (ValueError, RecursionError):
+            raise ConfigurationError(f"{describe_file(file)} {_what_else(text)}.", ANOTHER) from None
         version = version_of_logbook(stored)
         if version is None:
-            raise ConfigurationError(f"{file.name!r} is not a logbook.", ANOTHER)
+            raise ConfigurationError(f"{describe_file(file)} is not a logbook.", ANOTHER)
         if version != NUMBER:
-            what = f"{file.name!r} is a logbook of version {version}, and this openmed_nb reads version {NUMBER}."
+            what = (
+                f"{describe_file(file)} is a logbook of version {version}, and this openmed_nb reads version {NUMBER}."
+            )
             raise ConfigurationError(what, "Read it with the openmed_nb that wrote it, or with a newer one.")
         try:
             book: Logbook = from_plain(Logbook, stored)
@@ -145,7 +147,7 @@ class Logbook(Sections, Shown):
             if book.environment.keys() <= CLEANERS.keys():
                 return book
             damage = "its environment has variables that no logbook holds"
-        what = f"{file.name!r} is not a whole logbook: {damage}."
+        what = f"{describe_file(file)} is not a whole logbook: {damage}."
         raise ConfigurationError(what, "Take it from where it came from again.")
 
     def markdown(self) -> str:

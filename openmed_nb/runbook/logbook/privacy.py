@@ -217,7 +217,7 @@ def dataset_of(data: Any) -> Dataset:
         return _of_folder(path) if path.is_dir() else Dataset("file", digest_of(path, "sha256"), 1, path.stat().st_size)
     except OSError as error:
         what = f"The dataset cannot be read: {type(error).__name__}."
-        raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from error
+        raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from None
 
 
 def _of_texts(data: Any) -> Dataset:

@@ -13,7 +13,7 @@ from ...activity import Activity
 from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import FAILED, OK, WARNING, Report, Shown, counted
-from ...errors import ConfigurationError, ModelUnusable
+from ...errors import ConfigurationError, ModelUnusable, describe_value
 from ...models.certificates import (
     REDUCED,
     WORTH,
@@ -150,7 +150,9 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
         check_texts(texts)
         read, name = list(stream_of(texts)), dtype_name(dtype)
         if name not in REDUCED:
-            raise ConfigurationError(f"{name!r} is not a reduced type.", f"Use one of {', '.join(REDUCED)}.")
+            raise ConfigurationError(
+                f"{describe_value(name)} is not a reduced type.", f"Use one of {', '.join(REDUCED)}."
+            )
         spec, on = SESSION.files(model, {**given, "dtype": name})
         identity = identity_of(spec, spec.dtype, on, SESSION.computer)
         SESSION.tell(Activity("Validating", spec.reference.name))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...devices.request import kind_of
 from ...display import Report, Shown, Table
-from ...errors import ConfigurationError, shorten
+from ...errors import ConfigurationError, describe_value
 from ...models.certificates import ROUNDING
 from ...training.curve import TOO_SHORT
 from ..precision.report import TOLERANCES
@@ -180,9 +180,9 @@ class Evidence(Shown):
             _, fits, words = READINGS[FIGURES[name][1]]
             if value is not None and not fits(value):
                 remedy = f"Pass {words}, or None if it was not measured."
-                raise ConfigurationError(f"{name} cannot be {shorten(repr(value))}.", remedy)
+                raise ConfigurationError(f"{name} cannot be {describe_value(value)}.", remedy)
         if self.task not in {None, *TASKS}:
-            what = f"task cannot be {shorten(repr(self.task))}."
+            what = f"task cannot be {describe_value(self.task)}."
             raise ConfigurationError(what, f"Use one of {', '.join(TASKS)}.")
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...display import Report, Shown, Table, counted, to_text
-from ...errors import ConfigurationError, number, offered, shorten
+from ...errors import ConfigurationError, describe_value, number, offered
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
 from ..precision.report import TOLERANCES
@@ -224,7 +224,7 @@ def gates(**changed: float) -> Gates:
     known = [one.name for one in fields(Gates)]
     for name in changed:
         if name not in known:
-            raise ConfigurationError(f"There is no gate {shorten(name)!r}.", offered(name, known))
+            raise ConfigurationError(f"There is no gate {describe_value(name)}.", offered(name, known))
     return Gates(**changed)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...devices.request import canonical
 from ...display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
 from ...drawing import Lamp, Picture
-from ...errors import ConfigurationError, UnknownModel, shorten
+from ...errors import ConfigurationError, UnknownModel, describe_value
 from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
 from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
@@ -420,7 +420,7 @@ def models_of(reports: Iterable[Any]) -> tuple[str, ...]:
         named = [name for name, task in called if name and task != OWN_STEP and kind(name)]
         other = next((name for name in named if name != named[0] and resolved(name) != resolved(named[0])), None)
         if other is not None:
-            what = f"The reports are of different models: {shorten(named[0])!r} and {shorten(other)!r}."
+            what = f"The reports are of different models: {describe_value(named[0])} and {describe_value(other)}."
             raise ConfigurationError(what, "Pass reports of one model, by one name.")
     return tuple(dict.fromkeys(name for name, _ in called if name))
 
