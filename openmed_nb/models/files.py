@@ -21,6 +21,7 @@ from ..errors import ModelRefused, ModelUnusable, cause
 from .registry import ModelReference
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 HEAD = "ForTokenClassification"
@@ -46,6 +47,22 @@ LONGEST_REAL_LIMIT = 1_000_000
 
 # What configurations call the longest input; MPT has no table of positions, and cannot read more either.
 NAMES_OF_LIMITS = ("max_position_embeddings", "max_seq_len")
+
+# What models call their table of positions of tokens. Those of boxes, of words in pairs and of pictures have other names, or
+# stand elsewhere than the embeddings of tokens.
+POSITION_TABLES = (
+    "position_embeddings",
+    "position_embedding",
+    "position_embedding_table",
+    "position_embeds_layer",
+    "positions_embed",
+    "positional_embedding",
+    "positional_embeddings",
+    "embed_positions",
+    "pos_embed",
+    "pos_emb",
+    "wpe",
+)
 
 # Cyrillic, cuneiform and runic letters and an emoji that hardly any vocabulary has.
 RARE_CHARACTERS = "\ua66e \U00012000 \u16a0 \U0001f9ff"
@@ -209,19 +226,49 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
         raise ModelUnusable(what, "Add its unknown token to the vocabulary, or use another model.") from error
 
 
-def positions_of(model: PreTrainedModel) -> int | None:
+def positions_of(model: torch.nn.Module) -> int | None:
     """Return how many tokens a model has positions for, ``None`` where nothing limits them.
 
     A table of positions has a row for each; where it has a row for padding, as RoBERTa's, the first token's is the
     next one. A model may take fewer than its table has, which its configuration then gives.
     """
-    stated = [getattr(model.config, name, None) for name in NAMES_OF_LIMITS]
-    tables = [
-        module.weight.shape[0] - (-1 if module.padding_idx is None else module.padding_idx) - 1
-        for name, module in model.named_modules()
-        if "position" in name.rpartition(".")[2] and hasattr(module, "padding_idx")
-    ]
-    return min((limit for limit in [*stated, *tables] if isinstance(limit, int) and limit > 0), default=None)
+    limits = [getattr(getattr(model, "config", None), name, None) for name in NAMES_OF_LIMITS]
+    table = position_table(model)
+    if table is not None:
+        padding = table.padding_idx
+        limits.append(table.weight.shape[0] - (0 if padding is None else padding + 1))
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def position_table(model: torch.nn.Module) -> Any:
+    """Return the table of the positions of tokens, ``None`` where a model has none, or one that grows.
+
+    A model may have others, for pictures or for what it writes: the one beside the embeddings of tokens counts, or else
+    the one a level from there, as in RoFormer.
+    """
+    modules = list(model.named_modules())
+    tables = {
+        name: module
+        for name, module in modules
+        if name.rpartition(".")[2] in POSITION_TABLES and hasattr(module, "padding_idx") and hasattr(module, "weight")
+    }
+    try:
+        tokens = getattr(model, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:  # transformers raises it for a model that it cannot answer for.
+        tokens = None
+    weight = getattr(tokens, "weight", None)
+    if weight is None:
+        return tables.popitem()[1] if len(tables) == 1 else None
+    homes = [_parent(name) for name, module in modules if getattr(module, "weight", None) is weight]
+    beside = [name for name in tables if _parent(name) in homes]
+    near = [name for name in tables if _parent(_parent(name)) in map(_parent, homes)]
+    for name in (*beside, *near):
+        return None if hasattr(tables[name], "make_weight") else tables[name]
+    return None
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.moving import unwrapped
 from ..display import counted
 from ..errors import BatchRefused, ConfigurationError, cannot_be, describe_value, offered, whole, whole_number
+from ..models.files import position_table, positions_of
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +59,20 @@ def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
         model = unwrapped(model.get_submodule(name))
     embeddings = ((name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Embedding))
     rows = {name.rpartition(".")[2]: one for name, one in embeddings}
-    positions, types = rows.get("position_embeddings"), rows.get("token_type_embeddings")
-    padding = None if positions is None else positions.padding_idx  # RoBERTa counts from here, without what fills up.
+    types = rows.get("token_type_embeddings")
+    table = position_table(model)  # Where there is none, rows that are longer than the model was made for are no error.
+    padding = positions = None
+    first_position = 0
+    if table is not None:
+        padding = table.padding_idx  # RoBERTa counts from here, without what fills up.
+        positions = table.weight.shape[0] - getattr(table, "offset", 0)  # Rows that OPT and BART skip by themselves.
+        first_position = positions - (positions_of(model) or positions)
     learnt = ModelLimits(
         labels=label_count(model),
         tokens=token_count(model),
         token_types=None if types is None else types.num_embeddings,
-        positions=None if positions is None else positions.num_embeddings,
-        first_position=0 if padding is None else padding + 1,
+        positions=positions,
+        first_position=first_position,
         padding=padding,
     )
     return replace(learnt, **checked_limits(given))

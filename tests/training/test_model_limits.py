@@ -1,8 +1,13 @@
 """What a model takes is learnt from its layers and its configuration, and only where they say it."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModel,
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -14,8 +19,13 @@ from transformers import (
     ViTForImageClassification,
 )
 
+import openmed_nb as nb
+from openmed_nb.errors import BatchRefused
 from openmed_nb.training.batch_checks import ModelLimits, inner_model, limits_of
 
+FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
+# These have no table of positions: tokens are told apart by their distances alone.
+WITHOUT_A_TABLE = {"modernbert", "mpt"}
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
@@ -99,3 +109,104 @@ def test_told_limits_come_first(tagger):
     """What the caller tells replaces what is learnt, and what is not told is learnt."""
     assert limits_of(tagger, labels=9, tokens=None).labels == 9
     assert limits_of(tagger, labels=9, tokens=None).tokens == limits_of(tagger).tokens
+
+
+SMALL_DECODER = {
+    "vocab_size": 30,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
+SMALL_PAIR = {
+    "vocab_size": 30,
+    "d_model": 16,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
+    "pad_token_id": 1,
+}
+SMALL_PARTS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+# By family: how many tokens of a row fit, and the settings.
+OTHER_FAMILIES = {
+    "bart": (32, {**SMALL_PAIR, "max_position_embeddings": 32}),
+    "clip": (  # It has a table for pictures too, and does not tell which embeddings are those of tokens.
+        None,
+        {
+            "text_config": {**SMALL_PARTS, "vocab_size": 30, "max_position_embeddings": 24},
+            "vision_config": {**SMALL_PARTS, "image_size": 8, "patch_size": 4},
+        },
+    ),
+    "clip_text_model": (24, {**SMALL_DECODER, "max_position_embeddings": 24}),
+    "codegen": (None, {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 32, "rotary_dim": 4}),
+    "fsmt": (
+        None,
+        {
+            **SMALL_PAIR,
+            "langs": ["en", "de"],
+            "src_vocab_size": 30,
+            "tgt_vocab_size": 30,
+            "max_position_embeddings": 32,
+        },
+    ),
+    "led": (
+        64,
+        {
+            **SMALL_PAIR,
+            "attention_window": [8],
+            "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 16,
+        },
+    ),
+    "llama": (None, {**SMALL_DECODER, "max_position_embeddings": 32}),
+    "m2m_100": (None, {**SMALL_PAIR, "max_position_embeddings": 32}),
+    "openai-gpt": (32, {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}),
+    "opt": (32, {**SMALL_DECODER, "ffn_dim": 8, "word_embed_proj_dim": 16, "max_position_embeddings": 32}),
+    "pegasus": (32, {**SMALL_PAIR, "max_position_embeddings": 32}),
+    "t5": (
+        None,
+        {"vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "n_positions": 32},
+    ),
+}
+
+
+def allowed(model):
+    """Return how many tokens of a row fit, ``None`` where nothing limits them."""
+    limits = limits_of(model)
+    return None if limits.positions is None else limits.positions - limits.first_position
+
+
+# A family for each way to count positions.
+QUICK = ("bert", "roberta", "nystromformer", "roformer", "biogpt", "gpt2", "gpt_neo", "layoutlm", "luke")
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL"] if family not in QUICK]
+
+
+@pytest.mark.parametrize("family", [*QUICK, *SLOW])
+def test_limits_of_knows_the_positions_of_every_family(family, tiny):
+    """What the pipeline takes of a family, the guards let pass."""
+    expected = None if family in WITHOUT_A_TABLE else FAMILIES["ALL"][family][0]
+
+    assert allowed(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)) == expected
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_limits_of_takes_the_table_beside_the_embeddings_of_tokens(family):
+    """Tables for pictures, for what a model writes, and tables that grow are no limit; distances alone are none either."""
+    expected, settings = OTHER_FAMILIES[family]
+
+    assert allowed(AutoModel.from_config(AutoConfig.for_model(family, **settings))) == expected
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "biogpt", "opt"])
+def test_guards_refuse_rows_with_more_tokens_than_positions(family, tiny):
+    """Rows that are as long as the table pass, and longer ones are refused."""
+    if family == "opt":
+        model = AutoModel.from_config(AutoConfig.for_model(family, **OTHER_FAMILIES[family][1]))
+    else:
+        own = {"n_positions": 32} if family == "gpt2" else {}
+        model = FAMILIES["model_of"](family, 30, tiny.LABELS, **{"max_position_embeddings": 32, **own})
+    with nb.Guards().watch(model, "cpu") as guards:
+        guards.check({"input_ids": torch.full((2, 32), 5)})
+        with pytest.raises(BatchRefused, match="40 tokens, and the model has 32 positions"):
+            guards.check({"input_ids": torch.full((2, 40), 5)})
