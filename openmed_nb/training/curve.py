@@ -122,6 +122,11 @@ MOST_SIZES = 100
 LONG = 6
 # Differences below this share of the baseline count as none.
 TOLERANCE = 0.01
+# More epochs than anyone trains: such a number stands for a training without an end, as Trainer's for a dataset without a
+# length (transformers#12499). Lightning's for that is -1.
+MOST_EPOCHS = 1_000_000
+# A growth that is at most so many times that of histories with a bound is theirs.
+OF_HISTORIES = 1.1
 # Bytes; growth is a share of at least this much, so that a few kilobytes alarm no one.
 SMALLEST_BASELINE = 1 << 20
 
@@ -293,6 +298,7 @@ class MemoryCurve(Shown):
             ``limit_memory`` has set; ``None`` where there is none.
         process: Which process of the training this is, where there are several.
         planned: How many epochs the training has in all; ``None`` if nobody knows.
+        filling: Bytes by which histories of optimizers have grown since the warm-up, which stop at a bound, as that of LBFGS.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]
@@ -308,8 +314,9 @@ class MemoryCurve(Shown):
     limit: float | None = None
     process: TrainingProcess = TrainingProcess()
     planned: int | None = None
+    filling: int = 0
 
-    HIDDEN = ("process", "planned")
+    HIDDEN = ("process", "planned", "filling")
     ALSO = ("simulated", "verdict", "reason", "advice", "trends")
 
     @property
@@ -337,7 +344,11 @@ class MemoryCurve(Shown):
     def trends(self) -> dict[str, Trend]:
         """What became of each figure that all steady samples have."""
         series = {name: [getattr(sample, name) for sample in self.steady] for name in MEASURES}
-        return {name: judge(sizes, self.gate) for name, sizes in series.items() if None not in sizes}
+        found = {name: judge(sizes, self.gate) for name, sizes in series.items() if None not in sizes}
+        for name, trend in found.items():
+            if trend.kind == GROWING and trend.last - trend.baseline <= OF_HISTORIES * self.filling:
+                found[name] = replace(trend, kind=TOO_SHORT)
+        return found
 
     @property
     def trend(self) -> Trend:
@@ -363,6 +374,8 @@ class MemoryCurve(Shown):
             SAWTOOTH: f"in between it rose and fell by {100 * trend.spread:.0f} %",
             TOO_SHORT: "it rose in the last epochs only",
         }
+        if self.filling and trend.kind == TOO_SHORT:
+            pace[TOO_SHORT] = "an optimizer fills a history that has a bound, as LBFGS does"
         return f"{MEASURES[self.measure].capitalize()} went from {first} to {last}; {pace[trend.kind]}."
 
     @property
@@ -371,6 +384,8 @@ class MemoryCurve(Shown):
         suspect = self.suspect
         if self.verdict != GROWING:
             advice = ADVICE[self.verdict]
+            if self.verdict == TOO_SHORT and self.filling:
+                advice = "Train on until the history is full, or make it shorter (history_size)."
             if self.verdict == FLAT and self.trend.total > self.gate:
                 advice = f"It is {100 * self.trend.total:+.0f} % all the same: watch it where you train for longer."
             if suspect is None:
@@ -468,6 +483,11 @@ class MemoryCurve(Shown):
         table = Table("Memory after each epoch", columns, tuple(rows), folded=True)
         status = STATUS.get(self.verdict, "")
         return Report(title, sentences, (table, grown), status=status, pictures=self.pictures)
+
+
+def known_epochs(planned: float | None) -> int | None:
+    """Return a number of epochs, ``None`` for one that stands for a training without an end."""
+    return int(planned) if planned is not None and 0 < planned <= MOST_EPOCHS else None
 
 
 def places(samples: Sequence[MemorySample]) -> list[float]:

@@ -33,9 +33,9 @@ from ..errors import (
     whole_or_none,
 )
 from ..session import SESSION
-from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, needing, take_sample
+from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, known_epochs, needing, take_sample
 from .guards import Guards, checked_guards
-from .holders import Holder, Holders, grown_holders, named_holders, who_holds
+from .holders import HISTORY, Holder, Holders, grown_holders, named_holders, who_holds
 
 # What runs at a boundary: it gets the curve so far.
 Hook = Callable[[MemoryCurve], Any]
@@ -121,7 +121,8 @@ class EpochHooks:
             device: Where it runs.
             epoch: How many epochs were done before, where a training goes on from a checkpoint.
             step: How many steps were done before.
-            planned: How many epochs the training has in all, for the axis of the curve; ``None`` if nobody knows.
+            planned: How many epochs the training has in all, for the axis of the curve; ``None`` if nobody knows, and so
+                are numbers that stand for a training without an end.
 
         Raises:
             DeviceUnavailable: For one of several processes on MPS.
@@ -130,7 +131,8 @@ class EpochHooks:
         if kind_of(device) == "mps" and process.count > 1:
             what = f"MPS cannot train in {process.count} processes: gloo and nccl, over which they would talk, do not work with it"
             raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
-        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process, planned=planned)
+        known = known_epochs(planned)
+        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process, planned=known)
         self.failures: tuple[HookFailure, ...] = ()
         self._start = now()
         self._epochs, self._steps = epoch, step
@@ -180,7 +182,14 @@ class EpochHooks:
         if count is not None and 0 <= count <= sys.maxsize:
             epochs = range(count)
         if isinstance(epochs, Sized):
-            self.curve = replace(self.curve, planned=self._epochs + len(epochs))
+            try:
+                planned = self._epochs + len(epochs)
+            except (
+                TypeError,
+                OverflowError,
+            ):  # A loader whose data has no length, or a range that has no end to speak of.
+                planned = None
+            self.curve = replace(self.curve, planned=known_epochs(planned))
         if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
             return Epochs(self, epochs)
         raise cannot_be("epochs", epochs, "Pass how many there are, such as 10.")
@@ -229,13 +238,16 @@ class EpochHooks:
         first, last = self.curve.boundaries[0], self.curve.boundaries[-1]
         if self._steady is None:
             self._steady = who_holds()
-        growing = self.verdict == GROWING
+        growing = replace(self.curve, filling=0).verdict == GROWING
         grown: tuple[Holder, ...] = ()
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_holders(self._steady, who_holds() if growing else named_holders())
+        before = {holder.name: holder.size for holder in self._steady}
+        filling = sum(holder.size - before.get(holder.name, 0) for holder in grown if holder.kind == HISTORY)
+        others = [holder for holder in grown if holder.kind != HISTORY]
         # Graphs whose tensors a backward pass has freed are small, and still a mistake.
-        holders = tuple(holder for holder in grown if growing or holder.graphs > 1)
-        self.curve = replace(self.curve, holders=holders)
+        holders = tuple(holder for holder in others if growing or holder.graphs > 1)
+        self.curve = replace(self.curve, holders=holders, filling=filling)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
@@ -269,11 +281,13 @@ class Epochs:
         return len(self._epochs)  # type: ignore[arg-type]  # a TypeError of Python's where there is no length
 
     def __iter__(self) -> Iterator[Any]:
+        program_ends = sys.is_finalizing  # This module's own names may be gone by then.
         for epoch in self._epochs:
             try:
                 yield epoch
             finally:
-                self.hooks.boundary()
+                if not program_ends():  # torch and the rest are half gone, and nobody looks any more.
+                    self.hooks.boundary()
 
 
 def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> Epochs:
@@ -456,7 +470,7 @@ def _lightning_class() -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             remedy = f"Pass accelerator={kind_of(self._chosen)!r} to its Trainer."
-            done, planned = trainer.current_epoch, max(0, trainer.max_epochs or 0)  # -1 trains without an end.
+            done, planned = trainer.current_epoch, trainer.max_epochs
             device = self.begin("Lightning", pl_module.device, done, trainer.global_step, planned, remedy)
             self.guards.watch(pl_module, device, self.machine, scaled=trainer.precision == "16-mixed")
             prepare = pl_module.on_before_batch_transfer

@@ -12,7 +12,7 @@ import gc
 import sys
 import sysconfig
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -102,6 +102,9 @@ MOST_OBJECTS = 50_000
 MOST_PARTS = 10_000
 # References to the copy of a frame's variables that nothing else uses: the frame's, this module's, and the question's.
 UNSHARED = 3
+
+# The kind of what optimizers keep of their last steps, which stops growing at a bound.
+HISTORY = "history with a bound"
 
 CONTAINERS = (list, tuple, set, frozenset, deque)
 # What holds no tensors; the type is asked, so that no proxy is woken up.
@@ -235,11 +238,20 @@ def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]
             with suppress(RuntimeError):  # As in graph_of. torch warns where others than leaves are asked.
                 waiting.append((f"{holder}.grad", "gradients", name, thing.grad if thing.is_leaf else None, depth))
         elif depth < DEEPEST:
-            steps = _parts_of_module if issubclass(type(thing), torch.nn.Module) else _parts
-            parts = [step for step in steps(name, thing) if not issubclass(type(step[-1]), LEAVES)]
+            parts = [step for step in _steps_of(thing)(name, thing) if not issubclass(type(step[-1]), LEAVES)]
             held = [step for step in parts if issubclass(type(step[-1]), torch.Tensor)]
             others = [step for step in parts if not issubclass(type(step[-1]), torch.Tensor)]
             waiting.extend((*step, depth + 1) for step in (*held, *others[-MOST_PARTS:]))
+
+
+def _steps_of(thing: Any) -> Callable[[str, Any], Iterator[tuple[str, str, str, Any]]]:
+    """Return what yields the parts of an object."""
+    torch = import_torch()
+    if issubclass(type(thing), torch.nn.Module):
+        return _parts_of_module
+    if issubclass(type(thing), torch.optim.Optimizer):
+        return _parts_of_optimizer
+    return _parts
 
 
 def _parts(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
@@ -262,6 +274,17 @@ def _parts_of_module(name: str, module: Any) -> Iterator[tuple[str, str, str, An
         for attribute, value in list(vars(part).items()):
             if attribute not in {"_parameters", "_buffers", "_modules"}:
                 yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
+
+
+def _parts_of_optimizer(name: str, optimizer: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the attributes of an optimizer; the state of one with a history, as LBFGS, is one holder."""
+    state = f"{name}.state"
+    if "history_size" in getattr(optimizer, "defaults", ()):
+        for kept in optimizer.state.values():
+            for value in kept.values():
+                several = value if isinstance(value, (list, tuple, deque)) else [value]
+                yield from ((state, HISTORY, state, part) for part in several)
+    yield from _parts(name, optimizer)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:

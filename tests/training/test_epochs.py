@@ -1,6 +1,9 @@
 """The end of an epoch: what happens, in which order, and what a failing hook or a loop that ends early does to it."""
 
 import gc
+import itertools
+import subprocess
+import sys
 import warnings
 import weakref
 from functools import partial
@@ -341,3 +344,99 @@ def test_a_list_of_losses_is_named_though_nothing_grows():
     assert hooks.verdict == "flat"
     assert hooks.curve.suspect.name == "losses"
     assert "losses (list) holds 4 tensors with their autograd graphs" in hooks.curve.advice
+
+
+# By what an iteration over a loop of five epochs is that ends with the program, in the midst of an epoch.
+UNFINISHED = {
+    "an iterator": "kept = iter(loop); next(kept)",
+    "a slice": "import itertools; kept = itertools.islice(loop, 2); next(kept)",
+    "pairs": "kept = zip(loop, range(5)); next(kept)",
+    "a generator": "kept = (epoch for epoch in loop); next(kept)",
+    "a cycle": "kept = [iter(loop)]; kept.append(kept); next(kept[0])",
+    "in a function that waits": "def train():\n    for epoch in loop: yield epoch\nkept = train(); next(kept)",
+    "a boundary before": "kept = iter(loop); next(kept); next(kept)",
+}
+
+
+@pytest.mark.parametrize("iteration", UNFINISHED.values(), ids=UNFINISHED)
+def test_a_loop_that_the_program_leaves_at_its_end_prints_nothing(iteration):
+    """The interpreter that ends has nothing to look at any more."""
+    script = f"import openmed_nb as nb\nloop = nb.epochs(5, 'cpu')\n{iteration}\nprint(len(loop.curve.boundaries))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("1\n" if iteration == UNFINISHED["a boundary before"] else "0\n", "")
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Samples whose number nobody knows."""
+
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("epochs", "planned"),
+    [
+        (10, 10),
+        (range(3), 3),
+        (sys.maxsize, None),
+        (range(10**12), None),
+        (range(10**30), None),
+        (itertools.count(), None),
+        (torch.utils.data.DataLoader(Stream()), None),
+    ],
+    ids=str,
+)
+def test_epochs_without_an_end_are_not_planned(epochs, planned):
+    """A number that stands for "as long as it takes" is no axis; nor is that of an iterable that does not know its own."""
+    assert nb.epochs(epochs, "cpu").curve.planned == planned
+
+
+@pytest.mark.parametrize("planned", [-1, 0, sys.maxsize, 10**30, float("inf")])
+def test_begin_takes_no_endless_number(planned, hooks):
+    """Trainer and Lightning have numbers for a training without an end."""
+    hooks.begin("cpu", planned=planned)
+
+    assert hooks.curve.planned is None
+
+
+def history_of(steps, size, leak=None):
+    """Return the curve of some epochs with LBFGS, which keeps the last directions; something may leak beside it."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(200, 200)
+    given, wanted = torch.randn(2, 64, 200)
+    options = {"max_iter": 2, "history_size": size, "tolerance_grad": 0, "tolerance_change": 0}
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, **options)
+
+    def loss():
+        optimizer.zero_grad()
+        found = (model(given).tanh() - wanted).square().mean()
+        found.backward()
+        return found
+
+    loop = nb.epochs(steps, "cpu")
+    for _ in loop:
+        optimizer.step(loss)
+        if leak is not None:
+            leak.append(torch.zeros(200 * 200 * 2))
+    return loop.curve
+
+
+def test_a_bounded_history_that_fills_up_is_no_leak():
+    """While LBFGS fills its history, memory grows to a bound that is known: nobody can tell yet whether more does."""
+    filling, full = history_of(8, 100), history_of(12, 3)
+
+    assert (filling.verdict, filling.measure) == ("too short to tell", "allocated")
+    assert "history" in filling.reason
+    assert filling.suspect is None
+    assert full.verdict == "flat"
+    assert not full.holders
+
+
+def test_a_leak_beside_a_bounded_history_is_found():
+    """What grows by more than the history does is a leak, and is named."""
+    kept = []
+    curve = history_of(8, 100, kept)
+
+    assert curve.verdict == "growing"
+    assert curve.suspect.name == "kept"

@@ -209,6 +209,61 @@ def test_a_trainer_on_another_device_is_warned_of(train):
     assert curve.device == "cpu"
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """A dataset whose length nobody knows: two batches of four."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __iter__(self):
+        return ({name: values[row] for name, values in self.batch.items()} for row in range(8))
+
+
+def test_trainer_on_a_dataset_without_a_length(batch_of, trainer_of):
+    """Trainer calls as many epochs as there are integers (transformers#12499); the axis ends at those that ran."""
+    callback = nb.training.callback("trainer", "cpu")
+    settings = {"max_steps": 6, "per_device_train_batch_size": 4, **nb.training.arguments("trainer", "cpu")}
+    trainer = trainer_of(callback, **settings)
+    trainer.train_dataset = Stream(batch_of(rows=8))
+    trainer.train()
+    axes = callback.curve.pictures[0].axes
+
+    assert callback.curve.planned is None
+    assert len(callback.curve.boundaries) == 3
+    assert max(mark.at for mark in axes.ticks) == 3
+
+
+@pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
+def test_lightning_without_a_number_of_epochs(settings, pictures, tmp_path):
+    """A training of Lightning that ends by steps has no number of epochs."""
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        """The small network."""
+
+        def __init__(self):
+            super().__init__()
+            self.network = Network()
+
+        def training_step(self, batch, _index):
+            """Return the loss."""
+            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            """SGD."""
+            return torch.optim.SGD(self.parameters())
+
+    callback = nb.training.callback("lightning", "cpu")
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(
+        accelerator="cpu", callbacks=[callback], default_root_dir=str(tmp_path), **quiet, **settings
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(pictures, batch_size=8))
+
+    assert callback.curve.planned == (None if "max_steps" in settings else 3)
+    assert len(callback.curve.boundaries) == 3
+
+
 @FLAT_AND_LEAKING
 def test_lightning(leaking, pictures, fit):
     """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
