@@ -1,24 +1,41 @@
 """Who holds tensors: living tensors, and the variables, lists and attributes that keep them alive.
 
 The search goes from the names that a person wrote, the variables of ``__main__``, of modules that are not installed
-packages, and of the functions that are running, through containers and attributes to tensors. So an answer is a name that
-can be found in the notebook, and the interpreter's million other objects are not looked at. What only slots, generators
-or installed packages hold is not found; it is counted. Keys of mappings are left out: they may be patients.
+packages, and of the functions that are running, also in other threads, through containers, attributes, frames and what
+else an object refers to, as the garbage collector knows it, to tensors. So an answer is a name that can be found in the
+notebook, and the interpreter's million other objects are not looked at. What only installed packages hold is not found; it
+is counted. Keys of mappings are left out: they may be patients.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import sysconfig
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import compress
 from pathlib import Path
-from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import import_torch, torch_is_loaded
@@ -53,7 +70,10 @@ def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that graphs keep for their backward pass; not what hooks packed, which may compute it again."""
+    """Yield the tensors that graphs keep for their backward pass; what hooks packed as it is, or not at all.
+
+    No hook is called: it may compute again.
+    """
     tensor = import_torch().Tensor
     names: dict[type, list[str]] = {}  # A graph has thousands of nodes of a few types.
     waiting, seen = list(nodes), set()
@@ -67,13 +87,39 @@ def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
         for name in names[kind]:
-            try:
-                saved = getattr(node, name)
-            except RuntimeError:  # A Function written in Python says so of what a backward pass has freed.
-                continue
-            for one in saved if isinstance(saved, (list, tuple)) else (saved,):
-                if isinstance(data := getattr(one, "data", None), tensor):
-                    yield data
+            yield from (one for one in _saved_values(node, name) if isinstance(one, tensor))
+
+
+def _saved_values(node: Any, name: str) -> Iterable[Any]:
+    """Return what a node keeps under a name, without calling the hooks that may have packed it."""
+    readable = hasattr(import_torch()._C._autograd.SavedTensor, "data")  # noqa: SLF001 - torch 2.6 cannot say what it is
+    unpacked = name.removeprefix("_raw")
+    if not hasattr(type(node), unpacked):  # A Function written in Python has another name for it.
+        unpacked = name.removeprefix("_raw_")
+    profile = sys.getprofile()
+    try:
+        if readable:
+            saved = getattr(node, name)
+        else:
+            sys.setprofile(_call_nothing)
+            saved = getattr(node, unpacked)
+    except (RuntimeError, _HookCalled):  # A backward pass has freed it, or a hook has packed it.
+        return ()
+    finally:
+        if not readable:
+            sys.setprofile(profile)
+    several = saved if isinstance(saved, (list, tuple)) else (saved,)
+    return [getattr(one, "data", None) for one in several] if readable else several
+
+
+class _HookCalled(Exception):
+    """A hook was to unpack what a graph keeps."""
+
+
+def _call_nothing(_frame: FrameType, event: str, _argument: Any) -> None:
+    """Stop a function written in Python at its start."""
+    if event == "call":
+        raise _HookCalled
 
 
 def graph_of(tensor: torch.Tensor) -> Any:
@@ -107,8 +153,10 @@ UNSHARED = 3
 HISTORY = "history with a bound"
 
 CONTAINERS = (list, tuple, set, frozenset, deque)
-# What holds no tensors; the type is asked, so that no proxy is woken up.
-LEAVES = (str, bytes, int, float, type, ModuleType, type(None))
+# What holds no tensors, or leads everywhere; the type is asked, so that no proxy is woken up.
+LEAVES = (str, bytes, int, float, type, ModuleType, CodeType, type(None))
+# What waits with a frame of variables, and the attribute that has it.
+WAITING = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
 
 
 @dataclass(frozen=True)
@@ -259,11 +307,50 @@ def _parts(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
     kind, inside = type(thing).__name__, f"{name}[...]"
     if issubclass(type(thing), dict):
         yield from ((name, kind, inside, part) for part in list(dict.values(thing)))
-    elif base := next((base for base in CONTAINERS if issubclass(type(thing), base)), None):
+        return
+    if base := next((base for base in CONTAINERS if issubclass(type(thing), base)), None):
         yield from ((name, kind, inside, part) for part in list(base.__iter__(thing)))
-    else:
-        for attribute, part in list(_attributes(thing).items()):
-            yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", part
+        return
+    for variable, part in _waiting_variables(thing):
+        yield f"{name}: {variable}", "variable", f"{name}: {variable}", part
+    for attribute, part in list(_attributes(thing).items()):
+        yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", part
+    if not issubclass(type(thing), (FunctionType, FrameType, TracebackType, *WAITING)):  # These refer to all globals.
+        yield from ((name, kind, inside, part) for part in (*_elements(thing), *gc.get_referents(thing)))
+
+
+def _waiting_variables(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of the functions that an error came through, and those of a generator that waits."""
+    if issubclass(type(thing), BaseException):
+        traceback = vars(BaseException)["__traceback__"].__get__(thing)  # Whatever a class makes of it.
+        yield from _variables_of_traceback(traceback)
+    elif issubclass(type(thing), TracebackType):
+        yield from _variables_of_traceback(thing)
+    elif issubclass(type(thing), FrameType) and thing.f_code.co_flags & CO_OPTIMIZED:
+        yield from _variables(thing)
+    elif attribute := WAITING.get(type(thing)):
+        frame = getattr(thing, attribute)
+        if frame is not None and frame.f_back is None:  # One that runs is among the frames of its thread.
+            yield from _variables(frame)
+
+
+def _variables_of_traceback(traceback: TracebackType | None) -> Iterator[tuple[str, Any]]:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:  # Not the frame of the notebook or script itself.
+            yield from _variables(traceback.tb_frame)
+        traceback = traceback.tb_next
+
+
+def _elements(thing: Any) -> Iterator[Any]:
+    """Yield what arrays of numpy hold, and the value of a context variable: the garbage collector knows neither."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(type(thing), numpy.ndarray):
+        yield vars(numpy.ndarray)["base"].__get__(thing)  # The tensor whose memory it is, after numpy().
+        plain = numpy.ndarray.view(thing, numpy.ndarray)
+        if plain.dtype.hasobject:
+            yield from plain.reshape(-1).tolist()
+    elif issubclass(type(thing), ContextVar):
+        yield thing.get(None)
 
 
 def _parts_of_module(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
@@ -295,11 +382,20 @@ def _attributes(thing: Any) -> dict[str, Any]:
             with suppress(ValueError):  # Its variable has no value yet.
                 around[name] = cell.cell_contents
         return {**around, "__defaults__": thing.__defaults__, "__kwdefaults__": thing.__kwdefaults__}
-    if issubclass(type(thing), MethodType):
+    if issubclass(type(thing), (MethodType, BuiltinFunctionType)):
         return {"__self__": thing.__self__}
+    if issubclass(type(thing), threading.local):  # Its __dict__ is made for each thread that asks.
+        return {}
+    slots = {}
+    for base in type(thing).__mro__:
+        for attribute, member in list(vars(base).items()):
+            if type(member) is MemberDescriptorType and attribute != "__weakref__":
+                with suppress(AttributeError):  # It has no value.
+                    slots[attribute] = member.__get__(thing)
     found = next((vars(base)["__dict__"] for base in type(thing).__mro__ if "__dict__" in vars(base)), None)
     # A proxy has a __dict__ of its own making, which would be that of what it stands for.
-    return found.__get__(thing) if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)) else {}
+    known = found.__get__(thing) if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)) else {}
+    return {**slots, **known}
 
 
 def _roots() -> Iterator[tuple[str, Any]]:
@@ -313,24 +409,33 @@ def _roots() -> Iterator[tuple[str, Any]]:
     for frame in reversed(list(_frames())):
         if frame.f_globals is not main or frame.f_code.co_name != "<module>":
             yield from _variables(frame)
-    traceback = getattr(getattr(sys, "last_value", None), "__traceback__", None)
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:  # Not the frame of the notebook or script itself.
-            yield from ((f"(last error) {name}", thing) for name, thing in _variables(traceback.tb_frame))
-        traceback = traceback.tb_next
+    last = getattr(getattr(sys, "last_value", None), "__traceback__", None)
+    yield from ((f"(last error) {name}", thing) for name, thing in _variables_of_traceback(last))
+    for thread, innermost in sys._current_frames().items():  # noqa: SLF001 - there is no other way to other threads
+        caller = None if thread == threading.get_ident() else innermost
+        while caller is not None:
+            if caller.f_code.co_flags & CO_OPTIMIZED and _is_own(caller.f_code.co_filename):
+                yield from ((f"(another thread) {name}", thing) for name, thing in _variables(caller))
+            caller = caller.f_back
 
 
 def _own_modules() -> list[ModuleType]:
     """Return the modules of the person: neither Python's, nor of an installed package, nor of this one."""
     main = sys.modules["__main__"]
-    python = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
     found = []
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if type(module) is ModuleType else None
         known = module is main or name.partition(".")[0] == __name__.partition(".")[0]
-        if isinstance(file, str) and not (known or file.startswith(python) or INSTALLED & set(Path(file).parts)):
+        if isinstance(file, str) and not known and _is_own(file):
             found.append(module)
     return found
+
+
+@functools.cache
+def _is_own(file: str) -> bool:
+    """Tell whether a file is the person's: neither Python's, nor of an installed package."""
+    python = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+    return not (file.startswith((*python, "<frozen ")) or INSTALLED & set(Path(file).parts))
 
 
 def _with_classes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
