@@ -346,9 +346,13 @@ class MemoryCurve(Shown):
         series = {name: [getattr(sample, name) for sample in self.steady] for name in MEASURES}
         found = {name: judge(sizes, self.gate) for name, sizes in series.items() if None not in sizes}
         for name, trend in found.items():
-            if trend.kind == GROWING and trend.last - trend.baseline <= OF_HISTORIES * self.filling:
+            if trend.kind == GROWING and self._fills_up(trend):
                 found[name] = replace(trend, kind=TOO_SHORT)
         return found
+
+    def _fills_up(self, trend: Trend) -> bool:
+        """Tell whether a figure has grown by no more than histories that have a bound."""
+        return trend.last - trend.baseline <= OF_HISTORIES * self.filling
 
     @property
     def trend(self) -> Trend:
@@ -386,7 +390,7 @@ class MemoryCurve(Shown):
             advice = ADVICE[self.verdict]
             if self.verdict == TOO_SHORT and self.filling:
                 advice = "Train on until the history is full, or make it shorter (history_size)."
-            if self.verdict == FLAT and self.trend.total > self.gate:
+            if self.verdict == FLAT and self.trend.total > self.gate and not self._fills_up(self.trend):
                 advice = f"It is {100 * self.trend.total:+.0f} % all the same: watch it where you train for longer."
             if suspect is None:
                 return advice

@@ -103,7 +103,8 @@ def _saved_values(node: Any, name: str) -> Iterable[Any]:
         else:
             sys.setprofile(_call_nothing)
             saved = getattr(node, unpacked)
-    except (RuntimeError, _HookCalled):  # A backward pass has freed it, or a hook has packed it.
+    # A backward pass has freed it, a hook has packed it, or it was changed in place, which only unpacking minds.
+    except (RuntimeError, _HookCalled):
         return ()
     finally:
         if not readable:
@@ -155,8 +156,12 @@ HISTORY = "history with a bound"
 CONTAINERS = (list, tuple, set, frozenset, deque)
 # What holds no tensors, or leads everywhere; the type is asked, so that no proxy is woken up.
 LEAVES = (str, bytes, int, float, type, ModuleType, CodeType, type(None))
-# What waits with a frame of variables, and the attribute that has it.
-WAITING = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
+# What waits with a frame of variables: the attributes that have it, and what it waits for.
+WAITING = {
+    GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    CoroutineType: ("cr_frame", "cr_await"),
+    AsyncGeneratorType: ("ag_frame", "ag_await"),
+}
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,7 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
 
     Args:
         namespace: Variables to look through; ``None`` takes those of ``__main__``, of modules that are not installed
-            packages, and of the functions that are running.
+            packages, and of the functions that are running, also in other threads.
 
     Returns:
         One :class:`Holder` for each variable, container or attribute that holds tensors itself; a tensor that several
@@ -328,10 +333,11 @@ def _waiting_variables(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from _variables_of_traceback(thing)
     elif issubclass(type(thing), FrameType) and thing.f_code.co_flags & CO_OPTIMIZED:
         yield from _variables(thing)
-    elif attribute := WAITING.get(type(thing)):
-        frame = getattr(thing, attribute)
+    elif type(thing) in WAITING:
+        frame, awaited = (getattr(thing, attribute) for attribute in WAITING[type(thing)])
         if frame is not None and frame.f_back is None:  # One that runs is among the frames of its thread.
             yield from _variables(frame)
+        yield "(awaited)", awaited
 
 
 def _variables_of_traceback(traceback: TracebackType | None) -> Iterator[tuple[str, Any]]:
@@ -414,7 +420,8 @@ def _roots() -> Iterator[tuple[str, Any]]:
     for thread, innermost in sys._current_frames().items():  # noqa: SLF001 - there is no other way to other threads
         caller = None if thread == threading.get_ident() else innermost
         while caller is not None:
-            if caller.f_code.co_flags & CO_OPTIMIZED and _is_own(caller.f_code.co_filename):
+            of_the_person = _is_own(caller.f_code.co_filename) and not _is_of_this_package(caller)
+            if of_the_person and caller.f_code.co_flags & CO_OPTIMIZED:
                 yield from ((f"(another thread) {name}", thing) for name, thing in _variables(caller))
             caller = caller.f_back
 
@@ -459,8 +466,11 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
 def _frames() -> Iterator[FrameType]:
     """Yield the frames that called this package, the innermost first."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way to the variables of the caller
-    package = __name__.partition(".")[0]
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(f"{package}."):
+        if not _is_of_this_package(frame):
             yield frame
         frame = frame.f_back
+
+
+def _is_of_this_package(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(__name__.partition(".")[0] + ".")

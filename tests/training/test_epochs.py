@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 import weakref
+from collections import deque
 from functools import partial
 
 import pytest
@@ -429,8 +430,36 @@ def test_a_bounded_history_that_fills_up_is_no_leak():
     assert (filling.verdict, filling.measure) == ("too short to tell", "allocated")
     assert "history" in filling.reason
     assert filling.suspect is None
-    assert full.verdict == "flat"
+    assert (full.verdict, full.advice) == ("flat", "Nothing to do.")
     assert not full.holders
+
+
+class Remembering(torch.optim.Optimizer):
+    """An optimizer of somebody else's that keeps its last gradients."""
+
+    def __init__(self, parameters, history_size):
+        super().__init__(parameters, {"history_size": history_size})
+
+    def step(self, _closure=None):
+        """Keep the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter].setdefault("kept", deque(maxlen=group["history_size"]))
+                kept.append(parameter.grad.clone())
+
+
+def test_a_history_of_another_optimizer_is_no_leak():
+    """Whatever has a history_size keeps no more than that."""
+    model = torch.nn.Linear(400, 400)
+    optimizer = Remembering(model.parameters(), 20)
+    loop = nb.epochs(8, "cpu")
+    for _ in loop:
+        model(torch.ones(2, 400)).sum().backward()
+        optimizer.step()
+
+    assert loop.curve.verdict == "too short to tell"
+    assert loop.curve.suspect is None
+    assert "history_size" in loop.curve.advice
 
 
 def test_a_leak_beside_a_bounded_history_is_found():

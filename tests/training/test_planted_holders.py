@@ -157,6 +157,17 @@ def waiting_coroutine():
     return found
 
 
+def waiting_outside():
+    """Return a coroutine that waits for another one."""
+
+    async def outer():
+        return await suspended(planted())
+
+    found = outer()
+    found.send(None)
+    return found
+
+
 def done_task():
     """Return a task that has a tensor as its result."""
 
@@ -309,6 +320,7 @@ PLACES = {
     "a generator inside of another": (waiting_inside, "held: inner: hidden"),
     "a generator expression": (lambda: (one for one in [planted()]), "held"),
     "a coroutine": (waiting_coroutine, "held: loss"),
+    "a coroutine inside of another": (waiting_outside, "held: (awaited): loss"),
     "a task": (done_task, "held"),
     "a context variable": (context_variable, "held"),
     "a context": (context, "held[...]"),
