@@ -457,7 +457,8 @@ def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     """Return the variables of a frame; ``self`` has the name of its type."""
     # Before Python 3.13 the frame of a function keeps this copy, and what the variables held; one of no use is emptied.
     copy = frame.f_locals
-    variables = [(type(thing).__name__ if name == "self" else name, thing) for name, thing in copy.items()]
+    items = list(copy.items())  # At once: another thread may change what it has.
+    variables = [(type(thing).__name__ if name == "self" else name, thing) for name, thing in items]
     if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED:
         copy.clear()
     return variables
