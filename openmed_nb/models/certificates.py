@@ -26,6 +26,7 @@ from ..display import MARK, OK, Plain, Report, Shown, Table, counted
 from ..errors import ConfigurationError, cause, one_line, warn
 from ..plain import Least, from_plain, utc, write_whole
 from .files import content_of
+from .limits import read_json
 from .loading import INT8, LoadSpec, files_in, model_folder
 from .store import ModelKey
 
@@ -356,7 +357,7 @@ class CertificateStore:
         """Yield all that was learned; a file that is damaged says nothing, as if it was not there."""
         for file in sorted(self.folder.glob(f"*{LEARNED}")):
             with contextlib.suppress(OSError, ValueError, RecursionError):
-                yield from_plain(Learned, json.loads(file.read_text("utf-8")))
+                yield from_plain(Learned, read_json(file))
 
     def remove(self, identity: Identity, ending: str = CERTIFICATE) -> None:
         """Remove the certificate of an identity, or what was learned of it, where there is one."""
@@ -390,7 +391,7 @@ class CertificateStore:
     def _read(self, file: Path) -> Certificate | str | None:
         """Return the certificate of a file, what is wrong with it, or ``None`` where there is no file."""
         try:
-            return Certificate.of(json.loads(file.read_text("utf-8")))
+            return Certificate.of(read_json(file))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError) as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelRefused, ModelUnusable, cause
+from . import limits
 from .registry import ModelReference
 
 if TYPE_CHECKING:
@@ -74,15 +74,17 @@ PIECE = 1 << 20
 def read_config(folder: Path, name: str) -> dict[str, Any]:
     """Return the model's ``config.json`` after checking that it is for token classification."""
     file = folder / "config.json"
+    limits.check_file(file, name)
     if not file.is_file():
         raise ModelUnusable(f"{name!r} holds no model: it has no config.json.", ANOTHER)
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = limits.read_json(file)
     except (OSError, ValueError, RecursionError) as error:
         what = f"The config.json of {name!r} cannot be read: {error}."
         raise ModelUnusable(what, "Download the model again.") from error
     if not isinstance(config, dict):
         raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
+    limits.check_label_counts(config, name)
     stated = config.get("architectures")
     architectures = [str(one) for one in stated] if isinstance(stated, list) else []
     if architectures and not any(one.endswith(HEAD) for one in architectures):
@@ -137,7 +139,7 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
 def settings_in(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; nothing where it is missing or damaged, which loading it reports."""
     try:
-        settings = json.loads(file.read_text("utf-8"))
+        settings = limits.read_json(file)
     except (OSError, ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -220,7 +222,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
         what = f"The tokenizer of {name!r} has token {largest}, and the model has embeddings for {rows} tokens."
         raise ModelUnusable(what, "Call resize_token_embeddings on the model, and save both together.")
     try:
-        tokenizer(RARE_CHARACTERS)
+        with limits.panics_as_errors():
+            tokenizer(RARE_CHARACTERS)
     except Exception as error:  # The tokenizers library raises bare Exceptions.
         what = f"The tokenizer of {name!r} cannot read what is not in its vocabulary: {cause(error)}."
         raise ModelUnusable(what, "Add its unknown token to the vocabulary, or use another model.") from error
@@ -468,20 +471,25 @@ def everything_in(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
 
 
 def check_paths(folder: Path, name: str) -> None:
-    """Check that the files of a model are in its folder, whatever links and indexes say.
+    """Check that the files of a model are regular files in its folder, whatever links and indexes say.
 
     A folder in the cache of huggingface_hub has links to the blobs of the same model.
     """
+    limits.check_files(folder, name)
     into = homes(folder)
     for path in (*folder.glob("*"), *(folder / CHAT_TEMPLATES).glob("*")):
         if path.is_symlink() and (path.is_file() or path.name == CHAT_TEMPLATES) and not leads_into(path, into):
             what = f"The file {path.name!r} of {name!r} is a link to a file outside its folder."
             raise ModelRefused(what, "Put the file itself in its place.")
-    for part in (Path(part) for index in (SAFETENSORS[1], PICKLES[1]) for part in shards(folder / index)):
+    parts = [shards(folder / index) for index in (SAFETENSORS[1], PICKLES[1])]
+    for named in parts:
+        limits.check_shard_count(named, name)
+    for part in (Path(part) for named in parts for part in named):
         if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
             what = f"The index of the weights of {name!r} names a file outside its folder."
             remedy = "Put all its files into one folder, and name them in the index as they are called there."
             raise ModelRefused(what, remedy)
+        limits.check_file(folder / part, name)
 
 
 def homes(folder: Path) -> tuple[Path, ...]:

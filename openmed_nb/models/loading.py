@@ -25,8 +25,8 @@ from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
-from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, cause, warn
-from . import files
+from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, cause, shorten, warn
+from . import files, limits
 from .config import OpenMedConfig, dtype_name
 from .registry import ModelReference, fetch_model, find_model
 
@@ -98,8 +98,16 @@ class LoadSpec:
 
 def files_in(folder: str) -> tuple[tuple[str, int, int], ...]:
     """Return name, size in bytes and time of change in nanoseconds of each file in a folder."""
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # A loop of links, which the load reports.
+                    if entry.is_file():
+                        found.append((entry.name, entry.stat()))
+    except OSError as error:
+        what = f"The folder {folder!r} cannot be read: {error.strerror}."
+        raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
     return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
 
@@ -189,7 +197,8 @@ def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     A lack of memory is not the model's fault.
     """
     try:
-        yield
+        with limits.panics_as_errors():
+            yield
     except (MemoryError, ModelUnusable):
         raise
     except Exception as error:
@@ -257,6 +266,7 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
     """Load the tokenizer of a model folder, which must give the place of each token in the text."""
     from transformers import AutoTokenizer
 
+    limits.check_tokenizer_files(folder, name)
     with unusable_on_error("tokenizer", name, folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     needed = tokenizer.vocab_files_names.values()
@@ -267,6 +277,8 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
     if not tokenizer.is_fast:
         what = f"The tokenizer of {name!r} gives no offsets, so entities could not be found in the text."
         raise ModelUnusable(what, "Use a model with a fast tokenizer (a tokenizer.json).")
+    if not (folder / "tokenizer.json").is_file():
+        limits.check_built_tokenizer(tokenizer.backend_tokenizer.to_str(), folder, name)
     if tokenizer.pad_token is None:
         # The windows of a long text are padded to one length. Padding is masked, so any token will do.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
@@ -336,7 +348,7 @@ def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: s
         asked = max(whole_numbers(value), default=0)
         if most is not None and asked > most and "size" not in words:
             held = counted(len(stored), "tensor")
-            what = f"The config.json of {name!r} asks for {key} = {asked:,}, and its weights hold {held}."
+            what = f"The config.json of {name!r} asks for {key} = {shorten(f'{asked:,}')}, and its weights hold {held}."
             raise ModelUnusable(what, "Correct its config.json.")
 
 
@@ -365,7 +377,7 @@ def whole_numbers(value: Any) -> list[int]:
     """Return a whole number, or those in lists of lists: of ``[[["global"], 6], 4, True]`` 4 and 6."""
     waiting, found = [value], []
     while waiting:
-        one = waiting.pop(0)
+        one = waiting.pop()
         waiting += one if isinstance(one, list) else ()
         found += [one] if isinstance(one, int) and not isinstance(one, bool) else []
     return found
