@@ -93,7 +93,10 @@ def main() -> None:
             folder = Path(shutil.copytree(whole, Path(home) / "case"))
             damage(folder)
             took, grew, answer = measured(folder)
-            print(f"{case:42} {took / seconds:7.2f} {grew / size:7.2f}  {answer.replace(str(folder), 'case')[:90]}")
+            print(
+                f"{case:42} {took / seconds:7.2f} {grew / size:7.2f}  {answer.replace(str(folder), 'case')[:90]}",
+                flush=True,
+            )
             shutil.rmtree(folder)
 
 
