@@ -255,13 +255,13 @@ def shorten(text: str, length: int = 60) -> str:
     return line if len(line) <= length else line[:length] + "…"
 
 
-# The longest value that an error shows, and the longest name with dots or slashes: a model on the hub, a class of Python.
+# The longest string that an error shows, and the longest that consists of shorter names: a path, a model on the hub, a class.
 MAX_SHOWN_CHARACTERS = 40
-MAX_DOTTED_NAME_CHARACTERS = 96
+MAX_COMPOUND_CHARACTERS = 160
 
-# What an error shows of a string: visible ASCII characters without a space, as in names, numbers and paths.
+# What an error shows of a string: visible ASCII characters without a space.
 IDENTIFIER_PATTERN = re.compile(r"[!-~]*")
-DOTTED_NAME_PATTERN = re.compile(r"(<class ')?[\w-]+([./][\w.-]+)+('>)?", re.ASCII)
+COMPOUND_PATTERN = re.compile(r"(<class ')?[/~.]*\w{1,40}([./\\:_-]+\w{1,40})+('>)?", re.ASCII)
 
 # A part of a message in quotation marks, an apostrophe inside a word not being one.
 QUOTED_PATTERN = re.compile(r"""(?<!\w)(['"`])(.*?)\1(?!\w)""", re.DOTALL)
@@ -271,13 +271,13 @@ def is_identifier(text: str) -> bool:
     """Return whether a text is short and without spaces, so that an error may show it."""
     if len(text) <= MAX_SHOWN_CHARACTERS:
         return IDENTIFIER_PATTERN.fullmatch(text) is not None
-    return len(text) <= MAX_DOTTED_NAME_CHARACTERS and DOTTED_NAME_PATTERN.fullmatch(text) is not None
+    return len(text) <= MAX_COMPOUND_CHARACTERS and COMPOUND_PATTERN.fullmatch(text) is not None
 
 
 def describe_value(value: Any) -> str:
     """Return a value as an error may show it: what may be a note is described, not quoted.
 
-    Shown are ``None``, truth values, numbers, short strings of ASCII without spaces, and paths to what exists.
+    Shown are ``None``, truth values, numbers, and short strings and paths of ASCII without spaces.
 
     Example:
         >>> describe_value("cuad"), describe_value(0.5), describe_value("Has asthma."), describe_value(["asthma"])
@@ -290,9 +290,8 @@ def describe_value(value: Any) -> str:
             described = "a number of many digits"
     elif isinstance(value, (str, PurePath)):
         text = str.__str__(value) if isinstance(value, str) else str(value)
-        is_shown = is_identifier(text) or (isinstance(value, PurePath) and os.path.lexists(text))
         noun = "string" if isinstance(value, str) else "path"
-        described = repr(text) if is_shown else f"a {noun} of {len(text):,} characters"
+        described = repr(text) if is_identifier(text) else f"a {noun} of {len(text):,} characters"
     elif kind in {list, tuple, set, frozenset, dict}:
         described = f"a {kind.__name__} of {len(value):,} item{'' if len(value) == 1 else 's'}"
     elif kind in {bytes, bytearray}:
@@ -304,14 +303,29 @@ def describe_value(value: Any) -> str:
     return described
 
 
+def describe_names(names: Iterable[str]) -> str:
+    """Return names that a caller made up, such as unknown options, as an error may show them.
+
+    Example:
+        >>> describe_names(["speed", "Has asthma."])
+        'speed, …'
+    """
+    return ", ".join(sorted({name if is_identifier(name) else "…" for name in names}))
+
+
+def model_label(name: str) -> str:
+    """Return the name of a model as progress may show it: a long one, or one with spaces, may be a note."""
+    return name if is_identifier(name) else "a model"
+
+
 def describe_file(path: PurePath) -> str:
-    """Return the name of a file as an error may show it: one that does not exist may be a note.
+    """Return the name of a file as an error may show it: a long one, or one with spaces, may be a note.
 
     Example:
         >>> describe_file(Path("results.json")), describe_file(Path("Has asthma."))
         ("'results.json'", "'…'")
     """
-    return repr(path.name) if is_identifier(path.name) or os.path.lexists(path) else "'…'"
+    return repr(path.name) if is_identifier(path.name) else "'…'"
 
 
 def short_type_name(value: Any) -> str:

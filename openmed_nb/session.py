@@ -20,7 +20,7 @@ from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import DEFAULT_MEMORY, Machine, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, kind_of, precedence, shown_variables
-from .errors import ConfigurationError, DeviceUnavailable, OpenMedError, check_flag
+from .errors import ConfigurationError, DeviceUnavailable, OpenMedError, check_flag, describe_names, model_label
 from .models.config import OpenMedConfig, with_arguments
 from .progress import Progress
 
@@ -366,7 +366,7 @@ class Session:
         with self.unchanged_on_error():
             plan = self.load_plan(name, config, arguments)
             if plan.options:
-                unknown = ", ".join(sorted(plan.options))
+                unknown = describe_names(plan.options)
                 raise ConfigurationError(f"load_model() has no option {unknown}.", "Leave it out.")
             return self.models.model(plan.spec, plan.device, plan.follows, force_reload)
 
@@ -410,10 +410,10 @@ class Session:
 
         with self.unchanged_on_error():
             named = "bundled" if name is None else str(name)
-            self.tell(Activity(LOADING, named))
+            self.tell(Activity(LOADING, model_label(named)))
             plan = self.load_plan(named, OpenMedConfig(), dict(arguments))
             if plan.options:
-                raise ConfigurationError(f"There is no option {', '.join(sorted(plan.options))}.", "Leave it out.")
+                raise ConfigurationError(f"There is no option {describe_names(plan.options)}.", "Leave it out.")
             return replace(plan.spec, folder=model_folder(plan.spec)), plan.device
 
 

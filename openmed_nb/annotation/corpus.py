@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
 from ..devices.machine import shown_device
-from ..errors import ConfigurationError, Interrupted, OpenMedError, check_flag, choice, whole_or_none, wrong_type
+from ..errors import (
+    ConfigurationError,
+    Interrupted,
+    OpenMedError,
+    check_flag,
+    choice,
+    model_label,
+    whole_or_none,
+    wrong_type,
+)
 from ..models.config import OpenMedConfig
 from ..models.registry import is_named
 from ..session import SESSION, Session
@@ -114,7 +123,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             run, total = CorpusRun(found, source), known_length(found)
 
             def tell(done: int) -> None:
-                SESSION.tell(Activity("Annotating", f"{chosen} on {source.device}", done, total, "text"))
+                SESSION.tell(Activity("Annotating", f"{model_label(chosen)} on {source.device}", done, total, "text"))
 
             with contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file:
                 run.replay(file or earlier)
@@ -148,7 +157,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         check_text(text)
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
-        session.tell(Activity("Annotating", model))
+        session.tell(Activity("Annotating", model_label(model)))
         (answers,) = pipe.own_annotator().answers([text])
         entities = tuple(entities_of(answers[0]))
         dropped = answers.dropped.get(0, ())

@@ -20,7 +20,7 @@ from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
 from ..drawing import bars_of
-from ..errors import ConfigurationError, cause, check_flag, describe_value, whole, whole_or_none
+from ..errors import ConfigurationError, UnknownDevice, cause, check_flag, describe_value, whole, whole_or_none
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
@@ -176,8 +176,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
-        if getattr(self.model, "hf_device_map", None) is None and torch.device(device) != self.model.device:
-            move(self.model, str(torch.device(device)), type(self.model).__name__)
+        try:
+            wanted = torch.device(device)
+        except (RuntimeError, TypeError):
+            wanted = None
+        if wanted is None:  # Outside of the handler: torch's error quotes the value.
+            raise UnknownDevice(
+                f"{describe_value(device)} names no device of torch.", "Pass one such as 'cpu' or 'cuda:0'."
+            )
+        if getattr(self.model, "hf_device_map", None) is None and wanted != self.model.device:
+            move(self.model, str(wanted), type(self.model).__name__)
 
     @property
     def batch_tokens(self) -> int:
@@ -263,11 +271,13 @@ class AnnotationPipeline(TokenClassificationPipeline):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if kwargs.get("aggregation_strategy") is not None:
             kwargs["aggregation_strategy"] = check_strategy(kwargs["aggregation_strategy"])
+        refused = ""
         try:
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         except (TypeError, ValueError) as error:
-            what = f"The pipeline does not take these options: {cause(error)}."
-            raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from None
+            refused = f"The pipeline does not take these options: {cause(error)}."
+        if refused:  # Outside of the handler: the other error quotes the options, and would be the context of this one.
+            raise ConfigurationError(refused, "Use those of TokenClassificationPipeline.")
         if "ignore_labels" in postprocess:
             postprocess["ignore_labels"] = checked_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:

@@ -23,7 +23,7 @@ from ..devices.computer import Computer
 from ..devices.machine import own_name, shows_simulated
 from ..devices.request import kind_of
 from ..display import MARK, OK, Plain, Report, Shown, Table, counted
-from ..errors import ConfigurationError, cause, one_line, warn
+from ..errors import ConfigurationError, cause, describe_value, one_line, warn
 from ..plain import Least, from_plain, utc, write_whole
 from .files import content_of
 from .limits import read_json
@@ -545,7 +545,9 @@ def warn_unless_validated(key: ModelKey, device: str, computer: Computer, enviro
     """Warn of a model that comes to a device in a reduced type that was not validated there, with the command that does."""
     known = validation_of(key, device, computer, environ)
     if known and known.reason:
-        what = f"{key.spec.reference.name!r} is used in {known.dtype} on {known.device}, and {known.reason}."
+        what = (
+            f"{describe_value(key.spec.reference.name)} is used in {known.dtype} on {known.device}, and {known.reason}."
+        )
         text = one_line(f"{what} Its answers may differ from those in float32. To validate it: {known.command}")
         warn(text)
 

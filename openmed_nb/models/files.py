@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelRefused, ModelUnusable, cause
+from ..errors import ModelRefused, ModelUnusable, cause, describe_value
 from . import limits
 from .registry import ModelReference
 
@@ -76,20 +76,22 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     file = folder / "config.json"
     limits.check_file(file, name)
     if not file.is_file():
-        raise ModelUnusable(f"{name!r} holds no model: it has no config.json.", ANOTHER)
+        raise ModelUnusable(f"{describe_value(name)} holds no model: it has no config.json.", ANOTHER)
     try:
         config = limits.read_json(file)
     except (OSError, ValueError, RecursionError) as error:
-        what = f"The config.json of {name!r} cannot be read: {error}."
+        what = f"The config.json of {describe_value(name)} cannot be read: {error}."
         raise ModelUnusable(what, "Download the model again.") from error
     if not isinstance(config, dict):
-        raise ModelUnusable(f"The config.json of {name!r} holds no settings.", "Download the model again.")
+        raise ModelUnusable(
+            f"The config.json of {describe_value(name)} holds no settings.", "Download the model again."
+        )
     limits.check_label_counts(config, name)
     stated = config.get("architectures")
     architectures = [str(one) for one in stated] if isinstance(stated, list) else []
     if architectures and not any(one.endswith(HEAD) for one in architectures):
         # transformers would fill the head with random numbers.
-        what = f"The model {name!r} is a {architectures[0]}, which is not a token classifier."
+        what = f"The model {describe_value(name)} is a {architectures[0]}, which is not a token classifier."
         raise ModelUnusable(what, ANOTHER)
     return config
 
@@ -98,7 +100,7 @@ def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) 
     """Check that every output of a model has a label; ``config`` is what transformers made of its ``config.json``."""
     labels, stated, count = config.id2label, settings.get("id2label"), settings.get("num_labels")
     if not labels:
-        raise ModelUnusable(f"The model {name!r} has no labels.", "Correct id2label in its config.json.")
+        raise ModelUnusable(f"The model {describe_value(name)} has no labels.", "Correct id2label in its config.json.")
     if (
         isinstance(stated, dict)
         and isinstance(count, int)
@@ -106,11 +108,13 @@ def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) 
         # transformers takes num_labels, and names the labels LABEL_0, LABEL_1 and so on.
         and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in stated.values())
     ):
-        what = f"The id2label of {name!r} names {len(stated)} labels, and its num_labels is {count}."
+        what = f"The id2label of {describe_value(name)} names {len(stated)} labels, and its num_labels is {count}."
         raise ModelUnusable(what, "Correct its config.json.")
     texts = all(isinstance(label, str) and label.isprintable() for label in labels.values())
     if set(labels) != set(range(config.num_labels)) or not texts:
-        what = f"The id2label of {name!r} does not give one text for each of its {config.num_labels} labels."
+        what = (
+            f"The id2label of {describe_value(name)} does not give one text for each of its {config.num_labels} labels."
+        )
         raise ModelUnusable(what, "Correct id2label in its config.json.")
 
 
@@ -118,7 +122,7 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     """Check that a folder has weights that may be loaded; return whether transformers finds them as safetensors."""
     if any(DISTRIBUTED.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
         # transformers would read them in the place of all others, and never report what it did not use.
-        what = f"The weights of {name!r} are a distributed checkpoint."
+        what = f"The weights of {describe_value(name)} are a distributed checkpoint."
         raise ModelUnusable(what, "Save the model with save_pretrained() in one process.")
     disguised = any(not shard.endswith(".safetensors") for shard in shards(folder / SAFETENSORS[1]))
     safe, pickled = (any((folder / file).is_file() for file in files) for files in (SAFETENSORS, PICKLES))
@@ -128,9 +132,9 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         remedy = (
             "Use a model with a model.safetensors, or pass allow_pickle=True if it has a pickle file that you trust."
         )
-        raise ModelUnusable(f"The model {name!r} has no weights in safetensors.", remedy)
+        raise ModelUnusable(f"The model {describe_value(name)} has no weights in safetensors.", remedy)
     if not allow_pickle:
-        what = f"The weights of {name!r} are a pickle file, which can run any code when it is loaded."
+        what = f"The weights of {describe_value(name)} are a pickle file, which can run any code when it is loaded."
         remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them."
         raise ModelRefused(what, remedy)
     return disguised
@@ -219,13 +223,13 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:  # An error in the middle of a text on a CPU, silently zero rows on MPS.
-        what = f"The tokenizer of {name!r} has token {largest}, and the model has embeddings for {rows} tokens."
+        what = f"The tokenizer of {describe_value(name)} has token {largest}, and the model has embeddings for {rows} tokens."
         raise ModelUnusable(what, "Call resize_token_embeddings on the model, and save both together.")
     try:
         with limits.panics_as_errors():
             tokenizer(RARE_CHARACTERS)
     except Exception as error:  # The tokenizers library raises bare Exceptions.
-        what = f"The tokenizer of {name!r} cannot read what is not in its vocabulary: {cause(error)}."
+        what = f"The tokenizer of {describe_value(name)} cannot read what is not in its vocabulary: {cause(error)}."
         raise ModelUnusable(what, "Add its unknown token to the vocabulary, or use another model.") from error
 
 
@@ -425,7 +429,7 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
 
         needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
     if (asked or needed) and not allowed:
-        what = f"The model {reference.name!r} would run Python code of its own."
+        what = f"The model {describe_value(reference.name)} would run Python code of its own."
         raise ModelRefused(what, f"If you trust it, {permission(reference)}")
     return asked or needed
 
@@ -436,9 +440,9 @@ def check_settings(folder: Path, config: dict[str, Any], reference: ModelReferen
         never = key in NEVER_ALLOWED
         if never or not allowed:
             remedy = "Remove that line." if never else f"Remove it or, if you trust the model, {permission(reference)}"
-            raise ModelRefused(f"The {file} of {reference.name!r} {does} in {key}.", remedy)
+            raise ModelRefused(f"The {file} of {describe_value(reference.name)} {does} in {key}.", remedy)
     if (folder / "adapter_config.json").is_file() and not allowed:
-        what = f"The folder of {reference.name!r} has an adapter_config.json, which names what the package peft adds to it."
+        what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, which names what the package peft adds to it."
         raise ModelRefused(what, f"Merge the adapter into the weights or, if you trust it, {permission(reference)}")
 
 
@@ -479,14 +483,14 @@ def check_paths(folder: Path, name: str) -> None:
     into = homes(folder)
     for path in (*folder.glob("*"), *(folder / CHAT_TEMPLATES).glob("*")):
         if path.is_symlink() and (path.is_file() or path.name == CHAT_TEMPLATES) and not leads_into(path, into):
-            what = f"The file {path.name!r} of {name!r} is a link to a file outside its folder."
+            what = f"The file {path.name!r} of {describe_value(name)} is a link to a file outside its folder."
             raise ModelRefused(what, "Put the file itself in its place.")
     parts = [shards(folder / index) for index in (SAFETENSORS[1], PICKLES[1])]
     for named in parts:
         limits.check_shard_count(named, name)
     for part in (Path(part) for named in parts for part in named):
         if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
-            what = f"The index of the weights of {name!r} names a file outside its folder."
+            what = f"The index of the weights of {describe_value(name)} names a file outside its folder."
             remedy = "Put all its files into one folder, and name them in the index as they are called there."
             raise ModelRefused(what, remedy)
         limits.check_file(folder / part, name)

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelUnusable
+from ..errors import ModelUnusable, describe_file, describe_value
 
 AGAIN = "Download the model again, or use another model."
 
@@ -117,7 +117,7 @@ def check_files(folder: Path, name: str) -> None:
         if templates.is_dir():
             paths += sorted(templates.iterdir())
     except OSError as error:
-        what = f"The folder of {name!r} cannot be read: {error.strerror}."
+        what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
         raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
     for path in paths:
         check_file(path, name)
@@ -131,13 +131,17 @@ def check_file(path: Path, name: str) -> None:
         return
     except (OSError, ValueError) as error:  # A loop of links, or a name that no file can have.
         reason = getattr(error, "strerror", None) or "no file can have that name"
-        raise ModelUnusable(f"The file {path.name!r} of {name!r} cannot be read: {reason}.", AGAIN) from error
+        raise ModelUnusable(
+            f"The file {path.name!r} of {describe_value(name)} cannot be read: {reason}.", AGAIN
+        ) from error
     is_folder = stat.S_ISDIR(found.st_mode) and not path.name.endswith(ENDINGS)
     if not stat.S_ISREG(found.st_mode) and not is_folder:
-        raise ModelUnusable(f"The file {path.name!r} of {name!r} is not a regular file.", "Put a file in its place.")
+        raise ModelUnusable(
+            f"The file {path.name!r} of {describe_value(name)} is not a regular file.", "Put a file in its place."
+        )
     largest = next((most for pattern, most in LARGEST.items() if fnmatchcase(path.name, pattern)), None)
     if largest is not None and not is_folder and found.st_size > largest:
-        what = f"The file {path.name!r} of {name!r} is larger than {largest // MIB} MiB."
+        what = f"The file {path.name!r} of {describe_value(name)} is larger than {largest // MIB} MiB."
         raise ModelUnusable(what, AGAIN)
     if path.name.endswith(".safetensors"):
         _check_header(path, name)
@@ -151,7 +155,7 @@ def _check_header(path: Path, name: str) -> None:
     except OSError:
         return
     if len(start) == LENGTH_BYTES and LARGEST_HEADER < struct.unpack("<Q", start)[0] < path.stat().st_size:
-        what = f"The header of {path.name!r} of {name!r} is larger than {LARGEST_HEADER // MIB} MiB."
+        what = f"The header of {path.name!r} of {describe_value(name)} is larger than {LARGEST_HEADER // MIB} MiB."
         raise ModelUnusable(what, AGAIN)
 
 
@@ -176,14 +180,14 @@ def check_label_counts(config: dict[str, Any], name: str) -> None:
     stated = (config.get("id2label"), config.get("label2id"))
     count = max(len(labels) for labels in ({}, *(one for one in stated if isinstance(one, (dict, list)))))
     if count > MOST_LABELS:
-        what = f"The config.json of {name!r} has {count:,} labels, and the most are {MOST_LABELS:,}."
+        what = f"The config.json of {describe_value(name)} has {count:,} labels, and the most are {MOST_LABELS:,}."
         raise ModelUnusable(what, "Correct id2label in its config.json.")
 
 
 def check_shard_count(parts: set[str], name: str) -> None:
     """Refuse an index of more files than any model has."""
     if len(parts) > MOST_SHARDS:
-        what = f"The index of the weights of {name!r} names {len(parts):,} files, and the most are {MOST_SHARDS:,}."
+        what = f"The index of the weights of {describe_value(name)} names {len(parts):,} files, and the most are {MOST_SHARDS:,}."
         raise ModelUnusable(what, "Save the model again, in fewer files.")
 
 
@@ -215,10 +219,10 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
     settings = json.loads(content)
     reason = _too_much(settings)
     if reason:
-        raise ModelUnusable(f"The tokenizer of {name!r} {reason}.", AGAIN)
+        raise ModelUnusable(f"The tokenizer of {describe_value(name)} {reason}.", AGAIN)
     if _can_loop(settings):
-        what = f"The tokenizer of {name!r} is of an unusual kind, and the model has no tokenizer.json."
-        raise ModelUnusable(what, f"Save it with save_pretrained() into {folder.name!r}.")
+        what = f"The tokenizer of {describe_value(name)} is of an unusual kind, and the model has no tokenizer.json."
+        raise ModelUnusable(what, f"Save it with save_pretrained() into {describe_file(folder)}.")
 
 
 def _check_token_counts(path: Path, name: str) -> None:
@@ -233,7 +237,7 @@ def _check_token_counts(path: Path, name: str) -> None:
     special = max((len(one) for one in lists), default=0)
     added = max(len(one) for one in tables)
     if special > MOST_SPECIAL or added > MOST_ADDED:
-        what = f"The {path.name} of {name!r} has {max(special, added):,} tokens in one list."
+        what = f"The {path.name} of {describe_value(name)} has {max(special, added):,} tokens in one list."
         raise ModelUnusable(what, AGAIN)
 
 
@@ -246,7 +250,7 @@ def _check_tokenizer_file(path: Path, name: str) -> None:
         return
     reason = _too_much(settings) or (_trial(path, settings) if _can_loop(settings) else "")
     if reason:
-        raise ModelUnusable(f"The {path.name} of {name!r} {reason}.", AGAIN)
+        raise ModelUnusable(f"The {path.name} of {describe_value(name)} {reason}.", AGAIN)
 
 
 def _too_much(settings: dict[str, Any]) -> str:

@@ -25,7 +25,17 @@ from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
 from ..display import counted
-from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable, cause, shorten, warn
+from ..errors import (
+    ConfigurationError,
+    DeviceUnavailable,
+    ModelError,
+    ModelUnusable,
+    cause,
+    describe_file,
+    describe_value,
+    shorten,
+    warn,
+)
 from . import files, limits
 from .config import OpenMedConfig, dtype_name
 from .registry import ModelReference, fetch_model, find_model
@@ -202,8 +212,8 @@ def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     except (MemoryError, ModelUnusable):
         raise
     except Exception as error:
-        what = f"The {part} of {name!r} does not load: {cause(error)}."
-        raise ModelUnusable(what, f"Check or download the files in {folder.name!r} again.") from error
+        what = f"The {part} of {describe_value(name)} does not load: {cause(error)}."
+        raise ModelUnusable(what, f"Check or download the files in {describe_file(folder)} again.") from error
 
 
 def load(spec: LoadSpec, device: str) -> LoadedModel:
@@ -272,10 +282,10 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
     needed = tokenizer.vocab_files_names.values()
     if needed and not any((folder / file).is_file() for file in needed):
         # transformers would go on with an empty vocabulary, in which every word is unknown.
-        what = f"The folder of {name!r} holds no tokenizer: it has no {' or '.join(sorted(needed))}."
-        raise ModelUnusable(what, f"Check or download the files in {folder.name!r} again.")
+        what = f"The folder of {describe_value(name)} holds no tokenizer: it has no {' or '.join(sorted(needed))}."
+        raise ModelUnusable(what, f"Check or download the files in {describe_file(folder)} again.")
     if not tokenizer.is_fast:
-        what = f"The tokenizer of {name!r} gives no offsets, so entities could not be found in the text."
+        what = f"The tokenizer of {describe_value(name)} gives no offsets, so entities could not be found in the text."
         raise ModelUnusable(what, "Use a model with a fast tokenizer (a tokenizer.json).")
     if not (folder / "tokenizer.json").is_file():
         limits.check_built_tokenizer(tokenizer.backend_tokenizer.to_str(), folder, name)
@@ -304,7 +314,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
             if not isinstance(error, (RuntimeError, AssertionError)):
                 raise
             # An AssertionError where torch was built without the device.
-            what = f"The model {name!r} could not be moved to {device}: {cause(error)}."
+            what = f"The model {describe_value(name)} could not be moved to {device}: {cause(error)}."
             raise DeviceUnavailable(what, unload_remedy(device)) from error
 
 
@@ -348,7 +358,7 @@ def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: s
         asked = max(whole_numbers(value), default=0)
         if most is not None and asked > most and "size" not in words:
             held = counted(len(stored), "tensor")
-            what = f"The config.json of {name!r} asks for {key} = {shorten(f'{asked:,}')}, and its weights hold {held}."
+            what = f"The config.json of {describe_value(name)} asks for {key} = {shorten(f'{asked:,}')}, and its weights hold {held}."
             raise ModelUnusable(what, "Correct its config.json.")
 
 
@@ -369,7 +379,7 @@ def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mappi
     asked = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     held = sum(math.prod(one.shape) for one in stored.values())
     if asked > 4 * held + ROOM:
-        what = f"The config.json of {name!r} describes a model of {asked:,} numbers, and its weights hold {held:,}."
+        what = f"The config.json of {describe_value(name)} describes a model of {asked:,} numbers, and its weights hold {held:,}."
         raise ModelUnusable(what, "Correct its config.json.")
 
 
@@ -391,7 +401,9 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
     if missing:  # transformers fills them with random numbers.
         lacks = counted(len(missing), "tensor")
-        what = f"The weights of {name!r} lack {lacks} that its config.json asks for, such as {missing[0]}."
+        what = (
+            f"The weights of {describe_value(name)} lack {lacks} that its config.json asks for, such as {missing[0]}."
+        )
         raise ModelUnusable(what, "Check or download its files again.")
     computed = {key for key, _ in model.named_buffers()}
     unused = sorted(key for key in {*info["unexpected_keys"]} - computed if not REST.search(key))
@@ -399,12 +411,14 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     body = [key for key in unused if key.partition(".")[0] in parts]
     if body:
         rest = counted(len(body), "tensor")
-        what = f"The weights of {name!r} hold {rest} that its config.json has no place for, such as {body[0]}."
+        what = f"The weights of {describe_value(name)} hold {rest} that its config.json has no place for, such as {body[0]}."
         raise ModelUnusable(what, "Correct its config.json, or check or download its files again.")
     heads = [key for key in unused if not PRETRAINING.match(key)]
     if heads:
         rest = counted(len(heads), "tensor")
-        what = f"The weights of {name!r} hold {rest} that its architecture does not use, such as {heads[0]}."
+        what = (
+            f"The weights of {describe_value(name)} hold {rest} that its architecture does not use, such as {heads[0]}."
+        )
         warn(f"{what} Its answers may not be those of whoever trained it.")
     # Whole numbers for parameters that are none: by their names of today, with and without the prefix of the body.
     prefix = f"{model.base_model_prefix}."
@@ -413,7 +427,7 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     named = (key for key, one in stored.items() if one.whole)
     whole = sorted(floats & {re.sub(r"\bgamma$", "weight", re.sub(r"\bbeta$", "bias", key)) for key in named})
     if whole:
-        what = f"The weights of {name!r} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
+        what = f"The weights of {describe_value(name)} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
         raise ModelUnusable(what, "Save the model in float32, float16 or bfloat16.")
 
 

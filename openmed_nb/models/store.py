@@ -18,6 +18,7 @@ from ..devices.machine import shown_device
 from ..devices.memory import empty_cache
 from ..devices.request import canonical
 from ..display import Report, Shown, Table, counted, in_bytes
+from ..errors import model_label
 from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load, move, packed_bytes
 
 
@@ -125,7 +126,7 @@ class ModelStore:
         if follows:
             self.follow(device)
         if anew or key not in self._models:
-            self._tell(Activity(LOADING, spec.reference.name))
+            self._tell(Activity(LOADING, model_label(spec.reference.name)))
             self._arriving(key, device)
             loaded = load(spec, device)
             loaded.learned.update(self._learned(replace(spec, folder=loaded.folder)))

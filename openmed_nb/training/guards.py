@@ -17,7 +17,7 @@ from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
-from ..errors import ConfigurationError, NonFinite, describe_value, given_path, offered, warn
+from ..errors import ConfigurationError, NonFinite, describe_value, given_path, offered, warn, wrong_type
 from .batch_checks import (
     BEFORE_2_14,
     CHECKS,
@@ -249,7 +249,12 @@ Give the model as many labels as the data has (num_labels), or number the labels
         Raises:
             NonFinite: For a loss that is not finite.
         """
-        number = float(getattr(loss, "detach", lambda: loss)())
+        try:
+            number = float(loss.detach() if hasattr(loss, "detach") else loss)
+        except (TypeError, ValueError, RuntimeError):
+            number = None
+        if number is None:  # Outside of the handler: Python's error quotes the value.
+            raise wrong_type("loss", loss, "Pass a number, or a tensor with one.")
         if "nonfinite" in self.on and not math.isfinite(number):
             raise self._stopped(f"the loss is {number}", step, self._steps + 1, batch)
 

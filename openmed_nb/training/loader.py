@@ -464,11 +464,13 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
     import torch
 
     context = {"multiprocessing_context": method} if workers else {}
+    refused = ""
     try:
         loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
     except (TypeError, ValueError) as error:
-        what = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
-        raise ConfigurationError(what, "Pass what help(torch.utils.data.DataLoader) names.") from None
+        refused = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
+    if refused:  # Outside of the handler: torch's error quotes the arguments, and would be the context of this one.
+        raise ConfigurationError(refused, "Pass what help(torch.utils.data.DataLoader) names.")
     return time_batches(loader, batches)[0]
 
 

@@ -242,8 +242,9 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     try:
         return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
     except (TypeError, ValueError, RuntimeError) as error:
-        what = f"torch.optim.AdamW refuses its arguments: {cause(error)}."
-        raise ConfigurationError(what, "Pass what help(torch.optim.AdamW) names.") from None
+        refused = f"torch.optim.AdamW refuses its arguments: {cause(error)}."
+    # Outside of the handler: torch's error quotes the arguments, and would be the context of this one.
+    raise ConfigurationError(refused, "Pass what help(torch.optim.AdamW) names.")
 
 
 def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> FusedSupport:
@@ -287,7 +288,7 @@ def fused_support(
     """
     chosen = [name for name in OTHER_WAYS if options.get(name) is not None]
     if chosen:
-        named = ", ".join(f"{name}={options[name]}" for name in chosen)
+        named = ", ".join(f"{name}={describe_value(options[name])}" for name in chosen)
         return FusedSupport(bool(options.get("fused")), f"{named} was set, and is left as it is.")
     kinds = sorted({(kind_of(device), dtype) for device, dtype in tensors})
     if not kinds:

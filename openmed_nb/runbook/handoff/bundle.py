@@ -28,7 +28,7 @@ from ...activity import Activity
 from ...devices.machine import distribution_of
 from ...devices.request import MASK
 from ...display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
-from ...errors import ConfigurationError, cause, check_flag, describe_file, given_path
+from ...errors import ConfigurationError, cause, check_flag, describe_file, describe_value, given_path
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ...models.registry import is_named
@@ -353,7 +353,7 @@ def model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
     folder = model_folder(spec)
     weights = weight_files(folder)
     if any(not file.name.endswith((".safetensors", ".safetensors.index.json")) for file in weights):
-        what = f"The weights of {spec.reference.name!r} are in a pickle file, which is not handed over."
+        what = f"The weights of {describe_value(spec.reference.name)} are in a pickle file, which is not handed over."
         raise ConfigurationError(what, "Save the model in safetensors, and pass that folder.")
     for file in (*weights, *matching(folder, (*SETTINGS, *TOKENIZER, *ADAPTER, *CARD))):
         yield os.path.relpath(file, folder), file

@@ -20,7 +20,15 @@ from ...devices.machine import shown_device
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.moving import copy_of
 from ...display import counted
-from ...errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError, cause, check_flag
+from ...errors import (
+    ConfigurationError,
+    DeviceUnavailable,
+    ModelUnusable,
+    OpenMedError,
+    cause,
+    check_flag,
+    describe_value,
+)
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
 from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
 from ...models.registry import is_named
@@ -383,7 +391,7 @@ class Tally:
             logits.reshape(batch.height * batch.length, logits.shape[-1])[owned] for logits in (reference, candidate)
         )
         if not np.isfinite(ours).all():
-            what = f"The model {self.pair.name!r} computes no numbers (NaN) on the CPU in float32."
+            what = f"The model {describe_value(self.pair.name)} computes no numbers (NaN) on the CPU in float32."
             raise ModelUnusable(what, "Use another model: there is nothing to compare with.")
         numbers = np.isfinite(theirs).all(-1)
         self.not_numbers += int((~numbers).sum())
