@@ -24,8 +24,8 @@ from ..errors import (
     whole,
 )
 from ..errors import number as in_range
-from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text
-from .references import Reference, fingerprint_of, read, stream_of
+from .masking import IS_MISSING, REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text
+from .references import MISSING, Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -233,6 +233,35 @@ class Answers(Sequence[list[Entity]]):
         for number, fingerprint in zip(range(len(self)), self.fingerprints, strict=False):
             yield fingerprint, self.errors.get(number, self[number])
 
+    def replaced(self, others: Mapping[int, Answered]) -> Answers:
+        """Return the same answers with others in the place of some, by their numbers."""
+        if not others:
+            return self
+        found = Answers(self._key)
+        for number, answered in enumerate(self.items()):
+            found.add(*others.get(number, answered))
+        return found
+
+    def without_words(self) -> Answers:
+        """Return the same answers with an empty word for each entity."""
+        found = Answers(self._key)
+        for fingerprint, answer in self.items():
+            hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
+            found.add(fingerprint, hidden)
+        return found
+
+    def is_missing(self, number: int) -> bool:
+        """Tell whether a missing value was in the place of a text."""
+        return self.fingerprints[number] == MISSING and number not in self.errors
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of the texts that are missing."""
+        import numpy as np
+
+        found = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING)).tolist()
+        return tuple(number for number in found if number not in self.errors)
+
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
@@ -283,12 +312,12 @@ class Answers(Sequence[list[Entity]]):
         return list(map(self._numbers.texts.__getitem__, numbers[: self._bounds[-1]]))
 
     def columns(self) -> dict[str, Any]:
-        """Return a table of all entities: the number of the text, then what an entity has, as a column each."""
+        """Return a table of all entities: the number of the note, then what an entity has, as a column each."""
         import numpy as np
 
         numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
         columns: dict[str, Any] = {
-            "text": numbers,
+            "note": numbers,
             self._key: np.array(self.labels, dtype=object),
             "score": np.array(self._scores),
             "index": np.array(self._indices, np.int64),
@@ -308,7 +337,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         entities: A mapping for each: ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
         model: The name of the model.
         device: The device that it ran on.
-        show_text: Whether the text, and the words in it, are part of what is shown.
+        show_text: Whether the text, and the words in it, are part of what is shown; if not, they are not pickled either.
+        missing: Whether there was a missing value in its place.
     """
 
     text: str
@@ -316,6 +346,12 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     model: str
     device: str
     show_text: bool = True
+    missing: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.show_text:
+            return vars(self)
+        return {**vars(self), "text": "", "entities": tuple({**entity, "word": ""} for entity in self.entities)}
 
     def __len__(self) -> int:
         return len(self.entities)
@@ -331,6 +367,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def report(self) -> Report:
         """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
         title = f"{counted(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
+        if self.missing:
+            return Report(title, (IS_MISSING,))
         if not self.show_text:
             return Report(title, (HIDDEN,), tables=(self._table(),))
         return Report(title, pieces=tuple(marked(self.text, self.entities)))
@@ -383,12 +421,13 @@ class Summary(Shown):
         model: The name of the model.
         device: The device that it ran on.
         texts: How many texts were read.
-        empty: How many of them have no entity.
+        empty: How many of them have no entity; not counted are those that are missing or have an error.
         errors: The number of each text that has no answer, and why.
         labels: Each label, and how many entities have it.
         words: Each word or phrase in lower case, and how often it was found, the most frequent first.
         shapes: As in :class:`Annotations`.
         only: What entities were left out, as sentences; see :meth:`Annotations.only`.
+        missing: How many of the texts are missing values.
     """
 
     model: str
@@ -400,6 +439,7 @@ class Summary(Shown):
     words: tuple[tuple[str, int], ...]
     shapes: int | None = None
     only: tuple[str, ...] = ()
+    missing: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain mappings, lists, strings and numbers."""
@@ -413,6 +453,7 @@ class Summary(Shown):
         by_label = f"By label: {labels}." if labels else ""
         rest = (
             f"Texts without any: {self.empty:,}." if self.empty else "",
+            f"{counted(self.missing, 'text is', 'texts are')} missing." if self.missing else "",
             f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
             f"Batches had {counted(self.shapes, 'shape')}; the device compiles once for each." if self.shapes else "",
         )
@@ -449,6 +490,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
         settings: What tells its run from another: the model and everything that changes its answers.
         shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
         texts: What the texts can be read from again, as it was passed, no copy; ``None`` for a stream of them.
+        row_index: The index of the Series or column that the texts came in, no copy; ``None`` where they had none.
+        unfinished: Whether they are part of an error. Then nothing of them is pickled; nor are texts and words with
+            ``show_text=False``.
     """
 
     answers: Answers
@@ -459,6 +503,24 @@ class Annotations(Shown, Sequence[list[Entity]]):
     settings: Mapping[str, Any] = field(default_factory=dict)
     shapes: int | None = None
     texts: Any = None
+    row_index: Any = None
+    unfinished: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
+        if self.unfinished:
+            return {**vars(self), "answers": Answers(), "first_texts": (), "texts": None, "row_index": None}
+        if self.show_text:
+            return vars(self)
+        settings = {**self.settings, "words": "left out"}  # No run goes on from them.
+        answers = self.answers.without_words()
+        return {**vars(self), "answers": answers, "first_texts": (), "texts": None, "settings": settings}
+
+    def __copy__(self) -> Annotations:
+        return replace(self)
+
+    def __deepcopy__(self, _memo: object) -> Annotations:
+        return replace(self)
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -471,13 +533,18 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """Why texts have no answer, by their number."""
         return dict(self.answers.errors)
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of the texts in whose place was a missing value, such as ``None`` or NaN; they have no entities."""
+        return self.answers.missing
+
     def to_dict(self) -> dict[str, Any]:
-        """Return model, device, and for each text its entities or its error, as plain mappings and lists."""
-        errors = self.answers.errors
-        texts = [
-            {"error": errors[number]} if number in errors else {"entities": entities}
-            for number, entities in enumerate(self)
-        ]
+        """Return model, device, and for each text its entities, its error, or that it is missing, as plain mappings and lists."""
+        texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
+        for number in self.missing:
+            texts[number] = {"missing": True}
+        for number, error in self.answers.errors.items():
+            texts[number] = {"error": error}
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -485,7 +552,11 @@ class Annotations(Shown, Sequence[list[Entity]]):
         return Json(json.dumps(self.to_dict(), ensure_ascii=False))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with a row for each entity: ``text`` (its number), label, ``score``, ``word``, ``start``, ``end``.
+        """Return a table with a row for each entity: ``note`` (its number), label, ``score``, ``word``, ``start``, ``end``.
+
+        Returns:
+            The table. Its index is that of the notes, if they came in a Series: ``found.to_frame().join(table["patient"])``
+            gives each entity the patient of its note. Otherwise, rows are numbered.
 
         Raises:
             ConfigurationError: If pandas is not installed.
@@ -494,7 +565,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        return pd.DataFrame(self.answers.columns())
+        frame = pd.DataFrame(self.answers.columns())
+        return frame if self.row_index is None else frame.set_axis(self.row_index.take(frame["note"]))
 
     def show(self, number: int) -> AnnotatedText:
         """Return one of the texts with its entities marked.
@@ -525,6 +597,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
         which = whole("number", number, 0, len(self) - 1)
         if why := self.answers.errors.get(which):
             raise UnreadableText(why, "Read another text; .errors has those without an answer.")
+        if self.answers.is_missing(which):
+            return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
         return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text)
 
@@ -560,6 +634,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
             given = next(again, None)
             if why := self.answers.errors.get(which):
                 masked.append(MaskedText("", error=why))
+                continue
+            if self.answers.is_missing(which):
+                masked.append(MaskedText("", show_text=self.show_text, missing=True))
                 continue
             text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
             masked.append(masked_text(text, map(span_of, entities), policy, self.show_text))
@@ -627,12 +704,13 @@ class Annotations(Shown, Sequence[list[Entity]]):
             model=self.model,
             device=self.device,
             texts=len(self),
-            empty=sum(1 for count in self.answers.counts() if not count) - len(self.answers.errors),
+            empty=sum(1 for count in self.answers.counts() if not count) - len(self.answers.errors) - len(self.missing),
             errors=tuple(sorted(self.answers.errors.items())),
             labels=tuple(sorted(Counter(self.answers.labels).items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
             shapes=self.shapes,
             only=self.settings.get("only", ()),
+            missing=len(self.missing),
         )
 
     def report(self) -> Report:
@@ -654,6 +732,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
             yield Piece(f"{number}: ", begins=True)
             if number in self.answers.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
                 yield Piece("(no answer)\n")
+                continue
+            if self.answers.is_missing(number):
+                yield Piece("(missing)\n")
                 continue
             shown = text[:SHOWN_CHARACTERS]
             yield from marked(shown, [entity for entity in entities if entity["end"] <= len(shown)])
