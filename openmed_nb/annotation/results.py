@@ -328,8 +328,18 @@ class Answers(Sequence[list[Entity]]):
         return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
 
 
+class _CopiedWhole:
+    """A dataclass whose pickle leaves something out; its copies, which stay in this process, have everything."""
+
+    def __copy__(self) -> Any:
+        return replace(self)  # type: ignore[type-var]
+
+    def __deepcopy__(self, _memo: object) -> Any:
+        return replace(self)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, repr=False)
-class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
+class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
     """The entities of one text: a sequence of dictionaries as transformers' pipeline gives them.
 
     Attributes:
@@ -475,7 +485,7 @@ class Summary(Shown):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Annotations(Shown, Sequence[list[Entity]]):
+class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
 
     ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`only` keeps the
@@ -515,12 +525,6 @@ class Annotations(Shown, Sequence[list[Entity]]):
         settings = {**self.settings, "words": "left out"}  # No run goes on from them.
         answers = self.answers.without_words()
         return {**vars(self), "answers": answers, "first_texts": (), "texts": None, "settings": settings}
-
-    def __copy__(self) -> Annotations:
-        return replace(self)
-
-    def __deepcopy__(self, _memo: object) -> Annotations:
-        return replace(self)
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -652,6 +656,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
         remedy = "Annotate it again to see it."
         if self.texts is None:
             what = f"Text {which} came from a generator, and only the first {len(self.first_texts)} were kept."
+            if "words" in self.settings:
+                what = f"Text {which} was not kept when this result was pickled."
             raise ConfigurationError(what, remedy)
         found = found.now() if isinstance(found, Reference) else found
         if fingerprint_of(found) != self.answers.fingerprints[which]:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, UnreadableText
+from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "type 2 diabetes mellitus"]
 FOUND = [["asthma"], [], ["diabetes mellitus"]]
