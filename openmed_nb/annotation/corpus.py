@@ -234,6 +234,8 @@ class CorpusRun(Iterator[Any]):
             if fingerprint != before and not (failed or was_blank):
                 what = f"Text {number} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
+            # It is read again only after all results were found to be of the same texts: otherwise, another series of texts
+            # would leave a result in the file.
             if failed or (was_blank and fingerprint not in BLANK):
                 self._again[number] = fingerprint, text
                 self.answers.add(before, answer)
@@ -242,8 +244,7 @@ class CorpusRun(Iterator[Any]):
 
     def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
         """Annotate the texts that are left, telling how many are done; with ``raise``, up to the first that cannot be."""
-        self._read_again(on_error, file, tell)
-        tell(len(self.answers))
+        tell(len(self.answers) - len(self._again))
         for chunk in self.source.answers(self, len(self.answers)):
             stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
             fingerprints = [self._pulled.popleft() for _ in range(stop)]
@@ -251,15 +252,13 @@ class CorpusRun(Iterator[Any]):
                 answers = (str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk)
                 file.append(zip(fingerprints, answers, strict=False))
             self.answers.extend(fingerprints, chunk)
-            tell(len(self.answers))
+            tell(len(self.answers) - len(self._again))
             if stop < len(chunk):
                 raise chunk.failures[stop]
+        self._read_again(on_error, file, tell)
 
     def _read_again(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
-        """Annotate the texts of which an earlier run has no result.
-
-        They are read after all results were found to be of the same texts: another series of texts leaves the file as it is.
-        """
+        """Annotate the texts of which an earlier run has no result, after all others: they may fail, or end workers, again."""
         found: dict[int, Answered] = {}
         runs: list[list[int]] = []  # of consecutive numbers, because errors count texts from the first
         for number in self._again:
@@ -271,7 +270,6 @@ class CorpusRun(Iterator[Any]):
             for run in runs:
                 left = deque(run)
                 for chunk in self.source.answers([self._again[number][1] for number in run], run[0]):
-                    tell(len(self.answers) - len(self._again) + len(found))
                     stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
                     numbers = [left.popleft() for _ in range(stop)]
                     fingerprints = [self._again[number][0] for number in numbers]
@@ -281,6 +279,7 @@ class CorpusRun(Iterator[Any]):
                     if file and results:
                         file.append(results.values(), results)
                     found.update(done)
+                    tell(len(self.answers) - len(self._again) + len(found))
                     if stop < len(chunk):
                         raise chunk.failures[stop]
         finally:

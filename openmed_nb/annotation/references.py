@@ -132,7 +132,7 @@ def readable(text: Any) -> str:
 MISSING = _digest(readable(None))
 
 # Nothing was read there, so that no result is lost where a text has come.
-BLANK = frozenset({MISSING, _digest(readable(""))})
+BLANK = frozenset({MISSING, _digest(readable("")), _digest(readable([]))})
 
 
 def read(text: Any, number: int) -> Any:

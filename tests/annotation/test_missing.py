@@ -209,6 +209,21 @@ class TestResumeAfterRepair:
         run([ASTHMA, EPILEPSY, ASTHMA, EPILEPSY, "asthma"], own, resume=file)
         assert len(batches) == 3
 
+    def test_texts_come_again_after_all_others(self, run, file):
+        """A text that fails again holds up no other text."""
+        run([5, ASTHMA], on_error="record", resume=file)
+        with pytest.raises(UnreadableText, match="Text 0 ") as caught:
+            run([5, ASTHMA, EPILEPSY], resume=file)
+        assert words(caught.value.annotations) == [[], ["asthma"], ["diabetes mellitus"]]
+
+    @pytest.mark.parametrize("blank", [None, []], ids=repr)
+    def test_texts_that_are_split(self, run, pipe_of, keyword_model, file, blank):
+        """Texts that come as words are read again as well."""
+        pipe = pipe_of(keyword_model, is_split_into_words=True, delimiter=" ")
+        run([blank, ["the", 5], ["asthma"]], pipe, on_error="record", resume=file)
+        found = run([["asthma"], ["the", "asthma"], ["asthma"]], pipe, resume=file)
+        assert words(found) == [["asthma"]] * 3
+
     def test_other_notes_leave_the_file_alone(self, run, file):
         """A text takes the place of an error only after all results were found to be of the same notes."""
         run([5, ASTHMA], on_error="record", resume=file)
