@@ -616,7 +616,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         Returns:
             A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
             texts, and ``original(position)``. A span takes whole words. A text without an answer has an ``error``, and
-            nothing of it is returned.
+            nothing of it is returned; ``missing`` tells of a missing value.
 
         Raises:
             ConfigurationError: For a replacement that cannot be used, and for texts that have changed since, or that came from a
