@@ -109,6 +109,8 @@ def fingerprint_of(text: Any) -> int:
 
     All missing values have the same one.
     """
+    if isinstance(text, str):  # First, because nearly all are.
+        return _digest(text)
     if isinstance(text, Reference):
         return text.fingerprint()
     return MISSING if is_missing(text) else _digest(readable(text))
