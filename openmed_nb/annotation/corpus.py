@@ -10,6 +10,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
@@ -29,7 +30,7 @@ from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
 from .masking import SHOWN_TEXTS
-from .references import Reference, check_series, fingerprint_of, stream_of
+from .references import BLANK, MISSING, Reference, check_series, fingerprint_of, index_of, stream_of
 from .results import AnnotatedText, Annotations, Answered, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
 
@@ -63,7 +64,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             ``pathlib.Path`` of files that are a text each, with ``*`` for any name, or a list of such paths. Or a column of
             ``dask.dataframe``, of which a partition is read at a time, after all were read once to count their rows; not as
             it is after ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5
-            (its setting ``dataframe.convert-string``), and what is missing, NaN too, is reported as ``NoneType``.
+            (its setting ``dataframe.convert-string``). A missing value (``None``, NaN, ``pd.NA`` and the like) has no
+            entities, and its number is in ``missing``.
         model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model, or a pipeline of
             :func:`load_pipeline`.
         client: A ``dask.distributed.Client``: the workers of its cluster do it, each with the model on the best device of
@@ -74,7 +76,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         progress: Whether to show a line with a bar and texts per second, for what takes more than half a second.
         resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
             If it is there already, the run goes on after its last text, also when the process was killed; what was
-            under way then is read again. Or the ``annotations`` that an interrupted run has left.
+            under way then is read again, and so is a text that had an error, or was missing and is there now. Or the
+            ``annotations`` that an interrupted run has left.
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory; ``"record"`` goes on and notes
             it in ``errors``.
         show_text: Whether texts, and the words in them, are part of what is shown.
@@ -135,10 +138,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
                 done = run.annotations(chosen, show_text)
             if isinstance(error, KeyboardInterrupt):
                 count = len(done) if name is None else max(len(done), answers_in(name))
-                raise Interrupted(count, done, "" if name is None else str(name)) from None
+                left = replace(done, unfinished=True)
+                raise Interrupted(count, left, "" if name is None else str(name)) from None
             # A person's own class may refuse new attributes (a frozen dataclass) or have something else of that name, so
             # the value goes past what the class says; ``vars(error)["annotations"]`` always has it.
-            vars(error)["annotations"] = done
+            vars(error)["annotations"] = replace(done, unfinished=True)
             raise
 
 
@@ -161,7 +165,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         (answers,) = pipe.own_annotator().answers([text])
         entities = tuple(entities_of(answers[0]))
         dropped = answers.dropped.get(0, ())
-        return AnnotatedText(text, entities, model, shown_device(str(pipe.device)), show_text, dropped)
+        return AnnotatedText(text, entities, model, shown_device(str(pipe.device)), show_text, dropped=dropped)
 
 
 def source_here(
@@ -206,10 +210,15 @@ class CorpusRun(Iterator[Any]):
         self._texts, self._stream, self._delimiter = texts, stream_of(texts), settings["delimiter"] or ""
         self._first_texts: list[str] = []  # to be shown
         self._pulled: deque[int] = deque()  # the fingerprints of texts without an answer
+        # The fingerprints and texts, by number, of which an earlier run has no result.
+        self._again: dict[int, tuple[int, Any]] = {}
 
     def __next__(self) -> Any:
         text = next(self._stream)
-        self._pulled.append(fingerprint_of(text))
+        fingerprint = fingerprint_of(text)
+        self._pulled.append(fingerprint)
+        if fingerprint == MISSING:  # A model reads nothing in its place; it is known by its fingerprint.
+            text = "" if self.source.settings["delimiter"] is None else []
         if len(self._first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
             words = text if isinstance(text, list) else [text]
             self._first_texts.append(self._delimiter.join(word for word in words if isinstance(word, str)))
@@ -222,23 +231,34 @@ class CorpusRun(Iterator[Any]):
     def replay(self, earlier: ResultsFile | Annotations) -> None:
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
-            other = differences({**self.source.settings, "only": None}, earlier.settings)  # Some entities are left out.
+            # Those that were filtered lack entities, and those that were pickled without texts lack words.
+            other = differences({**self.source.settings, "only": None, "words": None}, earlier.settings)
             if other and earlier:  # Without a text, it is of no run.
                 what = f"The annotations are of a run with other settings ({other})."
                 raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
-        for answered in earlier.answers.items() if isinstance(earlier, Annotations) else earlier.earlier():
-            next(self, None)
+        for before, answer, dropped in (
+            earlier.answers.items() if isinstance(earlier, Annotations) else earlier.earlier()
+        ):
+            number, text = len(self.answers), next(self, None)
             if not self._pulled:
-                what = f"The earlier run has answers for more than these {len(self.answers)} texts."
+                what = f"The earlier run has answers for more than these {number} texts."
                 raise ConfigurationError(what, remedy)
-            if self._pulled.popleft() != answered[0]:
-                what = f"Text {len(self.answers)} is not the one that the earlier run has an answer for."
+            fingerprint = self._pulled.popleft()
+            failed, was_blank = isinstance(answer, str), before in BLANK
+            if fingerprint != before and not (failed or was_blank):
+                what = f"Text {number} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
-            self.answers.add(*answered)
+            # It is read again only after all results were found to be of the same texts: otherwise, another series of texts
+            # would leave a result in the file.
+            if failed or (was_blank and fingerprint not in BLANK):
+                self._again[number] = fingerprint, text
+                self.answers.add(before, answer)
+            else:
+                self.answers.add(fingerprint, answer, dropped)
 
     def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
         """Annotate the texts that are left, telling how many are done; with ``raise``, up to the first that cannot be."""
-        tell(len(self.answers))
+        tell(len(self.answers) - len(self._again))
         for chunk in self.source.answers(self, len(self.answers)):
             stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
             fingerprints = [self._pulled.popleft() for _ in range(stop)]
@@ -247,15 +267,47 @@ class CorpusRun(Iterator[Any]):
                 dropped = (chunk.dropped.get(place, ()) for place in range(stop))
                 file.append(map(Answered, fingerprints, answers, dropped))
             self.answers.extend(fingerprints, chunk)
-            tell(len(self.answers))
+            tell(len(self.answers) - len(self._again))
             if stop < len(chunk):
                 raise chunk.failures[stop]
+        self._read_again(on_error, file, tell)
+
+    def _read_again(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
+        """Annotate the texts of which an earlier run has no result, after all others: they may fail, or end workers, again."""
+        found: dict[int, Answered] = {}
+        runs: list[list[int]] = []  # of consecutive numbers, because errors count texts from the first
+        for number in self._again:
+            if runs and number == runs[-1][-1] + 1:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        try:
+            for run in runs:
+                left = deque(run)
+                for chunk in self.source.answers([self._again[number][1] for number in run], run[0]):
+                    stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
+                    numbers = [left.popleft() for _ in range(stop)]
+                    fingerprints = [self._again[number][0] for number in numbers]
+                    answers = [str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk[:stop]]
+                    dropped = [chunk.dropped.get(place, ()) for place in range(stop)]
+                    done = dict(zip(numbers, map(Answered, fingerprints, answers, dropped), strict=True))
+                    results = {number: one for number, one in done.items() if not isinstance(one.answer, str)}
+                    if file and results:
+                        file.append(results.values(), results)
+                    found.update(done)
+                    tell(len(self.answers) - len(self._again) + len(found))
+                    if stop < len(chunk):
+                        raise chunk.failures[stop]
+        finally:
+            self.answers = self.answers.replaced(found)
+            self._again.clear()
 
     def annotations(self, model: str, show_text: bool) -> Annotations:
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source
         shapes = None if source.shapes is None else len(source.shapes)
         again = None if isinstance(self._texts, Iterator) else self._texts
-        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again)
+        index = index_of(self._texts)
+        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again, index)
 
 
 def known_length(texts: Any) -> int | None:

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -195,7 +195,7 @@ class Network:
     def logits_of(self, moved: Moved) -> torch.Tensor:
         device, dtype, size = self.device, self.first_parameter.dtype, moved["input_ids"].numel()
         products = contextlib.nullcontext() if self.compiled else fast_linear(device, size)
-        with products, attention_without_plans(device, dtype):
+        with products, attention_without_plans(device, dtype), evaluation_mode(self.model):
             output = self.model(**moved)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
@@ -389,9 +389,38 @@ def hides_padding(network: Network, longest: int) -> bool:
     return not difference > rounding * max(1.0, size)  # NaN is reported with the answers.
 
 
+@contextlib.contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Hold the lock of tensor work with every part of a model in evaluation mode, and give each its own mode back.
+
+    A model is left in training mode by a trainer, and dropout would make its answers random. The attribute is set instead of
+    calling ``eval()``: some layers merge or move weights in it.
+    """
+    with TENSOR_LOCK:
+        training, left = [], [model]
+        while left:  # ``modules()`` takes three times as long, beside a short text too long.
+            part = left.pop()
+            if part is not None:
+                left.extend(part._modules.values())  # noqa: SLF001 - as above
+                if part.training:
+                    training.append(part)
+        try:
+            for part in training:
+                part.training = False
+            yield
+        finally:
+            for part in training:
+                part.training = True
+
+
 @dataclass(frozen=True)
 class WithoutHooks:
     model: PreTrainedModel
+    training: ClassVar[bool] = False
+
+    @property
+    def _modules(self) -> dict[str, Any]:
+        return {"model": self.model}
 
     def modules(self) -> Any:
         return self.model.modules()

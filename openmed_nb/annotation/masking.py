@@ -14,6 +14,7 @@ from .boundaries import JOINER, is_mark, whole_words
 
 REPLACEMENT = "[{label}]"
 SHOWN_TEXTS = 5  # Of many texts; only these are kept.
+IS_MISSING = "The text is missing."
 NO_GUARANTEE = "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
 
 # What a replacement may be: a text for every label, or one for each, with None for a label that stays.
@@ -48,12 +49,14 @@ class MaskedText(Shown):
         spans: What was replaced, in order.
         error: Why the text has no answer, so that nothing of it is shown; empty where it has one.
         show_text: Whether the text is part of what is shown.
+        missing: Whether there was a missing value in its place.
     """
 
     text: str
     spans: tuple[MaskedSpan, ...] = ()
     error: str = ""
     show_text: bool = True
+    missing: bool = False
 
     def original(self, position: int) -> int:
         """Return where a character of the masked text stands in the text that was annotated.
@@ -87,6 +90,8 @@ class MaskedText(Shown):
         """Return the text with its replacements marked, and what masking does not promise."""
         if self.error:
             return Report("Nothing masked", (self.error,), status=WARNING)
+        if self.missing:
+            return Report("Nothing masked", (IS_MISSING,), status=WARNING)
         hidden = () if self.show_text else ("(the text is hidden)",)
         title = f"{counted(len(self.spans), 'entity', 'entities')} masked"
         pieces = tuple(self._pieces()) if self.show_text else ()

@@ -26,7 +26,7 @@ from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
 from ..session import SESSION
 from .decoding import Decoder, LabelTables, Speller
-from .forward import Budget, Network, hides_padding, input_names
+from .forward import Budget, Network, evaluation_mode, hides_padding, input_names
 from .lexicon import Lexicon, serves
 from .results import Answer, Entity, span_of
 from .stream import Annotator, Settings, entities_of
@@ -290,8 +290,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return preprocess, forward, postprocess
 
     def forward(self, model_inputs: Any, **_forward_params: Any) -> Any:
-        """Run transformers' own forward pass, under the lock of all device work."""
-        with TENSOR_LOCK:
+        """Run transformers' own forward pass, in evaluation mode and under the lock of all device work."""
+        with evaluation_mode(self.model):
             return super().forward(model_inputs)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
@@ -366,7 +366,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         )
         names = input_names(model, self.tokenizer.model_input_names)
         network = Network(model, frame, names, settings.aggregation_strategy == "average")
-        if model.training or self._learnt("quantized", model, lambda: is_quantized(model)):
+        if self._learnt("quantized", model, lambda: is_quantized(model)):
             # One in int8 rounds by what is in a batch anyway.
             padding = "attention_mask" in names
         else:

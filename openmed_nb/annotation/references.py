@@ -9,8 +9,11 @@ import hashlib
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Number
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
@@ -33,6 +36,10 @@ class Reference(abc.ABC):
     @abc.abstractmethod
     def text(self) -> str:
         """Read the text; raise whatever its reader fails with."""
+
+    def fingerprint(self) -> int:
+        """Return a number that tells the text from others without reading it."""
+        return _digest(f"\0{self.identity}")
 
     def now(self) -> Reference:
         """Return the reference as it would be made now."""
@@ -74,9 +81,43 @@ class FileText(Reference):
         return self.at(self.path)
 
 
+# The types of which the only value is a missing one.
+SINGLE_MISSING = {("pandas", "NAType"), ("pandas", "NaTType"), ("numpy", "MaskedConstant")}
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a value stands for a text that is missing, whatever library made it; an empty text is not missing.
+
+    Example:
+        >>> is_missing(None), is_missing(float("nan")), is_missing(""), is_missing(5)
+        (True, True, False, False)
+    """
+    if isinstance(value, (str, list)):
+        return False
+    if isinstance(value, Decimal):  # A signaling NaN cannot be compared.
+        return value.is_nan()
+    library, kind = type(value).__module__.partition(".")[0], type(value).__name__
+    if isinstance(value, Number) or (library == "numpy" and kind in {"datetime64", "timedelta64"}):
+        return bool(value != value)  # noqa: PLR0124 - only what is no value is unlike itself
+    if library == "pyarrow" and kind.endswith("Scalar"):
+        return not value.is_valid
+    return value is None or (library, kind) in SINGLE_MISSING
+
+
 def fingerprint_of(text: Any) -> int:
-    """Return a number that tells one text from another; of anything else, only its kind counts."""
-    digest = hashlib.blake2b(readable(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    """Return a number that tells one text from another; of anything else, only its kind counts.
+
+    All missing values have the same one.
+    """
+    if isinstance(text, str):  # First, because nearly all are.
+        return _digest(text)
+    if isinstance(text, Reference):
+        return text.fingerprint()
+    return MISSING if is_missing(text) else _digest(readable(text))
+
+
+def _digest(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
@@ -88,6 +129,12 @@ def readable(text: Any) -> str:
         return f"\0{text.identity}"
     words = map(readable, text) if isinstance(text, list) else ()
     return "\0".join((f"\0{type(text).__name__}", *words))
+
+
+MISSING = _digest(readable(None))
+
+# Nothing was read there, so that no result is lost where a text has come.
+BLANK = frozenset({MISSING, _digest(readable("")), _digest(readable([]))})
 
 
 def read(text: Any, number: int) -> Any:
@@ -160,6 +207,14 @@ def stream_of(texts: Any) -> Iterator[Any]:
         return iter(texts)
     except TypeError:
         raise no_series(texts) from None
+
+
+def index_of(texts: Any) -> Any:
+    """Return the index of a pandas Series or of the rows of a column, ``None`` for texts that have none."""
+    pandas = sys.modules.get("pandas")  # Without it, no series can be there.
+    if pandas is not None and isinstance(texts, pandas.Series):
+        return texts.index
+    return getattr(texts, "row_index", None)
 
 
 def check_series(texts: Any) -> None:

@@ -26,6 +26,7 @@ from ..errors import (
 )
 from ..errors import number as in_range
 from .masking import (
+    IS_MISSING,
     REPLACEMENT,
     LabeledSpan,
     MaskedText,
@@ -36,7 +37,7 @@ from .masking import (
     continues_entity,
     masked_text,
 )
-from .references import Reference, fingerprint_of, read, stream_of
+from .references import MISSING, Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -307,6 +308,35 @@ class Answers(Sequence[list[Entity]]):
         for number, fingerprint in zip(range(len(self)), self.fingerprints, strict=False):
             yield Answered(fingerprint, self.errors.get(number, self[number]), self.dropped.get(number, ()))
 
+    def replaced(self, others: Mapping[int, Answered]) -> Answers:
+        """Return the same answers with others in the place of some, by their numbers."""
+        if not others:
+            return self
+        found = Answers(self._key)
+        for number, answered in enumerate(self.items()):
+            found.add(*others.get(number, answered))
+        return found
+
+    def without_words(self) -> Answers:
+        """Return the same answers with an empty word for each entity."""
+        found = Answers(self._key)
+        for fingerprint, answer, dropped in self.items():
+            hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
+            found.add(fingerprint, hidden, dropped)
+        return found
+
+    def is_missing(self, number: int) -> bool:
+        """Tell whether a missing value was in the place of a text."""
+        return self.fingerprints[number] == MISSING and number not in self.errors
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of the texts that are missing."""
+        import numpy as np
+
+        found = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING)).tolist()
+        return tuple(number for number in found if number not in self.errors)
+
     def __len__(self) -> int:
         return len(self._bounds) - 1
 
@@ -361,12 +391,12 @@ class Answers(Sequence[list[Entity]]):
         return list(map(self._numbers.texts.__getitem__, numbers[: self._bounds[-1]]))
 
     def columns(self) -> dict[str, Any]:
-        """Return a table of all entities: the number of the text, then what an entity has, as a column each."""
+        """Return a table of all entities: the number of the note, then what an entity has, as a column each."""
         import numpy as np
 
         numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
         columns: dict[str, Any] = {
-            "text": numbers,
+            "note": numbers,
             self._key: np.array(self.labels, dtype=object),
             "score": np.array(self._scores),
             "index": np.array(self._indices, np.int64),
@@ -377,8 +407,18 @@ class Answers(Sequence[list[Entity]]):
         return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
 
 
+class _CopiedWhole:
+    """A dataclass whose pickle leaves something out; its copies, which stay in this process, have everything."""
+
+    def __copy__(self) -> Any:
+        return replace(self)  # type: ignore[type-var]
+
+    def __deepcopy__(self, _memo: object) -> Any:
+        return replace(self)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, repr=False)
-class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
+class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
     """The entities of one text: a sequence of dictionaries as transformers' pipeline gives them.
 
     Attributes:
@@ -386,7 +426,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         entities: A mapping for each: ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
         model: The name of the model.
         device: The device that it ran on.
-        show_text: Whether the text, and the words in it, are part of what is shown.
+        show_text: Whether the text, and the words in it, are part of what is shown; if not, they are not pickled either.
+        missing: Whether there was a missing value in its place.
         dropped: What the model labeled too, but no entity has; see :attr:`Annotations.dropped`.
     """
 
@@ -395,7 +436,13 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     model: str
     device: str
     show_text: bool = True
+    missing: bool = False
     dropped: tuple[DroppedSpan, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.show_text:
+            return vars(self)
+        return {**vars(self), "text": "", "entities": tuple({**entity, "word": ""} for entity in self.entities)}
 
     def __len__(self) -> int:
         return len(self.entities)
@@ -412,6 +459,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     def report(self) -> Report:
         """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
         title = f"{counted(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
+        if self.missing:
+            return Report(title, (IS_MISSING,))
         if not self.show_text:
             return Report(title, (HIDDEN,), tables=(self._table(),))
         return Report(title, pieces=tuple(marked(self.text, self.entities)))
@@ -465,12 +514,13 @@ class Summary(Shown):
         model: The name of the model.
         device: The device that it ran on.
         texts: How many texts were read.
-        empty: How many of them have no entity.
+        empty: How many of them have no entity; not counted are those that are missing or have an error.
         errors: The number of each text that has no answer, and why.
         labels: Each label, and how many entities have it.
         words: Each word or phrase in lower case, and how often it was found, the most frequent first.
         shapes: As in :class:`Annotations`.
         only: What entities were left out, as sentences; see :meth:`Annotations.only`.
+        missing: How many of the texts are missing values.
     """
 
     model: str
@@ -482,6 +532,7 @@ class Summary(Shown):
     words: tuple[tuple[str, int], ...]
     shapes: int | None = None
     only: tuple[str, ...] = ()
+    missing: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain mappings, lists, strings and numbers."""
@@ -495,6 +546,7 @@ class Summary(Shown):
         by_label = f"By label: {labels}." if labels else ""
         rest = (
             f"Texts without any: {self.empty:,}." if self.empty else "",
+            f"{counted(self.missing, 'text is', 'texts are')} missing." if self.missing else "",
             f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
             f"Batches had {counted(self.shapes, 'shape')}; the device compiles once for each." if self.shapes else "",
         )
@@ -516,7 +568,7 @@ class Summary(Shown):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Annotations(Shown, Sequence[list[Entity]]):
+class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
 
     ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`only` keeps the
@@ -531,6 +583,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
         settings: What tells its run from another: the model and everything that changes its answers.
         shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
         texts: What the texts can be read from again, as it was passed, no copy; ``None`` for a stream of them.
+        row_index: The index of the Series or column that the texts came in, no copy; ``None`` where they had none.
+        unfinished: Whether they are part of an error. Then nothing of them is pickled; nor are texts and words with
+            ``show_text=False``.
     """
 
     answers: Answers
@@ -541,6 +596,18 @@ class Annotations(Shown, Sequence[list[Entity]]):
     settings: Mapping[str, Any] = field(default_factory=dict)
     shapes: int | None = None
     texts: Any = None
+    row_index: Any = None
+    unfinished: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
+        if self.unfinished:
+            return {**vars(self), "answers": Answers(), "first_texts": (), "texts": None, "row_index": None}
+        if self.show_text:
+            return vars(self)
+        settings = {**self.settings, "words": "left out"}  # No run goes on from them.
+        answers = self.answers.without_words()
+        return {**vars(self), "answers": answers, "first_texts": (), "texts": None, "settings": settings}
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -567,17 +634,20 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """
         return dict(self.answers.dropped)
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of the texts in whose place was a missing value, such as ``None`` or NaN; they have no entities."""
+        return self.answers.missing
+
     def to_dict(self) -> dict[str, Any]:
-        """Return model, device, and for each text its entities or its error, as plain mappings and lists."""
-        texts: list[dict[str, Any]] = []
-        for number, entities in enumerate(self):
-            if number in self.answers.errors:
-                texts.append({"error": self.answers.errors[number]})
-                continue
-            text: dict[str, Any] = {"entities": entities}
-            if number in self.answers.dropped:
-                text["dropped"] = [span._asdict() for span in self.answers.dropped[number]]
-            texts.append(text)
+        """Return model, device, and for each text its entities, its error, or that it is missing, as plain mappings and lists."""
+        texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
+        for number, spans in self.answers.dropped.items():
+            texts[number]["dropped"] = [span._asdict() for span in spans]
+        for number in self.missing:
+            texts[number] = {"missing": True}
+        for number, error in self.answers.errors.items():
+            texts[number] = {"error": error}
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -585,7 +655,11 @@ class Annotations(Shown, Sequence[list[Entity]]):
         return Json(json.dumps(self.to_dict(), ensure_ascii=False))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with a row for each entity: ``text`` (its number), label, ``score``, ``word``, ``start``, ``end``.
+        """Return a table with a row for each entity: ``note`` (its number), label, ``score``, ``word``, ``start``, ``end``.
+
+        Returns:
+            The table. Its index is that of the notes, if they came in a Series: ``found.to_frame().join(table["patient"])``
+            gives each entity the patient of its note. Otherwise, rows are numbered.
 
         Raises:
             ConfigurationError: If pandas is not installed.
@@ -594,7 +668,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        return pd.DataFrame(self.answers.columns())
+        frame = pd.DataFrame(self.answers.columns())
+        return frame if self.row_index is None else frame.set_axis(self.row_index.take(frame["note"]))
 
     def show(self, number: int) -> AnnotatedText:
         """Return one of the texts with its entities marked.
@@ -625,9 +700,11 @@ class Annotations(Shown, Sequence[list[Entity]]):
         which = whole("number", number, 0, len(self) - 1)
         if why := self.answers.errors.get(which):
             raise UnreadableText(why, "Read another text; .errors has those without an answer.")
+        if self.answers.is_missing(which):
+            return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
         dropped = self.answers.dropped.get(which, ())
-        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text, dropped)
+        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text, dropped=dropped)
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
         """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
@@ -639,7 +716,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         Returns:
             A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
             texts, and ``original(position)``. A span takes whole words. A text without an answer has an ``error``, and
-            nothing of it is returned.
+            nothing of it is returned; ``missing`` tells of a missing value.
 
         Raises:
             ConfigurationError: For a replacement that cannot be used, and for texts that have changed since, or that came from a
@@ -662,6 +739,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
             if why := self.answers.errors.get(which):
                 masked.append(MaskedText("", error=why))
                 continue
+            if self.answers.is_missing(which):
+                masked.append(MaskedText("", show_text=self.show_text, missing=True))
+                continue
             text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
             spans = masked_spans(entities, self.answers.dropped.get(which, ()))
             masked.append(masked_text(text, spans, policy, self.show_text))
@@ -677,6 +757,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
         remedy = "Annotate it again to see it."
         if self.texts is None:
             what = f"Text {which} came from a generator, and only the first {len(self.first_texts)} were kept."
+            if "words" in self.settings:
+                what = f"Text {which} was not kept when this result was pickled."
             raise ConfigurationError(what, remedy)
         found = found.now() if isinstance(found, Reference) else found
         if fingerprint_of(found) != self.answers.fingerprints[which]:
@@ -729,12 +811,13 @@ class Annotations(Shown, Sequence[list[Entity]]):
             model=self.model,
             device=self.device,
             texts=len(self),
-            empty=sum(1 for count in self.answers.counts() if not count) - len(self.answers.errors),
+            empty=sum(1 for count in self.answers.counts() if not count) - len(self.answers.errors) - len(self.missing),
             errors=tuple(sorted(self.answers.errors.items())),
             labels=tuple(sorted(Counter(self.answers.labels).items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
             shapes=self.shapes,
             only=self.settings.get("only", ()),
+            missing=len(self.missing),
         )
 
     def report(self) -> Report:
@@ -756,6 +839,9 @@ class Annotations(Shown, Sequence[list[Entity]]):
             yield Piece(f"{number}: ", begins=True)
             if number in self.answers.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
                 yield Piece("(no answer)\n")
+                continue
+            if self.answers.is_missing(number):
+                yield Piece("(missing)\n")
                 continue
             shown = text[:SHOWN_CHARACTERS]
             yield from marked(shown, [entity for entity in entities if entity["end"] <= len(shown)])

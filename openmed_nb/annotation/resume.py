@@ -1,6 +1,7 @@
 """What tells one text, model and run from another, and the file of results that an interrupted run goes on from.
 
-The file has a header, then one line of JSON for each text in order.
+The file has a header, then one line of JSON for each text in order. A text that had no result, and has one since, has another
+line with its number, which counts in the place of the first.
 
 A process can be killed in the middle of a line; that line is cut off when the run goes on, and its text is read again. Each
 line ends with a checksum of what stands before it, so that a damaged file is an error and not another answer.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError, cause, given_path
 from ..models.loading import packed_layers
+from .references import MISSING
 from .results import Answered, Answers, DroppedSpan, is_entity
 
 if TYPE_CHECKING:
@@ -37,9 +39,11 @@ FORMAT_WITHOUT_CHECKSUMS = "openmed_nb annotations, 1"
 CHECKSUM = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n')
 CHECKSUM_LENGTH = len(b', "checksum": "01234567"}\n')
 
-# A file without a line end within this many bytes is not a file of results.
-LONGEST_HEADER = 2**20
+# With these bytes begins a header, which may be long: it has all settings. A file that begins with others is not read further.
+HEADER = f'{{"format": "{FORMAT[:-1]}'.encode()
 
+# With these bytes begins the line of a text that was read again.
+AGAIN = b'{"text": '
 
 # How many numbers of each weight are looked at, evenly over the whole.
 SAMPLE = 64
@@ -120,7 +124,9 @@ class ResultsFile:
         self._lock.release()
 
     def earlier(self) -> Iterator[Answered]:
-        """Yield the fingerprint and the answer of each text that is done; then the file is ready for the next."""
+        """Yield the fingerprint and the answer of each text that was read; then the file is ready for the next."""
+        begin, again, text = self._file.tell(), self._read_again(), 0
+        self._file.seek(begin)
         for number in itertools.count(2):
             position = self._file.tell()
             line = self._file.readline()
@@ -128,17 +134,41 @@ class ResultsFile:
                 self._file.seek(position)
                 self._file.truncate()
                 return
-            yield self._answered(line, number)
+            if not line.startswith(AGAIN):
+                answered = self._answered(line, number)
+                yield again.get(text, answered)
+                text += 1
 
-    def append(self, answers: Iterable[Answered]) -> None:
-        """Write answers so that they survive whatever happens to the process next."""
+    def _read_again(self) -> dict[int, Answered]:
+        """Return what was found for texts that were read again, by their numbers."""
+        found: dict[int, Answered] = {}
+        texts = 0
+        for number, line in enumerate(self._file, 2):
+            if not line.endswith(b"\n"):
+                break
+            if line.startswith(AGAIN):
+                answered = self._answered(line, number)
+                text = value_of(line)["text"]
+                if type(text) is not int or not 0 <= text < texts:
+                    raise self._damaged(number)
+                found[text] = answered
+            else:
+                texts += 1
+        return found
+
+    def append(self, answers: Iterable[Answered], numbers: Iterable[int] | None = None) -> None:
+        """Write answers so that they survive whatever happens to the process next; numbers are those of texts read again."""
+        places: Iterable[int | None] = itertools.repeat(None) if numbers is None else numbers
         try:
-            for fingerprint, answer, dropped in itertools.starmap(Answered, answers):
+            for number, (fingerprint, answer, dropped) in zip(
+                places, itertools.starmap(Answered, answers), strict=False
+            ):
+                again = {} if number is None else {"text": number}
                 kind = "error" if isinstance(answer, str) else "entities"
-                value: dict[str, Any] = {"fingerprint": f"{fingerprint:016x}", kind: answer}
-                if dropped:
-                    value["dropped"] = [span._asdict() for span in dropped]
-                self._file.write(with_checksum(line_of(value)))
+                missing = {"missing": True} if fingerprint == MISSING else {}
+                left = {"dropped": [span._asdict() for span in dropped]} if dropped else {}
+                line = {**again, "fingerprint": f"{fingerprint:016x}", kind: answer, **left, **missing}
+                self._file.write(with_checksum(line_of(line)))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -147,7 +177,9 @@ class ResultsFile:
 
     def _check_header(self) -> None:
         own = line_of({"format": FORMAT, **self.settings})
-        line = self._file.readline(LONGEST_HEADER)
+        line = self._file.read(len(HEADER))
+        if line == HEADER:
+            line += self._file.readline()
         if line != own and own.startswith(line):  # New, or killed while the header was written.
             self._file.seek(0)
             self._file.truncate()
@@ -176,8 +208,11 @@ class ResultsFile:
             dropped = tuple(dropped_span_of(span) for span in value.get("dropped", ()))
             Answers().add(fingerprint, answer)  # Its numbers have a size.
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise self._unusable(f"is damaged in line {number}", "Delete the file from that line on.") from error
+            raise self._damaged(number) from error
         return Answered(fingerprint, answer, dropped)
+
+    def _damaged(self, number: int) -> ConfigurationError:
+        return self._unusable(f"is damaged in line {number}", "Delete the file from that line on.")
 
     def _unusable(self, what: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
@@ -192,10 +227,10 @@ def dropped_span_of(value: Mapping[str, Any]) -> DroppedSpan:
 
 
 def answers_in(path: str | os.PathLike[str]) -> int:
-    """Return how many texts have their answer in a file of results; 0 if it cannot be read."""
+    """Return how many texts have a line in a file of results; 0 if it cannot be read."""
     try:
         with given_path(path, "resume").open("rb") as file:
-            return max(0, sum(line.endswith(b"\n") for line in file) - 1)
+            return max(0, sum(line.endswith(b"\n") and not line.startswith(AGAIN) for line in file) - 1)
     except (OSError, ConfigurationError):
         return 0
 

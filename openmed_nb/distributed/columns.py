@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import sys
 import uuid
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,33 +32,48 @@ class Partition:
     graph: Mapping[Any, Any] = field(compare=False)  # The tasks that compute them, and no others.
 
 
-@dataclass(frozen=True)
-class PartitionSize:
-    """How many rows a partition has, how many characters a row has on average, and a digest of the texts."""
+class RowChanged(Exception):
+    """A row has another text than when the rows were counted."""
 
-    rows: int
+
+@dataclass(frozen=True, repr=False, eq=False)  # A label can be the name of a patient.
+class PartitionSize:
+    """How many characters a row of a partition has on average, and of each row the fingerprint and the label of its index."""
+
     characters: int
-    digest: str
+    fingerprints: array[int]
+    index: Any  # A pandas Index.
+
+    @property
+    def rows(self) -> int:
+        return len(self.fingerprints)
 
 
 @dataclass(frozen=True, repr=False)
 class ColumnText(Reference):
-    """A text in a column: its partition and its row there, with the average length and the digest of that partition."""
+    """A text in a column: its partition and its row there, with the average length of that partition."""
 
     kind = "row"
     partition: Partition
     row: int
     characters: int
-    digest: str
+    of_text: int  # the fingerprint of the text itself, so that a changed row changes no other
 
     @property
     def identity(self) -> str:
-        """The digest of its partition and its row there, which are the same for the same column in another process."""
-        return f"{self.digest}\0{self.row}"
+        """The fingerprint of its text, which is the same for the same column in another process."""
+        return f"{self.of_text:016x}"
+
+    def fingerprint(self) -> int:
+        """Return the fingerprint of its text, as for a text at hand."""
+        return self.of_text
 
     def text(self) -> Any:
         """Return the text, ``None`` where the row is empty."""
-        return texts_of(self.partition)[self.row]
+        text = rows_of(self.partition)[0][self.row]
+        if fingerprint_of(text) != self.of_text:
+            raise RowChanged
+        return text
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,16 +98,23 @@ class ColumnTexts(Sequence[ColumnText]):
 
     def at(self, which: int, row: int) -> ColumnText:
         size = self.sizes[which]
-        return ColumnText(self.partitions[which], row, size.characters, size.digest)
+        return ColumnText(self.partitions[which], row, size.characters, size.fingerprints[row])
+
+    @property
+    def row_index(self) -> Any:
+        """The index of all rows, as pandas has it; it is made from those of the partitions where it is asked for."""
+        first, *others = (size.index for size in self.sizes)
+        return first.append(others)
 
 
 @lru_cache(maxsize=2)  # A worker keeps the partition of its last chunk, and the one next to it.
-def texts_of(partition: Partition) -> list[Any]:
-    """Read the rows of a partition in this process; missing ones are ``None``."""
+def rows_of(partition: Partition) -> tuple[list[Any], Any]:
+    """Read the rows of a partition in this process, and return their texts, missing ones as ``None``, and their index."""
     import dask
 
     found = dask.get(partition.graph, partition.key)
-    return [None if missing else text for text, missing in zip(found.tolist(), found.isna().tolist(), strict=True)]
+    texts = zip(found.tolist(), found.isna().tolist(), strict=True)
+    return [None if missing else text for text, missing in texts], found.index
 
 
 def is_column(texts: Any) -> bool:
@@ -154,18 +176,11 @@ def counted_by(client: Client, partitions: Sequence[Partition]) -> list[Partitio
 
 def size_of(partition: Partition) -> PartitionSize | ConfigurationError:
     try:
-        texts = texts_of(partition)
+        texts, index = rows_of(partition)
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
         return unreadable(error)
     characters = sum(len(text) for text in texts if isinstance(text, str))
-    return PartitionSize(len(texts), characters // max(1, len(texts)), digest_of(texts))
-
-
-def digest_of(texts: Sequence[Any]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        digest.update(fingerprint_of(text).to_bytes(8, "big"))
-    return digest.hexdigest()
+    return PartitionSize(characters // max(1, len(texts)), array("Q", map(fingerprint_of, texts)), index)
 
 
 def unreadable(error: Exception) -> ConfigurationError:

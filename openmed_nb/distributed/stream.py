@@ -56,7 +56,7 @@ RETRIES = 2  # How often Dask runs a chunk again that failed, perhaps on another
 
 # After so many texts in a row that each ended every worker that read it alone, the workers are to blame and the run ends.
 # Fewer can be chance, such as copies of one huge note, or notes sorted by length. Those texts are recorded, so that the same
-# call goes on after them.
+# call goes on after them, and reads them again at its end.
 MOST_KILLED = 5
 
 UnderWay = deque[tuple[Chunk, "Future"]]

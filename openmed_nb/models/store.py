@@ -181,6 +181,12 @@ class ModelStore:
         """Return the loaded models of a name, or all, in the order of loading."""
         return tuple(one for key, one in self._models.items() if name is None or name in key.spec.reference.names)
 
+    def loaded_on(self, spec: LoadSpec, device: str) -> LoadedModel | None:
+        """Return the copy of a model on a device, ``None`` if it is not loaded there."""
+        there = canonical(device)
+        copies = (one for key, one in self._models.items() if key.spec == spec)
+        return next((one for one in copies if canonical(str(one.model.device)) == there), None)
+
     def key_of(self, model: Any) -> ModelKey | None:
         """Return what a model was loaded as, ``None`` for one that was not loaded here."""
         return next((key for key, one in self._models.items() if one.model is model), None)

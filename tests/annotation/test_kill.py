@@ -113,3 +113,21 @@ def test_interrupt_says_how_to_go_on(runs, signals):
             f"Interrupted after {done} texts. To go on, repeat the call with resume={str(folder / 'run.jsonl')!r}."
         )
         assert done == in_the_file >= kept > 0  # It may come between the file and what is kept in memory.
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_kills_while_notes_are_repaired(  # noqa: PLR0913, PLR0917 - fixtures
+    keyword_model, annotated, pipe, helper, tmp_path, kills
+):
+    """Notes that come from other formats, go missing otherwise and are repaired are all read, none twice, none refused."""
+    program = Path(__file__).parent / "repair_runs.py"
+    command = [sys.executable, program, keyword_model, tmp_path, str(kills)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
+    told = json.loads(process.stdout.splitlines()[-1])
+    repairs = helper(program)
+    answers, missing, errors = told["result"]
+    whole = annotated(pipe, [repairs.note(number) for number in range(repairs.NOTES)])
+
+    assert (told["killed"], told["doubled"], told["refused"]) == (kills, 0, [])
+    assert (missing, errors) == ([], [])
+    assert answers == [[[one["word"], one["start"], one["score"]] for one in entities] for entities in whole]

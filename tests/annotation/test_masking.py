@@ -150,7 +150,7 @@ class TestManyTexts:
 
     def test_a_text_without_an_answer_is_not_returned(self):
         """Nothing of a text that could not be read is returned: nobody knows what is in it."""
-        found = nb.annotate(["She has asthma.", None], "bundled_small", device="cpu", on_error="record")
+        found = nb.annotate(["She has asthma.", 5], "bundled_small", device="cpu", on_error="record")
         whole, failed = found.mask()
 
         assert (whole.text, failed.text) == ("She has [DISEASE].", "")
@@ -164,7 +164,7 @@ class TestManyTexts:
 
     def test_the_first_texts_are_shown(self):
         """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
-        found = nb.annotate(["She has asthma.", None] * 4, "bundled_small", device="cpu", on_error="record")
+        found = nb.annotate(["She has asthma.", 5] * 4, "bundled_small", device="cpu", on_error="record")
         masked = found.mask()
 
         assert str(masked).splitlines()[:5] == [

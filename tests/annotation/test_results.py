@@ -248,12 +248,12 @@ class TestTable:
     def test_columns_and_types(self):
         """There is a row for each entity, with numbers as numbers."""
         frame = found().to_frame()
-        assert list(frame.columns) == ["text", "entity_group", "score", "word", "start", "end"]
-        assert frame["text"].tolist() == [0, 3, 3]
+        assert list(frame.columns) == ["note", "entity_group", "score", "word", "start", "end"]
+        assert frame["note"].tolist() == [0, 3, 3]
         assert frame["word"].tolist() == ["asthma", "type 2 diabetes", "asthma"]
         assert frame["score"].mean() == pytest.approx(0.75)
-        kinds = {name: frame[name].dtype.kind for name in ("text", "score", "start", "end")}
-        assert kinds == {"text": "i", "score": "f", "start": "i", "end": "i"}
+        kinds = {name: frame[name].dtype.kind for name in ("note", "score", "start", "end")}
+        assert kinds == {"note": "i", "score": "f", "start": "i", "end": "i"}
 
     @pytest.mark.parametrize("answers", [(), ([], []), ("an error",)], ids=["no text", "no entity", "error"])
     def test_nothing_found(self, answers):
@@ -261,7 +261,7 @@ class TestTable:
         frame = annotations(answers, ("",) * len(answers)).to_frame()
         assert len(frame) == 0
         assert list(frame.columns) == list(found().to_frame().columns)
-        numeric = ["text", "score", "start", "end"]
+        numeric = ["note", "score", "start", "end"]
         assert frame[numeric].dtypes.tolist() == found().to_frame()[numeric].dtypes.tolist()
 
 
@@ -571,7 +571,7 @@ def test_table_has_a_row_for_each_entity(answers):
     table = {name: list(column) for name, column in columns.columns().items()}
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
-    assert rows == [{"text": number, **entity} for number, entities in enumerate(columns) for entity in entities]
+    assert rows == [{"note": number, **entity} for number, entities in enumerate(columns) for entity in entities]
 
 
 def test_answer_that_was_only_begun_does_not_count():
@@ -608,7 +608,8 @@ SAME = [
     ("asthma", "asthma"),
     ("asthma", np.str_("asthma")),
     (None, None),
-    (float("nan"), 1.5),
+    (None, float("nan")),
+    (2.5, 1.5),
     (["a", "b"], ["a", "b"]),
 ]
 OTHER = [

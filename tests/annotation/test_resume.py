@@ -142,11 +142,14 @@ class TestContent:
         header, *lines = map(json.loads, finished[0].splitlines())
         assert header["format"] == FORMAT
         assert [sorted(line) for line in lines] == [
-            ["checksum", "error", "fingerprint"] if number in {2, 5} else ["checksum", "entities", "fingerprint"]
+            ["checksum", "entities", "fingerprint", "missing"]
+            if number == 2
+            else ["checksum", "error" if number == 5 else "entities", "fingerprint"]
             for number in range(len(TEXTS))
         ]
         assert lines[0]["entities"][0]["word"] == "asthma"
-        assert lines[2]["error"].startswith("Text 2 must be a string")
+        assert (lines[2]["entities"], lines[2]["missing"]) == ([], True)
+        assert lines[5]["error"].startswith("Text 5 has half of a surrogate pair")
 
     def test_no_text_but_the_words_of_entities(self, finished):
         """No word of a text is in the file but those of entities."""

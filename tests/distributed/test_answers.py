@@ -153,7 +153,7 @@ class TestAnswers:
         np.testing.assert_allclose(columns.pop("score"), wanted.pop("score"), atol=1e-5)
         for name, column in wanted.items():
             assert columns[name].tolist() == column.tolist()
-        assert len(columns["text"]) > count
+        assert len(columns["note"]) > count
         assert (len(found), found.errors, found.device) == (count, {}, "2 workers (cpu)")
 
     @pytest.mark.parametrize(
@@ -409,9 +409,9 @@ class TestErrors:
     def test_unreadable_texts(self, on_pool, numbered):
         """A text that cannot be read has its number, wherever its chunk was read."""
         texts = numbered(100)
-        texts[77] = None
+        texts[77] = 5
         found = on_pool(texts, on_error="record")
-        assert found.errors == {77: "Text 77 must be a string, not NoneType. Pass a string, '' where there is no text."}
+        assert found.errors == {77: "Text 77 must be a string, not int. Pass a string, '' where there is no text."}
         assert [len(one) for one in found] == [1] * 77 + [0] + [1] * 22
         with pytest.raises(UnreadableText, match="Text 77 must be a string") as caught:
             on_pool(texts)
@@ -421,12 +421,13 @@ class TestErrors:
     def test_what_cannot_travel(self, on_pool, here, split):
         """What is no text and cannot be sent is recorded, with the words of one computer, like any other."""
         lock, stubborn = threading.Lock(), Stubborn()
-        odd = [lock, (one for one in ()), lambda: 1, stubborn, [lock], ["no", stubborn], None]
+        odd = [lock, (one for one in ()), lambda: 1, stubborn, [lock], ["no", stubborn], 5, None]
         texts = [["asthma"] if split else "asthma", *odd, ["diabetes"] if split else "diabetes"]
         found, expected = on_pool(texts, on_error="record", **split), here(texts, on_error="record", **split)
         assert found.errors == expected.errors
         assert list(found.errors) == list(range(1, 8))
-        assert [len(one) for one in found] == [1, *[0] * 7, 1]
+        assert found.missing == expected.missing == (8,)
+        assert [len(one) for one in found] == [1, *[0] * 8, 1]
 
     @pytest.mark.parametrize(
         ("model", "arguments", "error", "message"),

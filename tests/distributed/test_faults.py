@@ -84,6 +84,20 @@ def test_poisoned_text(pool, fault, poisoned, annotated_by, numbers_of):
     assert ended == 6
 
 
+def test_poisoned_text_is_read_again(pool, fault, poisoned, annotated_by, numbers_of, tmp_path):  # noqa: PLR0913, PLR0917 - fixtures
+    """A text that ended its workers has its result once it ends none, and no other text is read again."""
+    with fault(pool.client, "die"):
+        annotated_by(pool.client, poisoned, on_error="record", resume=tmp_path / "run.jsonl")
+    found = annotated_by(pool.client, poisoned, resume=tmp_path / "run.jsonl")
+
+    assert [len(entities) for entities in found] == [1] * len(poisoned)
+    assert [numbers for place, numbers in enumerate(numbers_of(found)) if place != POISON] == [
+        *EVERY[:POISON],
+        *EVERY[POISON + 1 :],
+    ]
+    assert found.errors == {}
+
+
 def test_killed_worker(pool, numbered, annotated_by, numbers_of, tmp_path):
     """A worker that is killed with kill -9 in the middle of a run costs no text, and none is answered twice."""
     file, killed = tmp_path / "run.jsonl", []

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, UnreadableText
+from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "type 2 diabetes mellitus"]
 FOUND = [["asthma"], [], ["diabetes mellitus"]]
@@ -73,14 +73,12 @@ class TestTable:
     """A table of notes in, a table of entities out."""
 
     def test_from_a_column_to_a_table(self, keyword_model):
-        """The column of a table with missing notes gives a table of entities that joins with it, and the reasons."""
-        notes = pd.DataFrame({"patient": ["a", "b", "c"], "note": [TEXTS[0], None, TEXTS[2]]})
-        found = annotate(notes["note"], str(keyword_model), on_error="record")
-        joined = found.to_frame().join(notes, on="text")
+        """The column of a table with missing notes gives a table of entities that joins with it on the index."""
+        notes = pd.DataFrame({"patient": ["a", "b", "c"], "text": [TEXTS[0], None, TEXTS[2]]}, index=[7, 5, 9])
+        found = annotate(notes["text"], str(keyword_model))
+        joined = found.to_frame().join(notes)
         assert joined[["patient", "word"]].to_numpy().tolist() == [["a", "asthma"], ["c", "diabetes mellitus"]]
-        assert list(found.errors) == [1]
-        with pytest.raises(UnreadableText, match="Text 1 must be a string"):
-            annotate(notes["note"], str(keyword_model))
+        assert (found.missing, found.errors) == ((1,), {})
 
 
 SETUP = """

@@ -28,6 +28,17 @@ def test_the_default_is_the_bundled_model(kernel):
     assert "[asthma](DISEASE)" in reply.text
 
 
+def test_a_model_in_training_mode_gives_the_same_answer_each_time(kernel):
+    """A model that a training has left in training mode runs without dropout, and stays in training mode."""
+    kernel.run("import openmed_nb as nb; model = nb.load_model('bundled_small')['model'].train()")
+    kernel.run("for part in model.modules(): part.p = 0.9")
+    try:
+        assert {kernel.run(f"{SMALL}\n{NOTE}").text.splitlines()[1] for _ in range(3)} == {FOUND}
+        assert kernel.value("all(part.training for part in model.modules())")
+    finally:
+        kernel.run("nb.compat.ModelLoader().unload('bundled_small'); del model")
+
+
 def test_out_keeps_the_result_and_shows_nothing(kernel):
     """--out NAME puts the annotated text into a variable; it is a sequence of entities."""
     reply = kernel.run(f"{SMALL} --out found\n{NOTE}")

@@ -30,7 +30,7 @@ from ...errors import (
     describe_value,
 )
 from ...models.config import DEFAULT_STRATEGY, STRATEGIES
-from ...models.loading import INT8, LoadSpec, dtype_of, is_quantized, load
+from ...models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
 from ...models.registry import is_named
 from ...session import SESSION
 from .report import (
@@ -78,8 +78,9 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
 ) -> ParityReport:
     """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
 
-    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. The models are
-    loaded for the comparison and let go after it: those of the session, and its device, stay as they are.
+    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. A model that the
+    session has loaded there, which :func:`annotate` runs, is compared as it is, in evaluation mode. Others are loaded for the
+    comparison and let go after it: the models of the session, and its device, stay as they are.
 
     Args:
         model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model; or a pipeline of
@@ -118,7 +119,8 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     with SESSION.told_after(progress):
         check_texts(texts)
         if is_named(model):
-            pair = pair_of_files(*SESSION.files(model, given))
+            spec, on = SESSION.files(model, given)
+            pair = pair_of_files(spec, on, SESSION.models.loaded_on(spec, on))
         else:
             pair = pair_of_pipeline(checked_pipeline(model, given))
         return parity_of(pair, texts, gold, gradients)
@@ -187,11 +189,14 @@ class Pair:
         return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
 
 
-def pair_of_files(spec: LoadSpec, device: str) -> Pair:
-    """Return a model from its files twice: on the CPU in float32, and on a device in the type of the specification."""
+def pair_of_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> Pair:
+    """Return a model from its files on the CPU in float32, and on a device in the type of the specification.
+
+    That one is loaded from the same files, if it is not ``loaded``.
+    """
     from ...annotation.pipeline import build_pipeline, device_budget
 
-    model = load(spec, device).model
+    model = (loaded or load(spec, device)).model
     # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
     pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
     reference = whole_texts(pipe.own_annotator())
@@ -233,17 +238,12 @@ def with_model(annotator: Annotator, model: Any) -> Annotator:
 
 @contextlib.contextmanager
 def undisturbed(pair: Pair) -> Iterator[None]:
-    """Compute without dropout, and without the caller's autocast, which would round the reference as it rounds the candidate."""
+    """Compute without the caller's autocast, which would round the reference as it rounds the candidate."""
     import torch
 
-    models = pair.reference.network.model, pair.candidate.network.model
     with contextlib.ExitStack() as stack:
-        for kind in filter(torch.amp.is_autocast_available, {"cpu", models[1].device.type}):
+        for kind in filter(torch.amp.is_autocast_available, {"cpu", pair.candidate.network.model.device.type}):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        for model in models:
-            for part in (part for part in model.modules() if part.training):
-                stack.callback(setattr, part, "training", True)
-            model.eval()
         yield
 
 
@@ -269,12 +269,14 @@ def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[s
     """Return the gradient of each parameter on the host in float32; the parameters themselves keep theirs."""
     import torch
 
+    from ...annotation.forward import evaluation_mode
+
     model = getattr(network.model, "_orig_mod", network.model)
     learning = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if not learning:
         return {}
     device = model.device
-    with TENSOR_LOCK, torch.enable_grad():
+    with evaluation_mode(model), torch.enable_grad():
         output = model(**{name: torch.from_numpy(array).to(device) for name, array in inputs.items()})
         logits = output["logits"] if isinstance(output, dict) else output[0]
         inside = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()

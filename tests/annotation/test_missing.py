@@ -1,0 +1,321 @@
+"""Missing values in the place of texts, and a resume file after notes were repaired."""
+
+import dataclasses
+import datetime as dt
+import decimal
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, UnreadableText
+
+MISSING = {
+    "None": None,
+    "NaN": float("nan"),
+    "NaN of numpy": np.float64("nan"),
+    "NaN in 32 bits": np.float32("nan"),
+    "NaN in 16 bits": np.float16("nan"),
+    "complex NaN": complex("nan"),
+    "NA": pd.NA,
+    "NaT": pd.NaT,
+    "NaT of a date": np.datetime64("NaT"),
+    "NaT of a duration": np.timedelta64("NaT"),
+    "NaN of decimals": decimal.Decimal("NaN"),
+    "signaling NaN of decimals": decimal.Decimal("sNaN"),
+    "masked": np.ma.masked,
+}
+NO_TEXT = [5, 0.0, True, decimal.Decimal(5), float("inf"), b"", np.datetime64("2020-01-01"), dt.date(2020, 1, 1)]
+
+ASTHMA, EPILEPSY = "the patient has asthma", "type 2 diabetes mellitus"
+
+
+@pytest.fixture(scope="module")
+def pipe(pipe_of, keyword_model):
+    """A pipeline that runs one text at a time, so that scores do not depend on how texts come together."""
+    return pipe_of(keyword_model, batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def run(annotated, pipe):
+    """A function that annotates texts with the pipeline."""
+
+    def run(texts, pipe=pipe, **options):
+        return annotated(pipe, texts, **options)
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    """The name of a file of results."""
+    return tmp_path / "run.jsonl"
+
+
+def words(found):
+    """Return the words of each text."""
+    return [[entity["word"] for entity in entities] for entities in found]
+
+
+@pytest.mark.parametrize("value", MISSING.values(), ids=MISSING)
+class TestMissingValue:
+    """A value that stands for a text that is missing."""
+
+    def test_has_no_entities_and_never_raises(self, run, value):
+        """It has a status of its own, and the texts beside it are answered."""
+        found = run([ASTHMA, value, ASTHMA])
+        assert words(found) == [["asthma"], [], ["asthma"]]
+        assert found.missing == (1,)
+        assert found.errors == {}
+        assert found.to_dict()["texts"][1] == {"missing": True}
+        assert json.loads(found.to_json())["texts"][1] == {"missing": True}
+
+    def test_is_the_same_as_any_other_on_resuming(self, run, file, value):
+        """A file goes on when the same notes come from another library."""
+        run([ASTHMA, None, ASTHMA], resume=file)
+        written = file.read_bytes()
+        found = run([ASTHMA, value, ASTHMA], resume=file)
+        assert (found.missing, words(found)) == ((1,), [["asthma"], [], ["asthma"]])
+        assert file.read_bytes() == written
+
+    def test_is_no_word(self, run, pipe_of, keyword_model, value):
+        """In the place of one word of a text that is split it stays an error, in the place of all words it is missing."""
+        pipe = pipe_of(keyword_model, is_split_into_words=True, delimiter=" ")
+        found = run([["asthma"], value, ["the", value]], pipe, on_error="record")
+        assert (found.missing, list(found.errors)) == ((1,), [2])
+
+
+@pytest.mark.parametrize("value", NO_TEXT, ids=repr)
+def test_other_values_are_errors(run, value):
+    """What is neither a text nor missing cannot be read."""
+    assert list(run([ASTHMA, value], on_error="record").errors) == [1]
+
+
+def test_empty_text_is_not_missing(run):
+    """An empty text is a text without entities."""
+    found = run(["", " "])
+    assert (found.missing, found.errors, list(found)) == ((), {}, [[], []])
+
+
+def test_null_of_arrow_is_missing(run):
+    """A null of an Arrow column, which is a scalar of its own, is missing."""
+    import pyarrow as pa
+
+    assert run([ASTHMA, pa.scalar(None, pa.string()), pa.scalar(None)]).missing == (1, 2)
+
+
+class TestShownMissing:
+    """What results say of missing values."""
+
+    @pytest.fixture
+    def found(self, run):
+        """The result of one text, eleven missing ones and an error."""
+        return run([ASTHMA, *[float("nan")] * 11, 5], on_error="record")
+
+    def test_summary_counts_them_in_one_line(self, found):
+        """They are counted once, apart from texts without entities and from errors."""
+        summary = found.summary()
+        assert (summary.texts, summary.missing, summary.empty, len(summary.errors)) == (13, 11, 0, 1)
+        assert summary.to_dict()["missing"] == 11
+        assert str(found).count("missing.") == str(summary).count("missing.") == 1
+        assert "11 texts are missing." in str(found)
+        assert "1 text is missing." in str(found.summary().__class__("m", "cpu", 1, 0, (), (), (), missing=1))
+
+    def test_one_by_one(self, found):
+        """Each says that it is missing, shown or masked."""
+        assert "\n1: (missing)\n" in str(found)
+        assert "missing" in str(found.show(3))
+        assert list(found.show(3)) == []
+        masked = found.mask()
+        assert (masked[3].text, masked[3].error, masked[3].missing, masked[0].missing) == ("", "", True, False)
+        assert "missing" in str(masked[3])
+        assert "\n1: The text is missing.\n" in str(masked)
+
+    def test_table_has_no_row_for_them(self, found):
+        """They have no entities."""
+        assert found.to_frame()["note"].tolist() == [0]
+
+    def test_filtered_results_keep_them(self, found):
+        """They stay missing where entities are filtered."""
+        assert found.only("disease").missing == found.missing == tuple(range(1, 12))
+
+    def test_survive_pickle(self, found):
+        """They stay missing in a pickled result."""
+        assert pickle.loads(pickle.dumps(found)).missing == found.missing  # noqa: S301 - of the test's own
+
+
+@dataclasses.dataclass
+class Gap:
+    """What stands in the place of a text."""
+
+    value: object
+
+
+class TestResumeAfterRepair:
+    """Only results count as done."""
+
+    @pytest.mark.parametrize("bad", [5, "\ud800", None, "", float("nan")], ids=repr)
+    def test_repaired_text_is_read(self, run, file, bad):
+        """What had no result is read again from a file, whatever stood in its place."""
+        run([ASTHMA, bad, ASTHMA], on_error="record", resume=file)
+        found = run([ASTHMA, EPILEPSY, ASTHMA], resume=file)
+        assert words(found) == [["asthma"], ["diabetes mellitus"], ["asthma"]]
+        assert (found.errors, found.missing) == ({}, ())
+        again = run([ASTHMA, EPILEPSY, ASTHMA], resume=file)
+        assert list(again) == list(found) == list(run([ASTHMA, EPILEPSY, ASTHMA]))
+
+    @pytest.mark.parametrize("bad", [5, "\ud800", None, ""], ids=repr)
+    def test_repaired_text_is_read_in_memory(self, run, bad):
+        """What had no result is read again from annotations, as in one run."""
+        earlier = run([ASTHMA, bad, ASTHMA], on_error="record")
+        found = run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA], resume=earlier)
+        assert list(found) == list(run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA]))
+        assert (found.errors, found.missing) == ({}, ())
+        assert list(found.answers.fingerprints) == list(run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA]).answers.fingerprints)
+
+    def test_text_that_fails_again_raises(self, run, file):
+        """An error is no result: the next run raises it, or records it again and leaves the file as it is."""
+        texts = [ASTHMA, 5, EPILEPSY]
+        recorded = run(texts, on_error="record", resume=file)
+        written = file.read_bytes()
+        for earlier in (file, recorded):
+            with pytest.raises(UnreadableText, match="Text 1 must be a string"):
+                run(texts, resume=earlier)
+        again = run(texts, on_error="record", resume=file)
+        assert (again.errors, list(again)) == (recorded.errors, list(recorded))
+        assert file.read_bytes() == written
+
+    def test_repaired_texts_count_from_the_first_of_all(self, run, file):
+        """Errors of texts that are read again have their own numbers."""
+        run([ASTHMA, 5, 6, ASTHMA, 7], on_error="record", resume=file)
+        found = run([ASTHMA, b"", EPILEPSY, ASTHMA, b"", 8], on_error="record", resume=file)
+        assert [why[:24] for why in found.errors.values()] == [
+            f"Text {number} must be a string," for number in (1, 4, 5)
+        ]
+        assert words(found) == [["asthma"], [], ["diabetes mellitus"], ["asthma"], [], []]
+
+    def test_only_texts_without_a_result_run_again(self, run, new_pipe, on_forward, file):
+        """The model runs over no text twice."""
+        own, batches = new_pipe(batch_size=1), []
+        run([ASTHMA, 5, ASTHMA, None], own, on_error="record", resume=file)
+        on_forward(own.model, batches.append)
+        run([ASTHMA, EPILEPSY, ASTHMA, EPILEPSY, "asthma"], own, resume=file)
+        assert len(batches) == 3
+        run([ASTHMA, EPILEPSY, ASTHMA, EPILEPSY, "asthma"], own, resume=file)
+        assert len(batches) == 3
+
+    def test_texts_come_again_after_all_others(self, run, file):
+        """A text that fails again holds up no other text."""
+        run([5, ASTHMA], on_error="record", resume=file)
+        with pytest.raises(UnreadableText, match="Text 0 ") as caught:
+            run([5, ASTHMA, EPILEPSY], resume=file)
+        assert words(caught.value.annotations) == [[], ["asthma"], ["diabetes mellitus"]]
+
+    @pytest.mark.parametrize("blank", [None, []], ids=repr)
+    def test_texts_that_are_split(self, run, pipe_of, keyword_model, file, blank):
+        """Texts that come as words are read again as well."""
+        pipe = pipe_of(keyword_model, is_split_into_words=True, delimiter=" ")
+        run([blank, ["the", 5], ["asthma"]], pipe, on_error="record", resume=file)
+        found = run([["asthma"], ["the", "asthma"], ["asthma"]], pipe, resume=file)
+        assert words(found) == [["asthma"]] * 3
+
+    def test_other_notes_leave_the_file_alone(self, run, file):
+        """A text takes the place of an error only after all results were found to be of the same notes."""
+        run([5, ASTHMA], on_error="record", resume=file)
+        written = file.read_bytes()
+        with pytest.raises(ConfigurationError, match="Text 1 is not the one"):
+            run([EPILEPSY, EPILEPSY], on_error="record", resume=file)
+        assert file.read_bytes() == written
+
+    def test_result_is_not_given_up(self, run, file):
+        """A text with a result that is missing now is another series of notes."""
+        run([ASTHMA, EPILEPSY], resume=file)
+        with pytest.raises(ConfigurationError, match="Text 1 is not the one"):
+            run([ASTHMA, None], resume=file)
+
+    def test_what_was_read_again_survives_the_next_error(self, run, file):
+        """A text that was read again before the run ended is not read a third time."""
+        run([5, ASTHMA, 6], on_error="record", resume=file)
+        with pytest.raises(UnreadableText, match="Text 2 ") as caught:
+            run([EPILEPSY, ASTHMA, 6], resume=file)
+        assert words(caught.value.annotations) == [["diabetes mellitus"], ["asthma"], []]
+        assert list(caught.value.annotations.errors) == [2]
+        found = run([EPILEPSY, ASTHMA, EPILEPSY], resume=caught.value.annotations)
+        assert list(found) == list(run([EPILEPSY, ASTHMA, EPILEPSY], resume=file))
+
+    def test_file_that_was_cut_off(self, run, file):
+        """From any beginning of a file with repaired notes the run goes on to the same answers."""
+        run([5, ASTHMA, None], on_error="record", resume=file)
+        expected = run([EPILEPSY, ASTHMA, EPILEPSY, "no"], resume=file)
+        whole = file.read_bytes()
+        for length in range(whole.index(b"\n") + 1, len(whole), 7):
+            file.write_bytes(whole[:length])
+            assert list(run([EPILEPSY, ASTHMA, EPILEPSY, "no"], resume=file)) == list(expected)
+
+    def test_repair_of_a_text_that_is_not_there_is_damage(self, run, file):
+        """A line for a text that the file does not have is refused."""
+        from openmed_nb.annotation.resume import line_of, with_checksum
+
+        run([ASTHMA], resume=file)
+        line = with_checksum(line_of({"text": 1, "fingerprint": "00", "entities": []}))
+        file.write_bytes(file.read_bytes() + line)
+        with pytest.raises(ConfigurationError, match=r"is damaged in line 3\."):
+            run([ASTHMA], resume=file)
+
+    @given(data=some.data())
+    def test_any_repairs_end_as_one_run(self, run, tmp_path_factory, data):
+        """However often notes come, fail, go missing and are repaired, the result is that of the last series alone."""
+        file = tmp_path_factory.mktemp("repairs") / "run.jsonl"
+        texts = data.draw(some.lists(some.sampled_from([ASTHMA, EPILEPSY, "no"]), min_size=1, max_size=8))
+        gaps = some.none() | some.sampled_from([None, float("nan"), pd.NA, "", 5, "\ud800"]).map(Gap)
+        repaired = set()
+        for _ in range(data.draw(some.integers(1, 4))):
+            broken = {}
+            for number in range(len(texts)):
+                gap = data.draw(gaps) if number not in repaired else None
+                if gap is None:
+                    repaired.add(number)
+                else:
+                    broken[number] = gap.value
+            shown = [broken.get(number, text) for number, text in enumerate(texts)]
+            found, expected = run(shown, on_error="record", resume=file), run(shown, on_error="record")
+            assert list(found) == list(expected)
+            assert (found.missing, found.errors) == (expected.missing, expected.errors)
+        assert list(run(texts, resume=file)) == list(run(texts))
+
+
+LABELS = ["O", *(f"LABEL_{'x' * 40}_{number}" for number in range(60_000))]
+
+
+@pytest.mark.parametrize("labels", [60_001, 2])
+def test_header_of_any_size(run, pipe_of, keyword_model, file, labels):
+    """A file whose header is longer than a mebibyte goes on, and is refused to a run with other settings."""
+    pipe = pipe_of(keyword_model, batch_size=1, ignore_labels=LABELS[:labels])
+    first = run([ASTHMA], pipe, resume=file)
+    written = file.read_bytes()
+    assert list(run([ASTHMA], pipe, resume=file)) == list(first)
+    assert file.read_bytes() == written
+    with pytest.raises(ConfigurationError, match=r"other settings \(ignore_labels\)"):
+        run([ASTHMA], resume=file)
+    assert file.read_bytes() == written
+
+
+def test_long_header_that_was_cut_off(run, pipe_of, keyword_model, file):
+    """A process that was killed while it wrote a long header begins again."""
+    pipe = pipe_of(keyword_model, batch_size=1, ignore_labels=LABELS)
+    run([ASTHMA], pipe, resume=file)
+    written = file.read_bytes()
+    for length in (0, 5, 100, 2**20, written.index(b"\n")):
+        file.write_bytes(written[:length])
+        assert words(run([ASTHMA], pipe, resume=file)) == [["asthma"]]
+        assert file.read_bytes() == written
+
+
+def test_missing_is_part_of_the_public_result():
+    """The public function returns the numbers of missing values."""
+    assert nb.annotate([None], "bundled_small", device="cpu", progress=False).missing == (0,)

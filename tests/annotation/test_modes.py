@@ -1,0 +1,140 @@
+"""A model that is left in training mode: it runs in evaluation mode, and every part has its own mode afterwards."""
+
+import threading
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from openmed_nb.annotation.pipeline import AnnotationPipeline
+from openmed_nb.errors import DeviceUnavailable
+
+NOTE = "the patient has asthma and type 2 diabetes mellitus ."
+
+
+def modes(model):
+    """Return the mode of each part of a model."""
+    return [part.training for part in model.modules()]
+
+
+@pytest.fixture
+def training(new_pipe):
+    """A pipeline over a model with much dropout, of which all parts but one are in training mode."""
+    pipe = new_pipe()
+    for part in pipe.model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.9
+    pipe.model.train()
+    pipe.model.bert.embeddings.LayerNorm.eval()
+    return pipe
+
+
+class TestTrainingMode:
+    """Answers of a model in training mode are those of evaluation mode."""
+
+    def test_annotate(self, annotated, training, new_pipe):
+        """Each call has the same answers, and leaves the mode of each part."""
+        before = modes(training.model)
+        expected = list(annotated(new_pipe(), [NOTE] * 3))
+        assert [list(annotated(training, [NOTE] * 3)) for _ in range(3)] == [expected] * 3
+        assert modes(training.model) == before
+
+    def test_pipeline(self, training, new_pipe):
+        """So it is for the pipeline itself."""
+        before = modes(training.model)
+        assert training(NOTE) == new_pipe()(NOTE)
+        assert modes(training.model) == before
+
+    def test_steps_of_transformers(self, new_pipe):
+        """So it is for a subclass, which runs transformers' own steps."""
+
+        class Own(AnnotationPipeline):
+            def postprocess(self, *arguments, **options):
+                return super().postprocess(*arguments, **options)
+
+        pipe = new_pipe(pipeline=Own)
+        expected = pipe(NOTE)
+        for part in pipe.model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.9
+        pipe.model.train()
+        assert [pipe(NOTE) for _ in range(3)] == [expected] * 3
+        assert all(modes(pipe.model))
+
+    def test_one_part_alone(self, annotated, new_pipe):
+        """A part in training mode below a model in evaluation mode counts as well."""
+        pipe = new_pipe()
+        expected = list(annotated(pipe, [NOTE]))
+        dropout = pipe.model.bert.embeddings.dropout
+        dropout.p = 0.9
+        dropout.train()
+        assert [list(annotated(pipe, [NOTE])) for _ in range(3)] == [expected] * 3
+        assert sum(modes(pipe.model)) == 1
+
+    @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+    def test_mode_comes_back_after_an_error(self, annotated, training, on_forward, error):
+        """Neither an error nor an interrupt in the model leaves it in evaluation mode."""
+        before = modes(training.model)
+
+        def fail(_ids):
+            raise error
+
+        on_forward(training.model, fail)
+        with pytest.raises((DeviceUnavailable, KeyboardInterrupt)):
+            annotated(training, [NOTE])
+        assert modes(training.model) == before
+
+    def test_threads(self, annotated, training, new_pipe):
+        """Of two runs at once over one model none ends the evaluation mode of the other."""
+        before, expected = modes(training.model), list(annotated(new_pipe(), [NOTE] * 4))
+        found = []
+
+        def run():
+            found.extend(list(annotated(training, [NOTE] * 4)) for _ in range(10))
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [expected] * 40
+        assert modes(training.model) == before
+
+    def test_random_numbers_of_the_training_stay(self, annotated, training):
+        """No dropout is drawn, so that a training beside it goes on as it would have."""
+        state = torch.get_rng_state()
+        annotated(training, [NOTE])
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_model_of_a_name(keyword_model):
+    """A name, and the magics that take it, have the loaded model, which other code may have left in training mode."""
+    model = nb.load_model(str(keyword_model), device="cpu")["model"]
+    expected = list(nb.annotate([NOTE], str(keyword_model), device="cpu", progress=False))
+    try:
+        model.config.hidden_dropout_prob = 0.9
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.9
+        model.train()
+        for _ in range(3):
+            assert list(nb.annotate([NOTE], str(keyword_model), device="cpu", progress=False)) == expected
+            assert list(nb.annotate(NOTE, str(keyword_model), device="cpu")) == expected[0]
+        assert all(modes(model))
+    finally:
+        nb.compat.ModelLoader().unload(str(keyword_model))
+
+
+def test_parity_of_a_name_compares_the_loaded_model(keyword_model):
+    """What a name stands for in this session is compared with its files, in evaluation mode."""
+    model = nb.load_model(str(keyword_model), device="cpu")["model"]
+    try:
+        model.train()
+        same = nb.runbook.parity(str(keyword_model), [NOTE], device="cpu")
+        assert (same.spans.missing, same.spans.extra, same.logits.maximum) == (0, 0, 0.0)
+        assert all(modes(model))
+        with torch.no_grad():
+            model.classifier.bias.neg_().sub_(5)
+        assert nb.runbook.parity(str(keyword_model), [NOTE], device="cpu").logits.maximum > 1
+    finally:
+        nb.compat.ModelLoader().unload(str(keyword_model))

@@ -1,0 +1,146 @@
+"""What is pickled of results and of errors: no text that may not be shown, and none that an error would carry elsewhere."""
+
+import copy
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+
+import pandas as pd
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
+
+MARKER = "secretive"
+NOTES = [f"the {MARKER} patient has asthma", f"{MARKER} history", f"hypertension of {MARKER}"]
+WORDS = (MARKER, "asthma", "hypertension", "patient", "history")
+
+
+@pytest.fixture(scope="module")
+def pipe(pipe_of, keyword_model):
+    """A pipeline that finds keywords."""
+    return pipe_of(keyword_model)
+
+
+def stopped_by(error):
+    """Yield notes, then raise."""
+    yield from NOTES
+    raise error
+
+
+def leaks(value):
+    """Return which words of the notes are in a pickle of a value, in any protocol."""
+    pickles = [pickle.dumps(value, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    return [word for word in WORDS if any(word.encode() in one for one in pickles)]
+
+
+def pickled(value):
+    """Return what is read from a pickle of a value."""
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - of the test's own
+
+
+SERIES = {
+    "list": [*NOTES, 5],
+    "table": pd.Series([*NOTES, 5], index=[f"{MARKER} {number}" for number in range(4)]),
+    "generator": None,
+}
+
+
+class TestErrors:
+    """An error has what was done until then, in this process alone."""
+
+    @pytest.mark.parametrize("kind", SERIES)
+    @pytest.mark.parametrize("show_text", [True, False])
+    def test_unreadable_text(self, annotated, pipe, kind, show_text):
+        """A pickled error has its message and no text; the error itself is gone on from."""
+        texts = (
+            stopped_by(UnreadableText("Text 3 is unreadable.", "Leave it out."))
+            if kind == "generator"
+            else SERIES[kind]
+        )
+        with pytest.raises(UnreadableText) as caught:
+            annotated(pipe, texts, show_text=show_text)
+        assert leaks(caught.value) == []
+        there = pickled(caught.value)
+        assert (type(there), str(there), len(there.annotations)) == (UnreadableText, str(caught.value), 0)
+        assert list(annotated(pipe, NOTES, resume=caught.value.annotations)) == list(annotated(pipe, NOTES))
+        assert list(annotated(pipe, NOTES, resume=there.annotations)) == list(annotated(pipe, NOTES))
+
+    def test_interrupted(self, annotated, pipe):
+        """So it is for an interrupt, which tells how to go on after the trip as well."""
+        with pytest.raises(Interrupted) as caught:
+            annotated(pipe, stopped_by(KeyboardInterrupt()), resume=annotated(pipe, NOTES))
+        assert leaks(caught.value) == []
+        there = pickled(caught.value)
+        assert (str(there), there.done, len(there.annotations)) == (str(caught.value), 3, 0)
+        assert [len(entities) for entities in caught.value.annotations] == [1, 0, 1]
+
+    def test_error_of_another_library(self, annotated, pipe):
+        """So it is for an error that comes out of the series of texts."""
+        with pytest.raises(ZeroDivisionError) as caught:
+            annotated(pipe, stopped_by(ZeroDivisionError("end")))
+        assert leaks(caught.value) == []
+        assert len(vars(caught.value)["annotations"]) == 3
+
+    def test_other_settings(self, annotated, pipe):
+        """So it is for a refusal to go on from an earlier result, which is part of the error."""
+        earlier = annotated(pipe, NOTES)
+        with pytest.raises(ConfigurationError) as caught:
+            annotated(pipe, NOTES[::-1], resume=earlier)
+        assert leaks(caught.value) == []
+
+    def test_other_process(self, keyword_model):
+        """An error that comes from a process of its own brings none of its texts."""
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            error = pool.submit(nb.annotate, SERIES["list"], str(keyword_model), device="cpu").exception()
+        assert isinstance(error, UnreadableText)
+        assert leaks(error) == []
+
+
+class TestHiddenResults:
+    """A result that may not show its texts."""
+
+    @pytest.mark.parametrize("kind", ["list", "table"])
+    def test_many_texts(self, annotated, pipe, kind):
+        """A pickle has labels, scores and places, and neither texts nor words; no run goes on from it."""
+        notes = pd.Series(NOTES, index=[7, 9, 8]) if kind == "table" else NOTES
+        found = annotated(pipe, notes, show_text=False)
+        there = pickled(found)
+        assert leaks(found) == leaks(found.only("disease")) == []
+        assert [[one["word"] for one in entities] for entities in there] == [[""], [], [""]]
+        columns = ["note", "entity_group", "score", "start", "end"]
+        pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
+        for shown in (str(there), there._repr_html_(), str(there.summary()), there.to_json()):
+            assert not any(word in shown for word in WORDS)
+        with pytest.raises(ConfigurationError, match=r"other settings \(words\)"):
+            annotated(pipe, NOTES, resume=there)
+        with pytest.raises(ConfigurationError, match="not kept"):
+            there.show(0)
+        with pytest.raises(ConfigurationError, match="not kept"):
+            there.mask()
+        assert list(annotated(pipe, NOTES, resume=found)) == list(annotated(pipe, NOTES))
+
+    def test_one_text(self, annotated, pipe):
+        """So it is for the entities of one text."""
+        found = annotated(pipe, NOTES[0], show_text=False)
+        there = pickled(found)
+        assert leaks(found) == []
+        assert (there.text, [(one["start"], one["word"]) for one in there]) == ("", [(found[0]["start"], "")])
+        assert MARKER not in str(there)
+
+    @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+    def test_copies_in_this_process_are_whole(self, annotated, pipe, make):
+        """A copy is no pickle: it has texts and words."""
+        found = annotated(pipe, NOTES, show_text=False)
+        assert list(make(found)) == list(found)
+        assert make(found).show(0).text == NOTES[0]
+        one = annotated(pipe, NOTES[0], show_text=False)
+        assert (make(one).text, list(make(one))) == (NOTES[0], list(one))
+
+
+def test_shown_results_are_whole(annotated, pipe):
+    """A result that may show its texts has them in a pickle as well, and a run goes on from it."""
+    found = annotated(pipe, NOTES)
+    there = pickled(found)
+    assert (list(there), str(there), there.first_texts) == (list(found), str(found), tuple(NOTES))
+    assert list(annotated(pipe, [*NOTES, "asthma"], resume=there))[:3] == list(found)

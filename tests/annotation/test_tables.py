@@ -1,0 +1,90 @@
+"""Tables of entities that belong to the rows that the notes came from."""
+
+import pandas as pd
+import pytest
+
+NOTES = ["no history", "the patient has asthma", "type 2 diabetes mellitus and hypertension", None, "asthma"]
+
+
+@pytest.fixture(scope="module")
+def pipe(pipe_of, keyword_model):
+    """A pipeline that finds keywords."""
+    return pipe_of(keyword_model)
+
+
+INDICES = {
+    "numbers": pd.Index(range(513, 518)),
+    "unsorted": pd.Index([9, 2, 7, 1, 5], name="row"),
+    "names": pd.Index(["e", "d", "c", "b", "a"], name="visit"),
+    "twice the same": pd.Index([1, 1, 2, 2, 3], name="patient"),
+    "dates": pd.date_range("2020-01-01", periods=5, name="day"),
+    "categories": pd.CategoricalIndex(list("abcab"), name="ward"),
+    "levels": pd.MultiIndex.from_arrays([[1, 1, 2, 2, 3], list("abcde")], names=["patient", "visit"]),
+}
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+class TestIndexOfASeries:
+    """The index of a Series of notes."""
+
+    def test_rows_carry_the_index_of_their_note(self, annotated, pipe, index):
+        """Each entity stands under the label of its note, with the names of the index."""
+        found = annotated(pipe, pd.Series(NOTES, index=index, name="note"))
+        frame = found.to_frame()
+        assert frame["note"].tolist() == [1, 2, 2, 4]
+        pd.testing.assert_index_equal(frame.index, index.take([1, 2, 2, 4]))
+        assert frame.index.names == index.names
+
+    def test_join_finds_the_right_patient(self, annotated, pipe, index):
+        """A join on the index gives each entity the row of its note."""
+        table = pd.DataFrame({"patient_name": list("vwxyz"), "text": NOTES}, index=index)
+        joined = annotated(pipe, table["text"]).to_frame().join(table)
+        assert {("w", 1), ("x", 2), ("z", 4)} <= {*zip(joined["patient_name"], joined["note"], strict=True)}
+        assert len(joined) == 4 or not index.is_unique
+
+    def test_filtered_and_resumed_results_keep_it(self, annotated, pipe, tmp_path, index):
+        """The index is that of the series after a resumed run and after a filter."""
+        series = pd.Series(NOTES, index=index)
+        annotated(pipe, series[:2], resume=tmp_path / "run.jsonl")
+        found = annotated(pipe, series, resume=tmp_path / "run.jsonl")
+        pd.testing.assert_index_equal(found.to_frame().index, index.take([1, 2, 2, 4]))
+        again = annotated(pipe, series, resume=annotated(pipe, series[:3])).only("disease")
+        pd.testing.assert_index_equal(again.to_frame().index, index.take([1, 2, 2, 4]))
+
+    def test_nothing_found(self, annotated, pipe, index):
+        """A table without rows has the same kind of index."""
+        frame = annotated(pipe, pd.Series(["no"] * 5, index=index)).to_frame()
+        pd.testing.assert_index_equal(frame.index, index[:0])
+
+
+class TestOtherSeries:
+    """Series without an index, and series that change."""
+
+    @pytest.mark.parametrize("kind", [list, tuple, iter, pd.Index, pd.array], ids=lambda kind: kind.__name__)
+    def test_without_an_index_rows_count_from_zero(self, annotated, pipe, kind):
+        """Rows of the table are numbered where the notes had no index."""
+        frame = annotated(pipe, kind(NOTES)).to_frame()
+        pd.testing.assert_index_equal(frame.index, pd.RangeIndex(4))
+        assert frame.columns[0] == "note"
+
+    def test_index_of_a_run_that_was_ended(self, annotated, pipe):
+        """The part of a run that an error leaves has the index of its notes."""
+        series = pd.Series([*NOTES[:3], 5, "asthma"], index=INDICES["unsorted"])
+        with pytest.raises(ValueError, match="Text 3 ") as caught:
+            annotated(pipe, series)
+        assert caught.value.annotations.to_frame().index.tolist() == [2, 7, 7]
+
+    def test_index_is_that_of_the_annotated_series(self, annotated, pipe):
+        """No copy of the index is made, and a new index of the series does not change the result."""
+        series = pd.Series(NOTES, index=INDICES["unsorted"])
+        found = annotated(pipe, series)
+        assert found.row_index is series.index
+        series.index = range(5)
+        assert found.to_frame().index.tolist() == [2, 7, 7, 5]
+
+    def test_merge_with_a_table_that_has_a_column_of_texts(self, annotated, pipe):
+        """No column of the table of entities clashes with the texts."""
+        table = pd.DataFrame({"text": NOTES, "patient": list("abcde")})
+        merged = annotated(pipe, table["text"]).to_frame().merge(table, left_index=True, right_index=True)
+        assert "text" in merged
+        assert not {"text_x", "text_y"} & {*merged}
